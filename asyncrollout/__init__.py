@@ -1,0 +1,88 @@
+"""asyncrollout: thousands of agent episodes as coroutines, for reinforcement learning and evaluation.
+
+Names load when they are first used, so that a worker process does not pay for what it does not need.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+_MODULES = {
+    "asyncrollout.errors": [
+        "ClosedError",
+        "EnvBuildError",
+        "EnvCheckError",
+        "EnvCrashed",
+        "EnvDiverged",
+        "EnvError",
+        "EnvResourceError",
+        "EnvTimeout",
+        "MissingExtraError",
+        "PoolError",
+        "RolloutError",
+        "UnknownEnvError",
+        "UsageError",
+    ],
+    "asyncrollout.pool.handle": ["EnvHandle"],
+    "asyncrollout.pool.pool": ["EnvPool"],
+    "asyncrollout.protocols": ["Env", "Snapshots", "TextInterface"],
+    "asyncrollout.registry": ["EnvSpec", "env_names", "find_env", "register_env"],
+    "asyncrollout.types": [
+        "Durations",
+        "Observation",
+        "Outcome",
+        "Parsed",
+        "PoolStats",
+        "TextOptions",
+        "WorkerStats",
+    ],
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+_SUBMODULES = ("testing",)
+
+__all__ = [*_HOME, *_SUBMODULES, "__version__"]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from asyncrollout import testing as testing
+    from asyncrollout.errors import ClosedError as ClosedError
+    from asyncrollout.errors import EnvBuildError as EnvBuildError
+    from asyncrollout.errors import EnvCheckError as EnvCheckError
+    from asyncrollout.errors import EnvCrashed as EnvCrashed
+    from asyncrollout.errors import EnvDiverged as EnvDiverged
+    from asyncrollout.errors import EnvError as EnvError
+    from asyncrollout.errors import EnvResourceError as EnvResourceError
+    from asyncrollout.errors import EnvTimeout as EnvTimeout
+    from asyncrollout.errors import MissingExtraError as MissingExtraError
+    from asyncrollout.errors import PoolError as PoolError
+    from asyncrollout.errors import RolloutError as RolloutError
+    from asyncrollout.errors import UnknownEnvError as UnknownEnvError
+    from asyncrollout.errors import UsageError as UsageError
+    from asyncrollout.pool.handle import EnvHandle as EnvHandle
+    from asyncrollout.pool.pool import EnvPool as EnvPool
+    from asyncrollout.protocols import Env as Env
+    from asyncrollout.protocols import Snapshots as Snapshots
+    from asyncrollout.protocols import TextInterface as TextInterface
+    from asyncrollout.registry import EnvSpec as EnvSpec
+    from asyncrollout.registry import env_names as env_names
+    from asyncrollout.registry import find_env as find_env
+    from asyncrollout.registry import register_env as register_env
+    from asyncrollout.types import Durations as Durations
+    from asyncrollout.types import Observation as Observation
+    from asyncrollout.types import Outcome as Outcome
+    from asyncrollout.types import Parsed as Parsed
+    from asyncrollout.types import PoolStats as PoolStats
+    from asyncrollout.types import TextOptions as TextOptions
+    from asyncrollout.types import WorkerStats as WorkerStats
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"asyncrollout.{name}")
+    raise AttributeError(f"module 'asyncrollout' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,72 @@
+"""One error tree. Each error takes one message, pickles, and carries where it happened."""
+
+from typing import Any, Self
+
+
+class RolloutError(Exception):
+    """The root: whatever goes wrong in a rollout, as data that a trajectory can carry."""
+
+    env: str | None = None
+    seed: int | None = None
+    turn: int | None = None
+    worker: int | None = None
+
+    @classmethod
+    def at(cls, message: str, *, notes: str = "", **where: Any) -> Self:
+        """The error with its place; `notes` (a traceback, a log's tail) is shown below the message."""
+        error = cls(message)
+        error.__dict__.update(where)
+        if notes:
+            error.add_note(notes)
+        return error
+
+
+class EnvError(RolloutError):
+    """An environment failed: it raised, or returned what no environment may return."""
+
+    remote_type: str | None = None
+    remote_traceback: str | None = None
+
+
+class EnvBuildError(EnvError):
+    """An environment could not be made."""
+
+
+class EnvCrashed(EnvError):
+    """An environment's worker process died under it."""
+
+
+class EnvTimeout(EnvError):
+    """A call took longer than its limit."""
+
+
+class EnvResourceError(EnvError):
+    """An environment used more memory than allowed."""
+
+
+class EnvDiverged(EnvError):
+    """An environment, played again from its seed and actions, did not do the same."""
+
+
+class PoolError(RolloutError):
+    """The pool itself cannot go on."""
+
+
+class UsageError(RolloutError, ValueError):
+    """The caller asked for something that cannot be; never recorded as a rollout's failure."""
+
+
+class UnknownEnvError(UsageError):
+    """No environment has this name."""
+
+
+class ClosedError(UsageError):
+    """The pool or the handle is closed."""
+
+
+class MissingExtraError(UsageError, ImportError):
+    """An optional package is missing; the message names the pip command."""
+
+
+class EnvCheckError(RolloutError, AssertionError):
+    """An environment breaks the contract; the message lists every point."""

@@ -1,0 +1,46 @@
+"""The pool's private directory: sockets, pages and arrays live in it, and it is removed whatever happens."""
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only a directory of our own is used)
+_JANITOR = 'read -r _; rm -rf -- "$1"'
+
+
+@asynccontextmanager
+async def private_directory() -> AsyncIterator[Path]:
+    """In memory where there is such a place. The janitor, a shell asleep on our pipe, removes it if we are killed."""
+    base = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    directory = base / f"asyncrollout-{os.getpid()}-{secrets.token_hex(8)}"
+    with anyio.CancelScope(shield=True):
+        janitor = await _start_janitor(directory)
+    try:
+        directory.mkdir(mode=0o700)
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        if janitor is not None:
+            with anyio.CancelScope(shield=True):
+                await janitor.aclose()
+
+
+async def _start_janitor(directory: Path) -> Process | None:
+    try:
+        return await anyio.open_process(
+            ["/bin/sh", "-c", _JANITOR, "janitor", str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+    except OSError:  # no shell: a killed pool may leave its directory
+        return None

@@ -1,0 +1,42 @@
+"""The call that becomes a worker process. It imports little until the process is guarded and its environment is set."""
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrollout.pool import guards
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker is told at its start."""
+
+    rank: int
+    directory: Path
+    log: Path
+    token: bytes
+    parent: int
+    environ: dict[str, str]
+    send_snapshots: bool
+
+
+def serve(config: WorkerConfig) -> None:
+    """Serve envs until told to stop. Never returns: anyio would keep the process and give it other work."""
+    status = 1
+    try:
+        old_in, old_out = guards.move_streams(config.log)
+        guards.leave_terminal()
+        guards.die_with_parent(config.parent, old_in, old_out)
+        os.environ.update(config.environ)
+        from asyncrollout.pool.worker import Worker  # noqa: PLC0415 (numpy must see the environment just set)
+
+        Worker(config).run()
+        status = 0
+    except Exception:  # the log is the last place where it can be told
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,272 @@
+"""One environment as its user sees it: reset, step, ask, fork, close; restored by itself when its worker dies."""
+
+import secrets
+from collections.abc import Generator
+from enum import Enum
+from operator import index
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+
+import anyio
+import msgspec
+import structlog
+
+from asyncrollout import errors
+from asyncrollout.errors import ClosedError, EnvError, RolloutError, UsageError
+from asyncrollout.pool import wire
+from asyncrollout.pool.failure import Failure
+from asyncrollout.pool.history import dump_past, load_past
+from asyncrollout.pool.home import Lost, Reply
+from asyncrollout.pool.hosted import Called, Past, outcome_digest
+from asyncrollout.pool.seat import Seat
+from asyncrollout.pool.wire import Op, Undecodable
+from asyncrollout.types import Outcome
+
+if TYPE_CHECKING:
+    from asyncrollout.pool.pool import EnvPool
+
+log = structlog.get_logger(__name__)
+
+_CLOSE_GRACE = 5.0
+_CHANGES_STATE = (Op.STEP, Op.RESET, Op.REPLAY)
+
+
+class Phase(Enum):
+    """Where an env is in its life; each value ends the sentence "cannot step: ..."."""
+
+    NEW = "it was not reset: call reset() first"
+    RUNNING = "it is running"
+    ENDED = "its episode ended: call reset() first"
+    UNSURE = "its last call was cancelled half-way: call reset() first"
+    FAILED = "its episode failed: call reset() first"
+    UNOPENED = "it was never opened: use `async with pool.open(...) as env` or `env = await pool.open(...)`"
+    CLOSED = "it is closed: open another one"
+
+
+_SHUT = (Phase.UNOPENED, Phase.CLOSED)
+_RUNNING, _UNSURE, _STEP = Phase.RUNNING, Phase.UNSURE, Op.STEP  # an enum's attributes are slow to find
+
+
+class EnvHandle:
+    """Made by `EnvPool.open`. For one caller at a time."""
+
+    def __init__(self, pool: "EnvPool", seat: Seat) -> None:
+        self.name = seat.opening.spec.name
+        self._pool = pool
+        self.seat = seat
+        self._history = seat.history
+        self._phase = Phase.UNOPENED
+        self._busy = False
+        self._outcome: Outcome | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The last outcome."""
+        if self._outcome is None:
+            raise self._misuse("show an outcome")
+        return self._outcome
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the episode, also where the pool drew it."""
+        return self._history.seed
+
+    @property
+    def worker(self) -> int | None:
+        """The rank of the worker where the env lives now; -1 is the event loop's thread."""
+        return self.seat.rank
+
+    async def __aenter__(self) -> Self:
+        if self._phase is not Phase.UNOPENED:
+            raise self._misuse("be opened again")
+        try:
+            await self._invoke(Op.OPEN, None)
+            self._phase = Phase.NEW
+        finally:
+            if self._phase is not Phase.NEW:
+                self._phase = Phase.UNSURE
+                await self.close()
+        return self
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self.__aenter__().__await__()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def reset(self, *, seed: int | None = None, task: Any = None) -> Outcome:
+        """Start an episode. Without a seed one is drawn, so that the episode can be played again."""
+        if self._phase in _SHUT:
+            raise self._misuse("reset")
+        if seed is None:
+            seed = secrets.randbits(31)
+        elif isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or index(seed) < 0:
+            raise UsageError(f"env {self.name!r}: a seed is a whole number from 0, not {seed!r}")
+        seed = index(seed)  # of numpy's, too
+        if not self._busy:
+            self.seat.begin_episode(seed, anew=self._phase is Phase.FAILED)
+        reply = await self._invoke(Op.RESET, (seed, task))
+        self._history.begin(seed, task, reply[4])
+        return self._took(reply)
+
+    async def step(self, action: Any) -> Outcome:
+        """Play an action; for a text env, a reply."""
+        if self._phase is not _RUNNING:
+            raise self._misuse("step")
+        reply = await self._invoke(_STEP, action)
+        self._history.add_step(action, reply[4])
+        self.seat.last_seconds = reply[5]
+        return self._took(reply)
+
+    def _took(self, reply: Reply) -> Outcome:
+        _, _, value, info, _, _, state = reply
+        if type(value) is Undecodable or type(info) is Undecodable:
+            self._phase = Phase.FAILED
+            raise self._unreadable(value, info)
+        if state is not None:
+            self._history.rebase(state)
+        observation, reward, terminated, truncated = value
+        self._phase = Phase.ENDED if terminated or truncated else _RUNNING
+        self._outcome = outcome = Outcome(observation, reward, terminated, truncated, {} if info is None else info)
+        return outcome
+
+    async def render(self) -> Any:
+        """The env's picture of its state."""
+        return (await self._ask(Op.RENDER, None, "render"))[2]
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Anything else that the env or its text interface offers: a method's result, or an attribute."""
+        called = Called(method, args, kwargs)
+        reply = await self._ask(Op.CALL, called, f"call {method}()")
+        if self._phase is Phase.RUNNING:
+            self._history.add_call(called)
+            if reply[6] is not None:
+                self._history.rebase(reply[6])
+        elif self._phase is not Phase.ENDED:
+            self._history.add_setup(called)
+        return reply[2]
+
+    async def _ask(self, op: Op, payload: Any, what: str) -> Reply:
+        if self._phase in _SHUT or self._phase is Phase.UNSURE:
+            raise self._misuse(what)
+        phase = self._phase
+        reply = await self._invoke(op, payload)
+        self._phase = phase
+        if type(reply[2]) is Undecodable:
+            raise self._unreadable(reply[2])
+        return reply
+
+    async def snapshot(self) -> bytes:
+        """The state of an episode, to keep and to `restore`: the env's own snapshot, or its seed and actions."""
+        past = await self._past("take a snapshot", for_file=True)
+        return dump_past(self.name, past, msgspec.structs.astuple(self.outcome))
+
+    async def restore(self, snapshot: bytes) -> Outcome:
+        """Go on from a snapshot of an env of the same name, instead of from a reset."""
+        if self._phase in _SHUT:
+            raise self._misuse("restore")
+        past, fields = load_past(self.name, snapshot)
+        await self.become(past, Outcome(*fields))
+        return self.outcome
+
+    async def fork(self) -> "EnvHandle":
+        """A second env in the same state, to be closed by its user or with the pool."""
+        past = await self._past("fork", for_file=False)
+        twin = await self._pool.reopen(self.seat)
+        became = False
+        try:
+            await twin.become(past, self.outcome)
+            became = True
+        finally:
+            if not became:
+                await twin.close()
+        return twin
+
+    async def _past(self, what: str, *, for_file: bool) -> Past:
+        if self._phase not in (Phase.RUNNING, Phase.ENDED):
+            raise self._misuse(what)
+        state = (await self._ask(Op.SNAPSHOT, for_file, what))[2]
+        if state is not None:
+            return self._history.past_by_snapshot(state)
+        if not self.seat.opening.spec.replayable:
+            raise UsageError(f"env {self.name!r} cannot {what}: it has no snapshot() and is not replayable")
+        past = self._history.past(outcome_digest(msgspec.structs.astuple(self.outcome)))
+        assert past is not None  # an episode runs, or just ended
+        return past
+
+    async def become(self, past: Past, outcome: Outcome) -> None:
+        """Go on from another env's past, whose last outcome is given."""
+        await self._invoke(Op.REPLAY, past)
+        self._history.adopt(past)
+        self._outcome = outcome
+        self._phase = Phase.ENDED if outcome.done else Phase.RUNNING
+
+    async def close(self) -> None:
+        """Close the env; a second time does nothing. Never waits long: an env that hangs is left to its worker."""
+        if self._phase is Phase.CLOSED:
+            return
+        unsure, self._phase = self._phase is Phase.UNSURE, Phase.CLOSED
+        home = self._pool.leave(self.seat)
+        if home is None or not home.usable:
+            return
+        if unsure:
+            home.drop(self.seat.id)
+            return
+        with anyio.move_on_after(_CLOSE_GRACE, shield=True):
+            home.forget(self.seat.id)
+            try:
+                reply = await home.call(self.seat.id, Op.CLOSE, None)
+            except Lost:
+                return
+            if reply[1] is not None:
+                log.warning("env_close_failed", env=self.name, error=_failure(reply[1]).text)
+
+    async def _invoke(self, op: Op, payload: Any) -> Reply:
+        """Make a call where the env lives; if that place is lost, it is made in another one."""
+        if self._busy:
+            raise UsageError(f"env {self.name!r} is still at work on an earlier call: await that one first")
+        phase, self._phase = self._phase, _UNSURE  # stays so if the caller is cancelled
+        self._busy = True
+        seat = self.seat
+        try:
+            if seat.home is None:
+                reply = await seat.call_elsewhere(None, op, payload)
+            else:
+                try:
+                    reply = await seat.home.call(seat.id, op, payload, movable=seat.movable)
+                except Lost as lost:
+                    reply = await seat.call_elsewhere(lost, op, payload)
+        except UsageError:  # the env has seen nothing of it
+            self._phase = phase
+            raise
+        except wire.UnsendableError as error:
+            self._phase = phase
+            raise seat.error(UsageError, f"{op.name.lower()}: {error}", seat.rank) from error
+        except RolloutError:
+            self._phase = Phase.FAILED
+            raise
+        finally:
+            self._busy = False
+        if reply[1] is not None:
+            self._phase = Phase.FAILED if op in _CHANGES_STATE else phase
+            raise self._failed(_failure(reply[1]))
+        return reply
+
+    def _failed(self, failure: Failure) -> RolloutError:
+        kind: type[RolloutError] = getattr(errors, failure.raises, EnvError)
+        ours = failure.kind == failure.raises
+        text = failure.text if ours else f"{failure.kind}: {failure.text}"
+        error = self.seat.error(kind, text, self.worker, "" if ours else f"In the env:\n{failure.trace}")
+        error.__dict__.update(remote_type=failure.kind, remote_traceback=failure.trace)
+        return error
+
+    def _unreadable(self, *values: Any) -> EnvError:
+        reason = next(value.reason for value in values if type(value) is Undecodable)
+        return self.seat.error(EnvError, f"what it returned cannot be loaded here: {reason}", self.worker)
+
+    def _misuse(self, what: str) -> UsageError:
+        kind = ClosedError if self._phase is Phase.CLOSED else UsageError
+        return kind(f"env {self.name!r} cannot {what}: {self._phase.value}")
+
+
+def _failure(told: Any) -> Failure:
+    return told if isinstance(told, Failure) else Failure(*told)

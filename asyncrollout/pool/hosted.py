@@ -1,0 +1,316 @@
+"""One environment where it lives: made from its spec, reset, stepped, described; the same code on every backend."""
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from asyncrollout.errors import EnvDiverged, EnvError, UsageError
+from asyncrollout.pool import wire
+from asyncrollout.pool.digest import Nowhere, encode_with_digest
+from asyncrollout.pool.failure import clip
+from asyncrollout.pool.wire import Op
+from asyncrollout.protocols import Snapshots
+from asyncrollout.registry import EnvSpec, load_factory, nearest
+from asyncrollout.types import Observation, TextOptions
+
+T = TypeVar("T")
+Fields = tuple[Any, float, bool, bool, dict[str, Any]]
+"""What an `Outcome` holds, on its way."""
+
+_SEQUENCES = (tuple, list)
+
+
+class Called(msgspec.Struct, frozen=True):
+    """A call of any other method than `step`, as an episode's log keeps it."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What brings a new env to the state of another: setup calls, then a snapshot or a reset, then what was done since.
+
+    `digests` has one entry for the reset, if there is one (`seed` is not None), and one for each of `done`; an
+    outcome whose entry is None is not checked.
+    """
+
+    setup: list[Called]
+    seed: int | None
+    task: Any
+    state: bytes | None
+    done: list[Any]
+    digests: list[int | None]
+    turns: int = 0  # that the snapshot stands for
+    trusted: bool = True  # made by this pool, not read from a file
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """All that is needed to make an env somewhere."""
+
+    spec: EnvSpec
+    text: bool
+    expert: bool
+    options: TextOptions
+
+
+def run_now(steps: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits, as those of a synchronous env."""
+    try:
+        steps.send(None)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+    steps.close()
+    raise EnvError("one of this env's methods is a coroutine, but its step() is not")
+
+
+def is_async(spec: EnvSpec) -> bool:
+    """Whether an `io` env's steps are coroutines, which run on the event loop; its class tells."""
+    return spec.runs == "io" and inspect.iscoroutinefunction(getattr(load_factory(spec.factory), "step", None))
+
+
+def _no_tick() -> None:
+    """Nobody watches the clock."""
+
+
+class HostedEnv:
+    """An env, its text interface if it is opened with one, and the count of actions so far.
+
+    The methods are coroutines so that one text serves synchronous and asynchronous envs; those of a
+    synchronous env never wait (see `run_now`).
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self.opening = opening
+        spec = opening.spec
+        self.env = load_factory(spec.factory)(**spec.kwargs)
+        for method in ("reset", "step"):
+            if not callable(getattr(self.env, method, None)):
+                raise UsageError(f"{type(self.env).__qualname__} has no {method}() method: an env needs reset and step")
+        self.awaits = inspect.iscoroutinefunction(self.env.step)
+        if self.awaits and not is_async(spec):
+            raise UsageError(f"env {spec.name!r} has coroutines for methods: register its class with runs='io'")
+        self.waits = spec.runs == "io"
+        self._interface: Any = None
+        self._actions = 0
+        self._last: Any = None
+        if self.opening.text:
+            if spec.text is None:
+                raise UsageError(
+                    f"env {spec.name!r} has no text interface: open it with text=False, or give EnvSpec(text=...)"
+                )
+            self._interface = load_factory(spec.text)(self.env, self.opening.options)
+
+    async def perform(self, op: Op, payload: Any, tick: Callable[[], None] = _no_tick) -> Any:
+        """Any call but the one that makes the env; `tick` is called before each part of a long one."""
+        match op:
+            case Op.STEP:
+                return await self.step(payload)
+            case Op.RESET:
+                return await self.reset(*payload)
+            case Op.REPLAY:
+                return await self.replay(payload, tick)
+            case Op.CALL:
+                return await self.call(payload)
+            case Op.RENDER:
+                return await self.render()
+            case Op.SNAPSHOT:
+                return self.snapshot(for_file=payload) if self.has_snapshots else None
+            case Op.CLOSE:
+                return await self.close()
+        raise UsageError(f"an env knows no {op!r}")
+
+    async def reset(self, seed: int, task: Any) -> Fields:
+        self._actions = 0
+        result = self.env.reset(seed=seed, options=None if task is None else {"task": task})
+        if self.awaits:
+            result = await result
+        if type(result) not in _SEQUENCES or len(result) != 2:
+            raise EnvError(f"reset() must return (observation, info), not {clip(repr(result), 200)}")
+        observation, info = result[0], dict(_as_dict(result[1]))
+        if self._interface is not None:
+            info["system_prompt"] = self._interface.system_prompt()
+            self._last = observation
+            observation = self._described(observation, info)
+        return observation, 0.0, False, False, info
+
+    def step_now(self, action: Any) -> Fields:
+        """A synchronous env's step. That of a raw env costs no coroutine."""
+        if self._interface is not None:
+            return run_now(self.step(action))
+        try:
+            return _checked(self.env.step(action))
+        except Exception as error:
+            self._note_bad_action(error, action)
+            raise
+
+    async def step(self, action: Any) -> Fields:
+        return await (self._raw_step(action) if self._interface is None else self._text_step(action))
+
+    async def _raw_step(self, action: Any) -> Fields:
+        try:
+            result = self.env.step(action)
+            return _checked(await result if self.awaits else result)
+        except Exception as error:
+            self._note_bad_action(error, action)
+            raise
+
+    def _note_bad_action(self, error: Exception, action: Any) -> None:
+        space = getattr(self.env, "action_space", None)
+        if space is None:
+            return
+        try:
+            inside = space.contains(action)
+        except Exception:  # a space that cannot even look at the action
+            inside = False
+        if not inside:
+            error.add_note(f"The action {clip(repr(action), 200)} is not in the env's action space, {space!r}.")
+
+    async def _text_step(self, action: Any) -> Fields:
+        """Step the actions of a reply until the episode ends; an invalid one steps nothing and costs the penalty."""
+        options = self.opening.options
+        actions: Sequence[Any] = (action,)
+        reason = ""
+        if isinstance(action, str):
+            parsed = self._interface.parse(action)
+            actions = parsed.actions[: options.max_actions_per_turn] if parsed.valid else ()
+            reason = "" if parsed.valid else parsed.reason or "no valid action"
+        limit = options.max_actions_per_traj
+        reward, terminated, truncated = 0.0, False, False
+        info: dict[str, Any] = {}
+        for chosen in actions if limit is None else actions[: limit - self._actions]:
+            self._last, gained, terminated, truncated, step_info = await self._raw_step(chosen)
+            self._actions += 1
+            reward += gained
+            info.update(step_info)
+            if terminated or truncated:
+                break
+        if limit is not None and self._actions >= limit and not terminated:
+            truncated = True
+        if reason:
+            reward -= abs(options.format_penalty)
+            info["invalid_reason"] = reason
+        info["action_is_valid"] = not reason
+        return self._described(self._last, info), reward, terminated, truncated, info
+
+    def _described(self, observation: Any, info: dict[str, Any]) -> Observation:
+        shown = self._interface.describe(observation)
+        if not isinstance(shown, Observation):
+            shown = Observation(text=shown, data=observation)
+        if hasattr(self._interface, "anchor"):
+            shown = msgspec.structs.replace(shown, anchor=self._interface.anchor())
+        if self.opening.expert:
+            if not hasattr(self._interface, "solve"):
+                raise UsageError(f"env {self.opening.spec.name!r} has no solve(): open it without expert=True")
+            info["expert"] = self._interface.solve()
+        return shown
+
+    async def render(self) -> Any:
+        if not callable(getattr(self.env, "render", None)):
+            raise UsageError(f"env {self.opening.spec.name!r} has no render()")
+        picture = self.env.render()
+        return await picture if inspect.isawaitable(picture) else picture
+
+    async def call(self, called: Called) -> Any:
+        """A method or attribute of the text interface or of the env."""
+        method = called.method
+        if method.startswith("_"):
+            raise UsageError(f"{method!r} is private to env {self.opening.spec.name!r}")
+        for owner in (self._interface, self.env):
+            if owner is not None and hasattr(owner, method):
+                found = getattr(owner, method)
+                break
+        else:
+            offered = sorted({*dir(self._interface), *dir(self.env)} if self._interface else dir(self.env))
+            raise UsageError(f"env {self.opening.spec.name!r} offers no {method!r}{nearest(method, offered)}")
+        if not callable(found):
+            return found
+        result = found(*called.args, **called.kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    async def replay(self, past: Past, tick: Callable[[], None]) -> Fields | None:
+        """Bring a new env to a past state, checking every outcome; `tick` is called before each part of the work."""
+        digests = iter(past.digests)
+        fields: Fields | None = None
+        for called in past.setup:
+            await self.call(called)
+        if past.state is not None:
+            self.restore(past.state, trusted=past.trusted)
+        elif past.seed is not None:
+            fields = await self.reset(past.seed, past.task)
+            _compare(fields, next(digests), 0)
+        for turn, (entry, expected) in enumerate(zip(past.done, digests, strict=True), start=1):
+            tick()
+            try:
+                if isinstance(entry, Called):
+                    await self.call(entry)
+                    continue
+                fields = await self.step(entry)
+            except Exception as error:
+                raise EnvDiverged(f"replayed, it raised at action {turn}, where it had not: {error!r}") from error
+            _compare(fields, expected, turn)
+        return fields
+
+    @property
+    def has_snapshots(self) -> bool:
+        return isinstance(self.env, Snapshots)
+
+    def snapshot(self, *, for_file: bool = False) -> bytes:
+        """The state; `for_file` means without pickles."""
+        content = (self._actions, self._last, self.env.snapshot())
+        try:
+            return wire.encode_exact(content) if for_file else wire.encode(content)
+        except wire.INEXACT as error:
+            name = self.opening.spec.name
+            raise UsageError(f"env {name!r}: its observations have no safe file form: {error}") from error
+
+    def restore(self, state: bytes, *, trusted: bool = True) -> None:
+        self._actions, self._last, raw = wire.Unpacker(trusted=trusted).decode(state)
+        self.env.restore(raw)
+
+    async def close(self) -> None:
+        result = self._close_env()
+        if inspect.isawaitable(result):
+            await result
+
+    def _close_env(self) -> Any:
+        close = getattr(self.env, "close", None)
+        return close() if callable(close) else None
+
+
+def _compare(fields: Fields, expected: int | None, turn: int) -> None:
+    if expected is not None and outcome_digest(fields) != expected:
+        what = f"after action {turn}" if turn else "after its reset"
+        raise EnvDiverged(
+            f"replayed from the same seed and actions, it gave another outcome {what}: "
+            "it depends on something else, such as global random state, time or hash order"
+        )
+
+
+def outcome_digest(fields: Sequence[Any]) -> int:
+    """The digest of observation, reward and end; what is in `info` may depend on the clock."""
+    return encode_with_digest([*fields[:4]], Nowhere())[1]
+
+
+def _checked(result: Any) -> Fields:
+    if type(result) not in _SEQUENCES or len(result) != 5:
+        raise EnvError(
+            f"step() must return (observation, reward, terminated, truncated, info), not {clip(repr(result), 200)}"
+        )
+    observation, reward, terminated, truncated, info = result
+    try:
+        reward = float(reward)
+    except (TypeError, ValueError):
+        raise EnvError(f"the reward must be a number, not {clip(repr(reward), 200)}") from None
+    return observation, reward, bool(terminated), bool(truncated), _as_dict(info)
+
+
+def _as_dict(info: Any) -> dict[str, Any]:
+    if type(info) is dict:
+        return info
+    if not isinstance(info, Mapping):
+        raise EnvError(f"info must be a dict, not {type(info).__name__}")
+    return dict(info)

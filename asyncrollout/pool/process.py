@@ -1,0 +1,133 @@
+"""The process backend: all worker ranks, and the watchdog that reads their pages."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from asyncrollout.errors import UsageError
+from asyncrollout.pool.directory import private_directory
+from asyncrollout.pool.home import Home, Limits, durations
+from asyncrollout.pool.link import Link
+from asyncrollout.pool.supervisor import Supervisor
+from asyncrollout.types import WorkerStats
+
+WorkerEnv = Callable[[int], Mapping[str, str]]
+"""The environment variables of the worker of a rank."""
+
+_STOP_GRACE = 3.0
+_WATCH_EVERY = 0.1
+
+
+class ProcessBackend:
+    """`workers` processes, hosted through `anyio.to_process`, one task each."""
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        limits: Limits,
+        worker_env: WorkerEnv | None,
+        log_dir: Path | None,
+        send_snapshots: bool,
+    ) -> None:
+        self._environs = [_environ(worker_env, rank) for rank in range(workers)]
+        self._limits = limits
+        self._log_dir = log_dir
+        self._send_snapshots = send_snapshots
+        self._changed = anyio.Event()
+        self._ranks: list[Supervisor] = []
+        self._directory = private_directory()
+
+    @property
+    def homes(self) -> Sequence[Link]:
+        return [rank.home for rank in self._ranks if rank.home is not None and rank.home.usable]
+
+    async def start(self, tasks: TaskGroup) -> None:
+        root = await self._directory.__aenter__()
+        self._ranks = [
+            Supervisor(
+                rank,
+                root,
+                limits=self._limits,
+                environ=environ,
+                log_dir=self._log_dir,
+                send_snapshots=self._send_snapshots,
+                on_change=self._on_change,
+            )
+            for rank, environ in enumerate(self._environs)
+        ]
+        for rank in self._ranks:
+            tasks.start_soon(rank.run)
+        while not all(rank.home or rank.failure for rank in self._ranks):
+            await self._changed.wait()
+        for rank in self._ranks:
+            if rank.failure:
+                raise rank.failure
+        tasks.start_soon(self._watch)
+
+    async def stop(self) -> None:
+        """Let the workers close their envs; kill those that do not come to an end."""
+        for rank in self._ranks:
+            rank.stop()
+        with anyio.move_on_after(_STOP_GRACE):
+            await self._all_ended()
+        for rank in self._ranks:
+            rank.stop_now()
+        await self._all_ended()
+        if self._ranks:
+            await self._directory.__aexit__(None, None, None)
+
+    async def wait_usable(self, rank: int | None) -> Sequence[Home]:
+        wanted = self._ranks if rank is None else [self._ranks[rank]]
+        while True:
+            homes = [one.home for one in wanted if one.home is not None and one.home.usable]
+            if homes:
+                return homes
+            failures = [one.failure for one in wanted if one.failure]
+            if len(failures) == len(wanted):
+                raise failures[0]
+            await self._changed.wait()
+
+    def stats(self) -> list[WorkerStats]:
+        return [
+            WorkerStats(
+                rank=rank.rank,
+                pid=rank.home.pid if rank.home else None,
+                envs=rank.home.envs if rank.home else 0,
+                queued=len(rank.home.pending) if rank.home else 0,
+                calls=rank.clock.calls,
+                restarts=rank.restarts,
+                seconds=durations(rank.clock.recent()),
+            )
+            for rank in self._ranks
+        ]
+
+    def recent_seconds(self) -> list[float]:
+        return [seconds for rank in self._ranks for seconds in rank.clock.recent()]
+
+    async def _all_ended(self) -> None:
+        while not all(rank.ended for rank in self._ranks):
+            await self._changed.wait()
+
+    async def _watch(self) -> None:
+        while True:
+            await anyio.sleep(_WATCH_EVERY)
+            now = time.monotonic()
+            free = {home.rank for home in self.homes if not home.stuck}
+            for rank in self._ranks:
+                rank.watch(now, others=bool(free - {rank.rank}))
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+def _environ(worker_env: WorkerEnv | None, rank: int) -> dict[str, str]:
+    environ = dict(worker_env(rank)) if worker_env else {}
+    for name, value in environ.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"worker_env({rank}): {name!r}={value!r} is not text: environment variables are")
+    return environ

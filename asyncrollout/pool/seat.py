@@ -1,0 +1,133 @@
+"""Where an env lives, and how it gets a new place, in its old state, when that one is lost."""
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from asyncrollout.errors import ClosedError, EnvCrashed, EnvResourceError, EnvTimeout, RolloutError
+from asyncrollout.pool.history import History
+from asyncrollout.pool.home import Home, Lost, Reply
+from asyncrollout.pool.hosted import Opening
+from asyncrollout.pool.wire import Op
+
+if TYPE_CHECKING:
+    from asyncrollout.pool.pool import EnvPool
+
+E = TypeVar("E", bound=RolloutError)
+
+_DEATHS_TO_FAIL = 2
+_SMOOTHING = 0.3
+_NEEDS_NO_EPISODE = (Op.OPEN, Op.RESET, Op.REPLAY)
+
+
+class Seat:
+    """An env's place and its past. Whoever waits for a lost call restores the env: nobody else takes part."""
+
+    def __init__(self, pool: "EnvPool", env_id: int, opening: Opening, *, pinned: int | None, on_loop: bool) -> None:
+        self.id = env_id
+        self.opening = opening
+        self.pinned = pinned
+        self.on_loop = on_loop
+        self.weighs = not on_loop and opening.spec.runs == "cpu"
+        self.movable = pinned is None and opening.spec.replayable and pool.recover != "none"
+        self.home: Home | None = None
+        self.load = 0.0  # seconds of a worker's time that a step takes, smoothed
+        self.last_seconds = 0.0
+        self.build_seconds = 0.0
+        self.history = History()
+        self._pool = pool
+        self._restarts = 0
+        self._deaths = 0
+
+    @property
+    def rank(self) -> int | None:
+        return self.home.rank if self.home else None
+
+    def weigh(self) -> None:
+        """Let the latest step count for what the env weighs on its home."""
+        if self.weighs and self.home is not None:
+            change = _SMOOTHING * (self.last_seconds - self.load)
+            self.load += change
+            self.home.load += change
+
+    def begin_episode(self, seed: int, *, anew: bool) -> None:
+        """Without state, the env may move to a worker that has less to do; one that failed is made `anew`."""
+        self._restarts = self._deaths = 0
+        self.history.end(seed)
+        if anew:
+            home = self._pool.unseat(self)
+            if home is not None:
+                home.drop(self.id)
+        self._pool.rebalance(self)
+
+    async def call_elsewhere(self, lost: Lost | None, op: Op, payload: Any) -> Reply:
+        """Restore the env in a new place and make the call there; raise if it is not to be restored."""
+        while True:
+            if lost is not None:
+                self._accept(lost, op)
+            try:
+                if not self._deaths:
+                    return await self._call_anew(op, payload)
+                async with self._pool.quarantine:  # one suspect at a time, so that a death has one cause
+                    reply = await self._call_anew(op, payload)
+                    self._deaths = 0
+                    return reply
+            except Lost as again:
+                lost = again
+
+    async def _call_anew(self, op: Op, payload: Any) -> Reply:
+        home = await self._pool.place(self)
+        settled = False
+        try:
+            reply = await home.call(self.id, Op.OPEN, self.opening)
+            self.build_seconds = reply[5]
+            past = self.history.setup_alone() if op in _NEEDS_NO_EPISODE else self.history.past()
+            if reply[1] is None and past is not None:
+                reply = await home.call(self.id, Op.REPLAY, past, movable=self.movable)
+            settled = reply[1] is None
+        finally:
+            if not settled and self._pool.unseat(self) is not None:
+                home.drop(self.id)
+        if not settled or op is Op.OPEN:
+            return reply
+        return await home.call(self.id, op, payload, movable=self.movable)
+
+    def _accept(self, lost: Lost, op: Op) -> None:
+        """Take note that the env's place is gone; raise if the env is not to be restored."""
+        name, pool = self.opening.spec.name, self._pool
+        home = pool.unseat(self)
+        rank = home.rank if home else None
+        if lost.kind == "closed":
+            raise ClosedError(f"env {name!r}: the pool is closed")
+        if lost.kind == "moved":
+            pool.moved += 1
+            if home is not None:
+                home.drop(self.id)
+            return
+        during = op.name.lower()
+        if lost.suspects:
+            self._deaths += 1
+            if lost.kind == "timeout":
+                raise self.error(EnvTimeout, f"{during} took longer than {pool.limits.of(op):g} s", rank)
+            if lost.kind == "memory":
+                text = f"its worker used more than {pool.limits.memory} bytes of memory during {during}"
+                raise self.error(EnvResourceError, text, rank, lost.log)
+        self._restarts += 1
+        if self._deaths >= _DEATHS_TO_FAIL and lost.suspects == 1:
+            reason = f"{self._deaths} times at the same point"
+        elif pool.recover == "none":
+            reason = "and recover='none' means that it is not restored"
+        elif not self.opening.spec.replayable and op not in _NEEDS_NO_EPISODE and self.history.running:
+            reason = "and it is not replayable"
+        elif self._restarts > pool.max_restarts:
+            reason = f"after {pool.max_restarts} restarts in one episode"
+        else:
+            pool.restored += 1
+            return
+        text = f"its worker died ({lost.cause or lost.kind}) during {during}, {reason}"
+        raise self.error(EnvCrashed, text, rank, lost.log and f"The end of the worker's log:\n{lost.log}")
+
+    def error(self, kind: type[E], text: str, worker: int | None, notes: str = "") -> E:
+        """An error that names env, seed, turn and worker."""
+        name, history = self.opening.spec.name, self.history
+        place = {"seed": history.seed, "turn": None if history.seed is None else history.turn, "worker": worker}
+        where = ", ".join(f"{key} {value}" for key, value in place.items() if value is not None)
+        return kind.at(f"env {name!r} ({where}): {text}", notes=notes, env=name, **place)

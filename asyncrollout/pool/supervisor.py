@@ -1,0 +1,267 @@
+"""One worker rank: its process is started, watched, and replaced when it dies."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_process
+import structlog
+
+from asyncrollout.errors import PoolError
+from asyncrollout.pool.entry import WorkerConfig, serve
+from asyncrollout.pool.guards import kill_group
+from asyncrollout.pool.home import Clock, Limits, Lost
+from asyncrollout.pool.link import Link
+from asyncrollout.pool.shared import ArrayReader, Page
+
+log = structlog.get_logger(__name__)
+
+_START_LIMIT = 60.0  # seconds; anyio itself gives up on a silent interpreter after 20
+_START_TRIES = 3
+_LOG_TAIL = 2_000
+_SWEEP_EVERY = 0.005  # seconds
+_SWEEP_LOOKS = 200
+_NOBODY = 0  # no call has this id
+_GUARD_HINT = (
+    "The script that uses the pool is run again in every worker, so what it starts must stand behind this line:\n\n"
+    '    if __name__ == "__main__":\n'
+    "        asyncio.run(main())\n"
+)
+
+
+class Supervisor:
+    """Keeps one rank alive until told to stop. `home` is its process while that serves."""
+
+    def __init__(
+        self,
+        rank: int,
+        root: Path,
+        *,
+        limits: Limits,
+        environ: Mapping[str, str],
+        log_dir: Path | None,
+        send_snapshots: bool,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.rank = rank
+        self.restarts = 0
+        self.clock = Clock()
+        self.home: Link | None = None
+        self.failure: PoolError | None = None
+        self.ended = False
+        self._root = root
+        self._limits = limits
+        self._environ = dict(environ)
+        self._log_dir = log_dir
+        self._send_snapshots = send_snapshots
+        self._on_change = on_change
+        self._lives = 0
+        self._page: Page | None = None
+        self._process: Any = None  # anyio's, for its exit status
+        self._doom: tuple[str, int] | None = None  # why we kill it, and the call to blame
+        self._seen_running: set[tuple[int, float]] = set()
+        self._calls_answered = 0
+        self._answered = 0.0  # when a call was last begun or answered
+        self._stopping = False
+        self._starting = anyio.CancelScope()
+        self._life = anyio.CancelScope(shield=True)  # ends by stop() alone, so that envs are closed in order
+
+    async def run(self) -> None:
+        """Give up after some starts in a row that failed; the very first must succeed."""
+        failed_starts = 0
+        try:
+            with self._life:
+                while not self._stopping:
+                    error = await self._live()
+                    failed_starts = failed_starts + 1 if error else 0
+                    if error and (self._lives == 1 or failed_starts == _START_TRIES):
+                        self.failure = error
+                        break
+                    self.restarts += not self._stopping
+        finally:
+            self.ended = True
+            self._on_change()
+
+    def stop(self) -> None:
+        self._stopping = True
+        if self.home is not None:
+            self.home.stop()
+
+    def stop_now(self) -> None:
+        self._life.cancel()
+
+    async def _live(self) -> PoolError | None:
+        """One process from its start to its end; an error if it never got as far as to serve."""
+        self._lives += 1
+        directory = self._root / f"{self.rank}.{self._lives}"
+        directory.mkdir(mode=0o700)
+        config = WorkerConfig(
+            rank=self.rank,
+            directory=directory,
+            log=(self._log_dir or directory) / f"worker-{self.rank}.log",
+            token=secrets.token_bytes(16),
+            parent=os.getpid(),
+            environ=self._environ,
+            send_snapshots=self._send_snapshots,
+        )
+        self._page = Page.create(directory / "page")
+        error: BaseException | None = None
+        with config.log.open("ab+") as output:
+            server = await self._listen(config)
+            try:
+                with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
+                    await anyio.to_process.run_sync(serve, config, cancellable=True, limiter=anyio.CapacityLimiter(1))
+            except anyio.BrokenWorkerProcess as broken:  # always, in the end: `serve` does not return
+                error = broken.__cause__
+            finally:
+                server.close()
+                tail = _tail(output.fileno())
+                served = self._bury(tail)
+                shutil.rmtree(directory, ignore_errors=True)
+        return None if served or self._stopping else _start_error(self.rank, error, tail)
+
+    async def _listen(self, config: WorkerConfig) -> asyncio.AbstractServer:
+        arrays = ArrayReader(config.directory)
+
+        def greeted(link: Link) -> None:
+            self._starting.deadline = float("inf")
+            server.close()
+            for name in ("socket", "page"):  # both sides have them open
+                (config.directory / name).unlink(missing_ok=True)
+            self.home, self._process = link, _process_of(link.pid)
+            if self._stopping:
+                link.stop()
+            self._on_change()
+
+        def lost() -> None:
+            if self.home is not None:
+                self._sweep(self.home)
+
+        def accept() -> Link:
+            return Link(self.rank, token=config.token, arrays=arrays, clock=self.clock, on_hello=greeted, on_lost=lost)
+
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(accept, str(config.directory / "socket"))
+        return server
+
+    def _sweep(self, link: Link, patience: int = _SWEEP_LOOKS) -> None:
+        """The socket is closed, so the process is ending: when its exit status is known, kill what it leaves.
+
+        A process that still lives without its socket is of no use, and is killed too.
+        """
+        if self.home is not link:
+            return
+        if patience and self._process is not None and self._process.returncode is None:
+            asyncio.get_running_loop().call_later(_SWEEP_EVERY, self._sweep, link, patience - 1)
+            return
+        kill_group(link.pid)
+
+    def _bury(self, log_tail: str) -> bool:
+        """The process is gone: sweep up what it left, and tell all who wait which call it died of."""
+        link, page, doom = self.home, self._page, self._doom
+        self.home = self._page = self._doom = None
+        if link is None or page is None:
+            return False
+        kill_group(link.pid)
+        cause = _cause_of_death(self._process)
+        kind, blamed = "crash", {call for call, _ in page.running()}
+        if self._stopping:
+            kind, blamed = "closed", set()
+        elif doom is not None:
+            kind, blamed = doom[0], {doom[1]}
+        if not self._stopping:
+            log.warning("worker_died", worker=self.rank, reason=kind, cause=cause, calls=len(link.pending))
+        later = Lost(kind, cause=cause, log=log_tail)
+        link.end(later, lambda call: Lost(kind, suspects=len(blamed) * (call in blamed), cause=cause, log=log_tail))
+        self._on_change()
+        return True
+
+    def watch(self, now: float, others: bool) -> None:
+        """Kill a process whose call or memory is past its limit; let calls behind a slow step go elsewhere."""
+        link, page = self.home, self._page
+        if link is None or page is None or self._doom is not None:
+            return
+        running = page.running()
+        for call, start in running:
+            pending = link.pending.get(call)
+            limit = self._limits.of(pending[1]) if pending else self._limits.reset
+            if now - start > limit and (call, start) in self._seen_running:  # seen twice: not just being written
+                self._kill(link, "timeout", call)
+                return
+        self._seen_running = set(running)
+        if running or not link.pending or self.clock.calls != self._calls_answered:
+            self._calls_answered, self._answered = self.clock.calls, now
+        elif now - self._answered > self._limits.reset:  # stuck outside of any call
+            self._kill(link, "timeout", _NOBODY)
+            return
+        if self._limits.memory is not None and _resident(link.pid) > self._limits.memory:
+            self._kill(link, "memory", running[0][0] if running else _NOBODY)
+            return
+        was_stuck, link.stuck = link.stuck, any(now - start > self._limits.soft for start in page.main_start())
+        if link.stuck and others:
+            under_way = {call for call, _ in running}
+            moving = [call for call, (_, _, movable) in link.pending.items() if movable and call not in under_way]
+            link.let_go(moving, lambda _: Lost("moved"))
+        if was_stuck and not link.stuck:
+            self._on_change()
+
+    def _kill(self, link: Link, kind: str, call: int) -> None:
+        self._doom = (kind, call)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(link.pid, signal.SIGKILL)
+
+
+def refuse_in_worker() -> None:
+    """A pool must not start inside a worker that is still reading its parent's main script."""
+    if "__main__" not in sys.modules:  # anyio removes it for just that time
+        raise PoolError(f"this script starts its pool when it is imported. {_GUARD_HINT}")
+
+
+def _start_error(rank: int, cause: BaseException | None, tail: str) -> PoolError:
+    if isinstance(cause, PoolError):
+        return cause
+    why = f"{type(cause).__name__}: {cause}" if cause else f"it did not answer within {_START_LIMIT:.0f} s"
+    return PoolError.at(f"worker {rank} did not start: {why}. {_GUARD_HINT}", worker=rank, notes=tail)
+
+
+def _process_of(pid: int) -> Any:
+    """anyio's process object, which knows how a worker ended. It has no public place, so its absence is allowed for."""
+    try:
+        processes = anyio.to_process._process_pool_workers.get()  # noqa: SLF001
+    except (AttributeError, LookupError):
+        return None
+    return next((process for process in processes if process.pid == pid), None)
+
+
+def _cause_of_death(process: Any) -> str:
+    code = getattr(process, "returncode", None)
+    if code is None:
+        return "its end is not known"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-code}"
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory in use; 0 where the system does not tell (only Linux does)."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _tail(log_fd: int) -> str:
+    size = os.fstat(log_fd).st_size
+    return os.pread(log_fd, _LOG_TAIL, max(0, size - _LOG_TAIL)).decode(errors="replace")

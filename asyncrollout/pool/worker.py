@@ -1,0 +1,213 @@
+"""The worker's end: reads frames of calls, plays them on the envs that live here, sends frames of replies."""
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from asyncrollout.errors import EnvError, UsageError
+from asyncrollout.pool import wire
+from asyncrollout.pool.digest import encode_with_digest
+from asyncrollout.pool.entry import WorkerConfig
+from asyncrollout.pool.failure import failure
+from asyncrollout.pool.hosted import Fields, HostedEnv, Opening, run_now
+from asyncrollout.pool.shared import PAGE_SLOTS, ArrayWriter, Page
+from asyncrollout.pool.thread import EnvThread
+from asyncrollout.pool.wire import Op
+
+_SLOW = 0.0002  # seconds; before a step that takes longer, replies at hand are sent
+_FLUSH_AFTER = 0.002
+_SMOOTHING = 0.2
+_UNKNOWN = 0.001  # seconds; counts as slow for the first few steps
+_RECEIVE = 1 << 18
+_LOG_LIMIT = 8 << 20
+_LOG_CHECK = 1024  # frames
+_MAIN = 0  # the main thread's slot in the page
+_STEP, _STOP = int(Op.STEP), int(Op.STOP)
+
+Call = tuple[int, int, int, Any]
+"""Call id, env id, op, arguments."""
+
+Answer = tuple[Any, Any, int | None, bytes | None]
+"""Value, info, digest, snapshot."""
+
+
+class Seat:
+    """One env of this worker: how long its steps take, and where its large arrays go."""
+
+    def __init__(self, opening: Opening, env_id: int, config: WorkerConfig) -> None:
+        self.hosted = HostedEnv(opening)
+        self.typical = _UNKNOWN
+        self.arrays = ArrayWriter(config.directory, env_id)
+        self.sends_snapshots = config.send_snapshots and self.hosted.has_snapshots
+
+    def perform(self, op: Op, payload: Any, page: Page, slot: int, call_id: int) -> Answer:
+        result = run_now(self.hosted.perform(op, payload, lambda: page.begin(slot, call_id, monotonic())))
+        if op in (Op.RESET, Op.REPLAY) and result is not None:
+            return self.outcome(result)
+        self.arrays.begin()
+        return wire.embed(result, self.arrays.place), None, None, self._state() if op is Op.CALL else None
+
+    def outcome(self, fields: Fields) -> Answer:
+        observation, reward, terminated, truncated, info = fields
+        body, digest = encode_with_digest([observation, reward, terminated, truncated], self.arrays)
+        sent_info = wire.embed(info, self.arrays.place) if info else None
+        return msgspec.Raw(body), sent_info, digest, self._state() if self.sends_snapshots else None
+
+    def _state(self) -> bytes | None:
+        return self.hosted.snapshot() if self.sends_snapshots else None
+
+
+class Worker:
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._page = Page.attach(config.directory / "page")
+        self._seats: dict[int, Seat] = {}
+        self._io_seats: dict[int, Seat] = {}
+        self._threads: dict[int, tuple[EnvThread, int]] = {}  # of `io` envs, with their slots in the page
+        self._free_slots = deque(range(1, PAGE_SLOTS))
+        self._held: deque[tuple[Any, ...]] = deque()
+        self._sending = threading.Lock()
+        self._behind = threading.Event()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(config.directory / "socket"))
+        self._socket.sendall(wire.frame([config.token, os.getpid()]))
+
+    def run(self) -> None:
+        threading.Thread(target=self._flush_late, daemon=True).start()
+        frames, unpack = wire.FrameReader(), wire.Unpacker()
+        received = 0
+        while data := self._socket.recv(_RECEIVE):
+            for frame in frames.feed(data):
+                for call in unpack.decode(frame):
+                    if call[2] == _STOP:
+                        self._close_all()
+                        return
+                    self._take(call)
+            self._page.end(_MAIN)
+            self._flush()
+            received += 1
+            if received % _LOG_CHECK == 0 and os.fstat(1).st_size > _LOG_LIMIT:
+                os.ftruncate(1, 0)
+
+    def _take(self, call: Call) -> None:
+        seat = self._seats.get(call[1])
+        if seat is not None and call[2] == _STEP:
+            self._play_step(call, seat, _MAIN)
+        elif seat is None and (call[1] in self._threads or (_opens_io(call) and self._free_slots)):
+            self._hand_over(call)
+        else:
+            self._play_other(call, seat, _MAIN)
+
+    def _hand_over(self, call: Call) -> None:
+        """An `io` env waits in its own thread, where it was also made, so that it delays nobody."""
+        env_id = call[1]
+        if env_id not in self._threads:
+            self._threads[env_id] = EnvThread(), self._free_slots.popleft()
+        thread, slot = self._threads[env_id]
+        thread.submit(lambda: self._play_io(call, slot))
+        if call[2] == Op.CLOSE:
+            self._threads.pop(env_id)
+            thread.end()
+
+    def _play_io(self, call: Call, slot: int) -> None:
+        seat = self._io_seats.get(call[1])
+        if seat is not None and call[2] == _STEP:
+            self._play_step(call, seat, slot)
+        else:
+            self._play_other(call, seat, slot)
+        self._page.end(slot)
+        if call[2] == Op.CLOSE:
+            self._free_slots.append(slot)
+        self._flush()
+
+    def _play_step(self, call: Call, seat: Seat, slot: int) -> None:
+        if self._held:  # replies of others: send them first, or have them sent if this step turns out slow
+            if seat.typical > _SLOW:
+                self._flush()
+            elif not self._behind.is_set():
+                self._behind.set()
+        call_id, _, _, action = call
+        start = monotonic()
+        self._page.begin(slot, call_id, start)
+        try:
+            value, info, digest, state = seat.outcome(seat.hosted.step_now(_loaded(action)))
+            trouble = None
+        except BaseException as error:  # SystemExit too: whatever an env does is its own failure
+            trouble = msgspec.structs.astuple(failure(error))
+            value = info = digest = state = None
+        seconds = monotonic() - start
+        seat.typical += _SMOOTHING * (seconds - seat.typical)
+        self._held.append((call_id, trouble, value, info, digest, seconds, state))
+
+    def _play_other(self, call: Call, seat: Seat | None, slot: int) -> None:
+        call_id, env_id, code, payload = call
+        op = Op(code)
+        self._flush()
+        start = monotonic()
+        self._page.begin(slot, call_id, start)
+        answer: Answer = None, None, None, None
+        trouble = None
+        try:
+            if op is Op.OPEN:
+                self._open(env_id, _loaded(payload))
+            elif seat is not None:
+                if op is Op.CLOSE:
+                    self._leave(env_id)
+                answer = seat.perform(op, _loaded(payload), self._page, slot, call_id)
+            elif op is not Op.CLOSE:
+                raise EnvError(f"no env {env_id} lives on worker {self._config.rank}")
+        except BaseException as error:  # as above
+            trouble = msgspec.structs.astuple(failure(error, op))
+        value, info, digest, state = answer
+        self._held.append((call_id, trouble, value, info, digest, monotonic() - start, state))
+
+    def _open(self, env_id: int, opening: Opening) -> None:
+        waits = opening.spec.runs == "io"
+        if waits and env_id not in self._threads:
+            raise UsageError(f"a worker runs at most {PAGE_SLOTS - 1} io envs: use more workers")
+        seats = self._io_seats if waits else self._seats
+        seats[env_id] = Seat(opening, env_id, self._config)
+
+    def _leave(self, env_id: int) -> None:
+        self._seats.pop(env_id, None)
+        self._io_seats.pop(env_id, None)
+
+    def _flush(self) -> None:
+        with self._sending:
+            replies = []
+            while self._held:
+                replies.append(self._held.popleft())
+            if replies:
+                self._socket.sendall(wire.frame(replies))
+
+    def _flush_late(self) -> None:
+        """Sends what waits behind a step that turned out slow."""
+        while True:
+            self._behind.wait()
+            time.sleep(_FLUSH_AFTER)
+            self._behind.clear()
+            self._flush()
+
+    def _close_all(self) -> None:
+        self._flush()
+        for seat in [*self._seats.values(), *self._io_seats.values()]:
+            try:
+                run_now(seat.hosted.close())
+            except BaseException as error:  # the others are closed all the same
+                print(failure(error).trace)
+
+
+def _loaded(payload: Any) -> Any:
+    if type(payload) is wire.Undecodable:
+        raise UsageError(f"what was sent to the env cannot be loaded in its worker: {payload.reason}")
+    return payload
+
+
+def _opens_io(call: Call) -> bool:
+    return call[2] == Op.OPEN and isinstance(call[3], Opening) and call[3].spec.runs == "io"

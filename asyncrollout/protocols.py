@@ -1,0 +1,51 @@
+"""The plug points: what an environment and its text interface must offer. All are duck-typed."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from asyncrollout.types import Observation, Parsed
+
+
+@runtime_checkable
+class Env(Protocol):
+    """Gymnasium's interface. `render()` and `close()` are optional; `reset` and `step` may be coroutines."""
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        """Start an episode: `(observation, info)`. The task, if any, is `options["task"]`."""
+
+    def step(self, action: Any) -> Any:
+        """`(observation, reward, terminated, truncated, info)`."""
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    """Optional for an env: its whole state as bytes, random generators included."""
+
+    def snapshot(self) -> bytes: ...
+
+    def restore(self, state: bytes) -> None: ...
+
+
+class TextInterface(Protocol):
+    """What makes an env playable by a language model. Made as `factory(env, options)`, beside the env.
+
+    Two more methods are optional: `anchor() -> Hashable`, a key of the state, and `solve() -> str`,
+    an expert's next reply.
+    """
+
+    def parse(self, reply: str) -> Parsed:
+        """The actions that a reply asks for. Never raises."""
+
+    def describe(self, observation: Any) -> str | Observation:
+        """The state in words, with pictures where the env has some."""
+
+    def system_prompt(self) -> str:
+        """The rules, told once per episode."""
+
+
+class Anchored(Protocol):
+    def anchor(self) -> Hashable: ...
+
+
+class Solvable(Protocol):
+    def solve(self) -> str: ...

@@ -1,0 +1,127 @@
+"""Names to specs: registered envs, entry points, `gymnasium:<id>` and `module:Class`."""
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from asyncrollout.errors import UnknownEnvError, UsageError
+from asyncrollout.types import Placement
+
+ENTRY_POINT_GROUP = "asyncrollout.envs"
+_GYMNASIUM = "gymnasium:"
+_PLACEMENTS = ("cpu", "light", "io")
+
+Factory = str | Callable[..., Any]
+"""A callable, or its import path `module:attribute`, which always reaches a worker process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """How to make an env and where to run it. Travels to worker processes, so all of it must pickle."""
+
+    name: str
+    factory: Factory
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    text: Factory | None = None
+    runs: Placement = "cpu"
+    replayable: bool = True
+
+    def __post_init__(self) -> None:
+        if self.runs not in _PLACEMENTS:
+            raise UsageError(f"env {self.name!r}: runs={self.runs!r} is not one of {', '.join(_PLACEMENTS)}")
+
+    def with_kwargs(self, **kwargs: Any) -> "EnvSpec":
+        return replace(self, kwargs={**self.kwargs, **kwargs})
+
+
+_registered: dict[str, EnvSpec] = {}
+
+
+def register_env(name: str, factory: Factory, **fields: Any) -> EnvSpec:
+    """Make `name` known to this process; `fields` are EnvSpec's. A name can be registered again."""
+    if not name or ":" in name:
+        raise UsageError(f"env name {name!r}: a registered name is not empty and has no ':'")
+    spec = EnvSpec(name=name, factory=factory, **fields)
+    _registered[name] = spec
+    return spec
+
+
+def find_env(spec_or_name: EnvSpec | str) -> EnvSpec:
+    """The spec of a name. Registered names come first, then entry points, then import paths."""
+    if isinstance(spec_or_name, EnvSpec):
+        return spec_or_name
+    if not isinstance(spec_or_name, str):
+        raise UsageError(f"an env is named by a string or an EnvSpec, not by {type(spec_or_name).__name__}")
+    name = spec_or_name
+    if name in _registered:
+        return _registered[name]
+    if name in _entry_points():
+        return _load_entry_point(name)
+    if name.startswith(_GYMNASIUM) and len(name) > len(_GYMNASIUM):
+        gym_id = name.removeprefix(_GYMNASIUM)
+        return EnvSpec(name=name, factory="asyncrollout.registry:make_gymnasium", kwargs={"id": gym_id})
+    if ":" in name:
+        return EnvSpec(name=name, factory=name)
+    forms = "An env is named by its registered name, 'gymnasium:<id>' or 'module:Class'."
+    raise UnknownEnvError(f"no env is called {name!r}{nearest(name, env_names())}. {forms}")
+
+
+def env_names() -> list[str]:
+    """Every name that is registered here or by an installed package."""
+    return sorted({*_registered, *_entry_points()})
+
+
+def load_factory(factory: Factory) -> Callable[..., Any]:
+    """The callable behind an import path; a callable is returned as it is."""
+    if not isinstance(factory, str):
+        return factory
+    module_name, _, attribute = factory.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"{factory!r} is not an import path: write 'module:Class'")
+    target: Any = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            raise UsageError(f"module {module_name!r} has no {attribute!r}{nearest(part, dir(target))}")
+        target = getattr(target, part)
+    if not callable(target):
+        raise UsageError(f"{factory!r} is a {type(target).__name__}, not something that makes an env")
+    made: Callable[..., Any] = target
+    return made
+
+
+def make_gymnasium(id: str, **kwargs: Any) -> Any:  # noqa: A002 (Gymnasium's own name for it)
+    import gymnasium  # noqa: PLC0415 (a fifth of a second, paid only by those who use it)
+
+    return gymnasium.make(id, disable_env_checker=True, **kwargs)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The end of an error message: the closest valid names, or all of them where none is close."""
+    close = (
+        difflib.get_close_matches(word, known, n=3, cutoff=0.5) or [name for name in known if word and word in name][:3]
+    )
+    if close:
+        return ": did you mean " + " or ".join(repr(name) for name in close) + "?"
+    shown = [name for name in known if not name.startswith("_")][:12]
+    return ": known are " + ", ".join(shown) if shown else ""
+
+
+@cache
+def _entry_points() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load_entry_point(name: str) -> EnvSpec:
+    points = list({point.value: point for point in entry_points(group=ENTRY_POINT_GROUP, name=name)}.values())
+    if len(points) > 1:
+        claims = " and ".join(repr(point.value) for point in points)
+        raise UsageError(f"env {name!r} is offered by several packages, as {claims}: open it by one of these paths")
+    (point,) = points
+    spec = point.load()
+    if not isinstance(spec, EnvSpec):
+        raise UsageError(f"entry point {name!r} of group {ENTRY_POINT_GROUP!r} gives no EnvSpec: {point.value!r}")
+    return spec

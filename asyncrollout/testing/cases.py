@@ -1,0 +1,159 @@
+"""An env under test: how to open it, which actions to play, and the episodes that were recorded."""
+
+import copy
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from asyncrollout.errors import EnvError, UsageError
+from asyncrollout.pool.handle import EnvHandle
+from asyncrollout.pool.pool import EnvPool
+from asyncrollout.registry import EnvSpec
+from asyncrollout.testing.compare import difference
+from asyncrollout.types import Outcome
+
+Actions = Iterable[Any] | Callable[[Any, np.random.Generator], Any]
+"""A sequence that each episode plays from its start, or a function of the observation and a seeded generator."""
+
+Backend = Literal["inline", "process"]
+
+Choice = Callable[[int, Outcome, np.random.Generator], Any]
+"""The action for a turn; raises StopIteration when there is none."""
+
+_NONSENSE = "I do not know what to do."
+_NONSENSE_EVERY = 5
+
+
+@dataclass(frozen=True)
+class Episode:
+    """The actions of one episode and what came of them; `error` if it broke off."""
+
+    seed: int
+    actions: Sequence[Any]
+    outcomes: Sequence[Outcome]
+    error: EnvError | None = None
+
+    @property
+    def half(self) -> int:
+        return len(self.actions) // 2
+
+
+@dataclass
+class Case:
+    """What the points are checked on, and a count of what was played."""
+
+    spec: EnvSpec
+    kwargs: Mapping[str, Any]
+    pools: dict[Backend, EnvPool]
+    task: Any = None
+    episodes: list[Episode] = field(default_factory=list)
+    played: int = 0
+    steps: int = 0
+    places: set[str] = field(default_factory=set)
+
+    @property
+    def has_text(self) -> bool:
+        wanted = self.kwargs.get("text")
+        return self.spec.text is not None if wanted is None else bool(wanted)
+
+    @property
+    def has_workers(self) -> bool:
+        return any(place.startswith("worker") for place in self.places)
+
+    @asynccontextmanager
+    async def open(self, backend: Backend, **options: Any) -> AsyncIterator[EnvHandle]:
+        async with self.pools[backend].open(self.spec, **{**self.kwargs, **options}) as env:
+            rank = env.worker
+            self.places.add("the event loop" if rank == -1 else f"worker {rank}")
+            yield env
+
+    async def play(self, env: EnvHandle, seed: int, actions: Iterable[Any]) -> list[Outcome]:
+        """An episode from its reset; it stops with its last action, or where the env ends it."""
+        self.played += 1
+        return await self.go_on(env, actions, [await env.reset(seed=seed, task=self.task)])
+
+    async def go_on(self, env: EnvHandle, actions: Iterable[Any], so_far: Sequence[Outcome]) -> list[Outcome]:
+        outcomes = list(so_far)
+        for action in actions:
+            if outcomes[-1].done:
+                break
+            outcomes.append(await env.step(action))
+            self.steps += 1
+        return outcomes
+
+    async def replays(self, env: EnvHandle, episode: Episode) -> list[str]:
+        """Play an episode again; what differs, if anything."""
+        seen = await self.play(env, episode.seed, episode.actions)
+        return against(episode, seen)
+
+    async def record(self, backend: Backend, seed: int, choose: Choice, max_steps: int, **options: Any) -> Episode:
+        """Play an episode with actions chosen on the way, and keep it."""
+        actions: list[Any] = []
+        outcomes: list[Outcome] = []
+        generator = np.random.default_rng(seed)
+        async with self.open(backend, **options) as env:
+            try:
+                outcomes = await self.play(env, seed, ())
+                while len(actions) < max_steps and not outcomes[-1].done:
+                    action = copy.deepcopy(choose(len(actions), outcomes[-1], generator))  # it may be one array, reused
+                    outcomes = await self.go_on(env, [action], outcomes)
+                    actions.append(action)
+            except StopIteration:
+                pass
+            except EnvError as error:
+                if not outcomes:
+                    raise
+                return Episode(seed, actions, outcomes, error)
+        return Episode(seed, actions, outcomes)
+
+
+def against(episode: Episode, seen: Sequence[Outcome]) -> list[str]:
+    parted = difference(episode.outcomes, seen)
+    return [f"seed {episode.seed}: {parted}"] if parted else []
+
+
+async def find_actions(case: Case, backend: Backend, given: Actions | None) -> tuple[Choice, dict[str, Any]]:
+    """How to choose actions, and the options to open the env with for that."""
+    if callable(given):
+        return lambda _, outcome, generator: given(outcome.observation, generator), {}
+    if given is not None:
+        actions = itertools.chain(given)
+        known: list[Any] = []
+        return lambda turn, *_: _nth(known, actions, turn), {}
+    if await _has_solver(case, backend):
+        return _expert, {"expert": True}
+    async with case.open(backend) as env:
+        await env.reset(seed=0, task=case.task)
+        space = None
+        with suppress(UsageError):  # it has none
+            space = await env.call("action_space")
+    if space is None:
+        raise UsageError(
+            f"env {case.spec.name!r} has neither a solve() nor an action_space to take actions from: give "
+            "check_env(..., actions=[...]), or a function of the observation and a numpy Generator"
+        )
+    space.seed(0)
+    return lambda *_: space.sample(), {}
+
+
+async def _has_solver(case: Case, backend: Backend) -> bool:
+    try:
+        async with case.open(backend, expert=True) as env:
+            await env.reset(seed=0, task=case.task)
+    except UsageError:  # what the pool says to expert=True for an env without one
+        return False
+    return True
+
+
+def _expert(turn: int, outcome: Outcome, _: np.random.Generator) -> Any:
+    return _NONSENSE if turn % _NONSENSE_EVERY == 1 else outcome.info["expert"]
+
+
+def _nth(known: list[Any], more: Any, place: int) -> Any:
+    while len(known) <= place:
+        known.append(next(more))
+    return known[place]

@@ -1,0 +1,169 @@
+"""Points that only the env object itself can show, without a pool that copies what it returns."""
+
+import copy
+import inspect
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from asyncrollout.registry import load_factory
+from asyncrollout.testing.cases import Case, Episode
+from asyncrollout.testing.compare import same, shown
+from asyncrollout.testing.points import Skipped, point
+from asyncrollout.types import TextOptions
+
+Look = Callable[["Direct", str, Any], None]
+"""Called in every state with the env, the place in the episode in words, and the raw observation."""
+
+_NOT_FOR_THE_ENV = ("text", "worker", "expert")
+_GENERATORS = ("random", "numpy.random")
+_MARK = 0x5EED  # a state that no env leaves by chance
+
+
+class Direct:
+    """An env and its text interface as plain objects in this process."""
+
+    def __init__(self, case: Case) -> None:
+        kwargs = {name: value for name, value in case.kwargs.items() if name not in _NOT_FOR_THE_ENV}
+        fields = TextOptions.__struct_fields__ if case.has_text else ()
+        self.options = TextOptions(**{name: kwargs.pop(name) for name in fields if name in kwargs})
+        self.env: Any = load_factory(case.spec.factory)(**{**case.spec.kwargs, **kwargs})
+        self.text: Any = None
+        self._task = case.task
+        if case.has_text and case.spec.text is not None:
+            self.text = load_factory(case.spec.text)(self.env, self.options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if callable(getattr(self.env, "close", None)):
+            await settled(self.env.close())
+
+    async def reset(self, seed: int) -> Any:
+        options = None if self._task is None else {"task": self._task}
+        return await settled(self.env.reset(seed=seed, options=options))
+
+    async def walk(self, episode: Episode, look: Look) -> None:
+        """Play an episode, looking at every state."""
+        observation, _ = await self.reset(episode.seed)
+        look(self, f"seed {episode.seed}, reset", observation)
+        done = False
+        for turn, action in enumerate(episode.actions, start=1):
+            if self.text is not None:  # some interfaces read a reply by what they described
+                self.text.describe(observation)
+            for raw in self.read(action):
+                if not done:
+                    observation, _, terminated, truncated, _ = await settled(self.env.step(raw))
+                    done = bool(terminated or truncated)
+                    look(self, f"seed {episode.seed}, step {turn}", observation)
+
+    def read(self, action: Any) -> Sequence[Any]:
+        if self.text is None or not isinstance(action, str):
+            return (action,)
+        parsed = self.text.parse(action)
+        return parsed.actions[: self.options.max_actions_per_turn] if parsed.valid else ()
+
+
+async def settled(result: Any) -> Any:
+    """What a method returned, be it a coroutine or not."""
+    return await result if inspect.isawaitable(result) else result
+
+
+async def walk_all(case: Case, look: Look) -> None:
+    for episode in case.episodes:
+        async with Direct(case) as direct:
+            case.played += 1
+            case.steps += len(episode.actions)
+            await direct.walk(episode, look)
+
+
+@point(
+    "reset() and step() leave the global random state alone", "use a generator of the env's own, from reset()'s seed"
+)
+async def own_randomness(case: Case) -> list[str]:
+    found = random.getstate(), np.random.get_state()  # noqa: NPY002 (what others may have touched)
+    random.seed(_MARK)
+    np.random.seed(_MARK)  # noqa: NPY002
+    marked = random.getstate(), np.random.get_state()  # noqa: NPY002
+    seen: list[str] = []
+
+    def look(_: Direct, place: str, __: Any) -> None:
+        now = random.getstate(), np.random.get_state()  # noqa: NPY002
+        changed = [name for name, state, mark in zip(_GENERATORS, now, marked, strict=True) if not same(state, mark)]
+        seen.extend(f"{place} changed the state of `{name}`" for name in changed)
+
+    try:
+        await walk_all(case, look)
+    finally:
+        random.setstate(found[0])
+        np.random.set_state(found[1])  # noqa: NPY002
+    return seen[:1]
+
+
+@point("an observation is not changed by later steps", "return a copy (array.copy(), dict(...)) of what step() changes")
+async def lasting_observations(case: Case) -> list[str]:
+    given: list[tuple[str, Any, Any]] = []
+    await walk_all(case, lambda _, place, seen: given.append((place, seen, copy.deepcopy(seen))))
+    changed = [
+        f"the observation of {place} was {shown(kept)}, and is {shown(now)} after later steps"
+        for place, now, kept in given
+        if not same(now, kept)
+    ]
+    return changed[:1]
+
+
+@point("an observation is in observation_space", "correct the space (its shape, bounds, dtype), or the observation")
+async def observation_space(case: Case) -> list[str]:
+    async with Direct(case) as direct:
+        space: Any = getattr(direct.env, "observation_space", None)
+    if not callable(getattr(space, "contains", None)):
+        raise Skipped("it has no observation_space")
+    outside: list[str] = []
+
+    def look(_: Direct, place: str, seen: Any) -> None:
+        if not space.contains(seen):
+            outside.append(f"{place}: {shown(seen)} of {_kind(seen)} is not in {space}")
+
+    await walk_all(case, look)
+    return outside[:1]
+
+
+@point("render() gives an array (height, width, 3) of uint8, or text", "return np.uint8 values 0 to 255, or a str")
+async def render(case: Case) -> list[str]:
+    async with Direct(case) as direct:
+        if not callable(getattr(direct.env, "render", None)):
+            raise Skipped("it has no render()")
+        if getattr(direct.env, "render_mode", "") in (None, "human"):
+            raise Skipped(
+                f"its render_mode is {direct.env.render_mode!r}: pass render_mode='rgb_array' to have it checked"
+            )
+        await direct.reset(case.episodes[0].seed)
+        picture = await settled(direct.env.render())
+    pictures = picture if isinstance(picture, list) else [picture]
+    return [f"{shown(one)} of {_kind(one)}" for one in pictures if not _is_picture(one)][:1]
+
+
+@point("close() can be called twice", "let the second call do nothing")
+async def closes_twice(case: Case) -> list[str]:
+    direct = Direct(case)
+    if not callable(getattr(direct.env, "close", None)):
+        raise Skipped("it has no close()")
+    await direct.reset(case.episodes[0].seed)
+    await settled(direct.env.close())
+    await settled(direct.env.close())
+    return []
+
+
+def _is_picture(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] == 3
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"shape {value.shape} and dtype {value.dtype}"
+    return f"type {type(value).__name__}"

@@ -1,0 +1,91 @@
+"""The frozen data that crosses the code: what an environment says, and what a pool knows of itself."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+Placement = Literal["cpu", "light", "io"]
+"""Where an env runs: a worker process, the event loop's thread, or wherever it may wait without blocking others."""
+
+Recovery = Literal["replay", "snapshot", "none"]
+"""What a pool does for the envs of a dead worker."""
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What a text env shows: a description, pictures, the raw observation, and a key of the state for GiGPO."""
+
+    text: str
+    images: tuple[Any, ...] = ()
+    data: Any = None
+    anchor: Hashable = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of a reset or a step; a reset's reward is 0."""
+
+    observation: Any
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = {}
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """What a text interface read in a reply: raw actions in order, or the reason why there are none."""
+
+    actions: Sequence[Any]
+    valid: bool = True
+    reason: str = ""
+
+
+class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How replies are read and charged; `pool.open` takes these fields beside the env's own keyword arguments."""
+
+    strict: bool = False
+    format_penalty: float = 0.1
+    max_actions_per_turn: int = 5
+    max_actions_per_traj: int | None = None
+    separator: str = "||"
+
+
+class Durations(msgspec.Struct, frozen=True):
+    """Seconds of recent calls, by percentile."""
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    max: float = 0.0
+
+
+class WorkerStats(msgspec.Struct, frozen=True):
+    """One worker process, or rank -1 for the event loop's own thread."""
+
+    rank: int
+    pid: int | None
+    envs: int
+    queued: int
+    calls: int
+    restarts: int
+    seconds: Durations
+
+
+class PoolStats(msgspec.Struct, frozen=True):
+    """A pool at one moment.
+
+    `restarts` counts replaced workers, `restored` envs brought back after a death, `moved` envs that changed worker.
+    """
+
+    workers: tuple[WorkerStats, ...]
+    envs: int
+    queued: int
+    calls: int
+    restarts: int
+    restored: int
+    moved: int
+    seconds: Durations

@@ -1,0 +1,1 @@
+"""The environments that come with asyncrollout, found through the entry points of group `asyncrollout.envs`."""

@@ -1,0 +1,13 @@
+"""Starts its pool when it is imported, as no script may."""
+
+import asyncio
+
+from asyncrollout import EnvPool
+
+
+async def main() -> None:
+    async with EnvPool(workers=2) as pool, pool.open("tests.tiny_envs:Counter") as env:
+        await env.reset(seed=1)
+
+
+asyncio.run(main())

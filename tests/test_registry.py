@@ -1,0 +1,175 @@
+"""Names lead to specs, and a wrong name to the nearest right one."""
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrollout import EnvSpec, UnknownEnvError, UsageError, env_names, find_env, register_env, registry
+from tests.tiny_envs import Counter
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_registered", {})
+    registry._entry_points.cache_clear()
+    yield
+    monkeypatch.undo()
+    registry._entry_points.cache_clear()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, directory: Path, points: str) -> None:
+    """Put a package with entry points on the path, as pip would."""
+    metadata = directory / "someones_envs-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: someones-envs\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[asyncrollout.envs]\n{points}\n")
+    (directory / "someones_envs.py").write_text(
+        "from asyncrollout import EnvSpec\n"
+        "maze = EnvSpec(name='maze', factory='tests.tiny_envs:Counter', kwargs={'limit': 3})\n"
+        "not_a_spec = 5\n"
+    )
+    monkeypatch.syspath_prepend(directory)
+    registry._entry_points.cache_clear()
+
+
+def test_registered_name() -> None:
+    spec = register_env("counter", Counter, kwargs={"limit": 5}, runs="light")
+    assert find_env("counter") is spec
+    assert spec == EnvSpec(name="counter", factory=Counter, kwargs={"limit": 5}, runs="light")
+    assert "counter" in env_names()
+
+
+def test_name_can_be_registered_again() -> None:
+    register_env("counter", Counter, kwargs={"limit": 5})
+    register_env("counter", Counter, kwargs={"limit": 6})
+    assert find_env("counter").kwargs == {"limit": 6}
+
+
+def test_spec_stands_for_itself() -> None:
+    spec = EnvSpec(name="x", factory=Counter)
+    assert find_env(spec) is spec
+
+
+def test_spec_is_frozen_and_travels() -> None:
+    spec = EnvSpec(name="x", factory=Counter, kwargs={"limit": 5}, text="tests.tiny_envs:CounterText", replayable=False)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    with pytest.raises(AttributeError):
+        spec.name = "y"  # type: ignore[misc]
+
+
+def test_with_kwargs_adds_and_overrides() -> None:
+    spec = EnvSpec(name="x", factory=Counter, kwargs={"limit": 5})
+    assert spec.with_kwargs(limit=6, length=7).kwargs == {"limit": 6, "length": 7}
+    assert spec.kwargs == {"limit": 5}
+
+
+def test_import_path() -> None:
+    spec = find_env("tests.tiny_envs:Counter")
+    assert spec.text is None
+    assert registry.load_factory(spec.factory) is Counter
+
+
+def test_gymnasium_id() -> None:
+    spec = find_env("gymnasium:CartPole-v1")
+    env = registry.load_factory(spec.factory)(**spec.kwargs)
+    assert env.spec.id == "CartPole-v1"
+    env.close()
+
+
+def test_installed_env_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, "maze = someones_envs:maze")
+    assert "maze" in env_names()
+    assert find_env("maze").kwargs == {"limit": 3}
+
+
+def test_registered_name_comes_before_an_installed_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, "maze = someones_envs:maze")
+    mine = register_env("maze", Counter)
+    assert find_env("maze") is mine
+
+
+def test_entry_point_that_is_no_spec_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, "broken = someones_envs:not_a_spec")
+    with pytest.raises(UsageError, match=r"'broken'.*gives no EnvSpec.*someones_envs:not_a_spec"):
+        find_env("broken")
+
+
+def test_name_in_two_packages_is_found_or_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        metadata = tmp_path / name / f"{name}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text("[asyncrollout.envs]\nmaze = someones_envs:maze\n")
+        monkeypatch.syspath_prepend(tmp_path / name)
+    install(monkeypatch, tmp_path, "other = someones_envs:maze")
+    with contextlib.suppress(UsageError):  # either of them, or an error of ours
+        assert find_env("maze").name == "maze"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("sokobam", "did you mean 'sokoban'"),
+        ("FrozenLake", "did you mean 'frozen_lake'"),
+        ("frozen-lake", "did you mean 'frozen_lake'"),
+        ("lake", "did you mean 'frozen_lake'"),
+        ("zzz", "known are frozen_lake, sokoban"),
+        ("", "known are frozen_lake, sokoban"),
+    ],
+)
+def test_unknown_name_names_the_nearest(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_entry_points", dict)
+    register_env("sokoban", Counter)
+    register_env("frozen_lake", Counter)
+    with pytest.raises(UnknownEnvError) as caught:
+        find_env(name)
+    assert f"no env is called {name!r}: {told}" in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", [None, 5, Counter, b"counter"])
+def test_env_is_named_by_text_or_spec(odd: Any) -> None:
+    with pytest.raises(UsageError, match="a string or an EnvSpec"):
+        find_env(odd)
+
+
+@pytest.mark.parametrize("name", ["", "a:b"])
+def test_registered_name_is_checked(name: str) -> None:
+    with pytest.raises(UsageError, match="env name"):
+        register_env(name, Counter)
+
+
+def test_placement_is_checked() -> None:
+    with pytest.raises(UsageError, match="env 'x': runs='gpu' is not one of cpu, light, io"):
+        EnvSpec(name="x", factory=Counter, runs="gpu")  # type: ignore[arg-type]
+
+
+def test_unknown_field_is_told() -> None:
+    with pytest.raises((UsageError, TypeError), match="replayble"):
+        register_env("x", Counter, replayble=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("tests.tiny_envs:Countr", "module 'tests.tiny_envs' has no 'Countr': did you mean 'Counter'"),
+        ("tests.tiny_envs:Counter.stop", "module 'tests.tiny_envs' has no 'Counter.stop'"),
+        ("tests.tiny_envs", "not an import path: write 'module:Class'"),
+        (":Counter", "not an import path: write 'module:Class'"),
+        ("tests.tiny_envs:Step.nothing", "has no 'Step.nothing'"),
+        ("tests.tiny_envs:__doc__", "is a str, not something that makes an env"),
+    ],
+)
+def test_bad_import_path_is_told(path: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        registry.load_factory(path)
+    assert told in str(caught.value)
+
+
+def test_missing_module_is_told() -> None:
+    with pytest.raises(ImportError, match="no_such_module"):
+        registry.load_factory("no_such_module:Env")

@@ -1,0 +1,116 @@
+"""The package's face: its names, what importing it costs, and errors that travel."""
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+import asyncrollout
+from asyncrollout import EnvError, Observation, Outcome, Parsed, RolloutError, TextOptions, UsageError, errors
+
+ALL_ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, RolloutError)]
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_every_exported_name_resolves_and_is_exported_once() -> None:
+    assert [name for name in asyncrollout.__all__ if getattr(asyncrollout, name, None) is None] == []
+    assert dir(asyncrollout) == sorted(set(asyncrollout.__all__))
+    assert len(dir(asyncrollout)) == len(asyncrollout.__all__)
+
+
+def test_every_error_is_exported() -> None:
+    assert {kind.__name__ for kind in ALL_ERRORS} <= set(asyncrollout.__all__)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    source = inspect.getsource(asyncrollout)
+    declared = {
+        line.split(" as ")[-1].strip() for line in source.splitlines() if line.startswith("    from asyncrollout")
+    }
+    assert declared == {name for name in asyncrollout.__all__ if name != "__version__"}
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'Pool'"):
+        _ = asyncrollout.Pool
+
+
+def test_importing_the_package_loads_little() -> None:
+    heavy = "{'aiohttp', 'rich', 'numpy', 'msgspec', 'anyio', 'gymnasium', 'structlog', 'uvloop'}"
+    assert run(f"import sys, asyncrollout; print({heavy} & set(sys.modules))").strip() == "set()"
+
+
+def test_a_worker_loads_neither_web_client_nor_display() -> None:
+    heavy = "{'aiohttp', 'rich', 'cyclopts', 'gymnasium', 'structlog', 'imageio_ffmpeg', 'yaml'}"
+    assert run(f"import sys, asyncrollout.pool.worker; print({heavy} & set(sys.modules))").strip() == "set()"
+
+
+def test_star_import_gives_every_name() -> None:
+    assert (
+        run("from asyncrollout import *; print(EnvPool.__name__, testing.__name__)") == "EnvPool asyncrollout.testing\n"
+    )
+
+
+@pytest.mark.parametrize("copied", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+def test_errors_travel_with_their_place_and_notes(copied: Any) -> None:
+    assert len(ALL_ERRORS) > 10
+    for kind in ALL_ERRORS:
+        error = kind.at("it broke", env="maze", seed=7, turn=3, worker=1, notes="Traceback: line 1")
+        seen = copied(error)
+        assert type(seen) is kind
+        assert str(seen) == "it broke"
+        assert (seen.env, seen.seed, seen.turn, seen.worker) == ("maze", 7, 3, 1)
+        assert seen.__notes__ == ["Traceback: line 1"]
+
+
+def test_remote_traceback_travels() -> None:
+    error = EnvError.at("it broke", remote_type="ValueError", remote_traceback="Traceback ...")
+    seen = pickle.loads(pickle.dumps(error))
+    assert (seen.remote_type, seen.remote_traceback) == ("ValueError", "Traceback ...")
+
+
+def test_error_without_a_place_has_none() -> None:
+    error = RolloutError("it broke")
+    assert (error.env, error.seed, error.turn, error.worker) == (None, None, None, None)
+    assert not hasattr(error, "__notes__")
+
+
+def test_errors_are_also_what_python_expects() -> None:
+    assert issubclass(UsageError, ValueError)
+    assert issubclass(errors.MissingExtraError, ImportError)
+    assert issubclass(errors.EnvCheckError, AssertionError)
+    assert not issubclass(UsageError, EnvError)
+
+
+def test_outcomes_are_frozen_and_share_no_info() -> None:
+    first, second = Outcome("a"), Outcome("b")
+    first.info["x"] = 1
+    assert second.info == {}
+    with pytest.raises(AttributeError):
+        first.reward = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("terminated", "truncated"), [(False, False), (True, False), (False, True), (True, True)])
+def test_outcome_is_done_at_either_end(terminated: bool, truncated: bool) -> None:
+    assert Outcome("a", 0.0, terminated, truncated).done is (terminated or truncated)
+
+
+def test_defaults() -> None:
+    assert Observation("a") == Observation(text="a", images=(), data=None, anchor=None)
+    assert Parsed([1]).valid
+    assert TextOptions() == TextOptions(
+        strict=False, format_penalty=0.1, max_actions_per_turn=5, max_actions_per_traj=None, separator="||"
+    )
+
+
+def test_unknown_text_option_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="penalty"):
+        msgspec.convert({"penalty": 1.0}, TextOptions)
