@@ -12,6 +12,8 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
+from asyncrollout.errors import PoolError
+
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only a directory of our own is used)
 _JANITOR = 'read -r _; rm -rf -- "$1"'
 
@@ -24,7 +26,10 @@ async def private_directory() -> AsyncIterator[Path]:
     with anyio.CancelScope(shield=True):
         janitor = await _start_janitor(directory)
     try:
-        directory.mkdir(mode=0o700)
+        try:
+            directory.mkdir(mode=0o700)
+        except OSError as error:
+            raise PoolError(f"the pool's private directory cannot be made: {error}") from error
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -78,6 +78,7 @@ class EnvPool:
         self._seats: dict[int, Seat] = {}
         self._loop_home = LoopHome(self.limits)
         self._backend: Backend | None = None
+        self._tasks = anyio.create_task_group()
         self._entered = False
         self._open = False
 
@@ -87,26 +88,24 @@ class EnvPool:
             raise UsageError("this pool was opened before: make another one")
         self._entered = True
         self._check_descriptors()
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._open = True
         if self._workers:
-            backend = self._backend = ProcessBackend(
+            self._backend = ProcessBackend(
                 self._workers,
                 limits=self.limits,
                 worker_env=self._worker_env,
                 log_dir=self._log_dir,
                 send_snapshots=self.recover == "snapshot",
             )
-            started = False
-            try:
-                await backend.start(self._tasks)
+        await self._tasks.__aenter__()
+        try:
+            if self._backend is not None:
+                await self._backend.start(self._tasks)
                 self._tasks.start_soon(self._weigh)
-                started = True
-            finally:
-                if not started:
-                    await self._stop()
-                    await self._tasks.__aexit__(None, None, None)
+            self._open = True
+        finally:
+            if not self._open:
+                await self._stop()
+                await self._tasks.__aexit__(None, None, None)
         return self
 
     async def __aexit__(

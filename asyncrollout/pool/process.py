@@ -1,5 +1,6 @@
 """The process backend: all worker ranks, and the watchdog that reads their pages."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ class ProcessBackend:
     ) -> None:
         self._environs = [_environ(worker_env, rank) for rank in range(workers)]
         self._limits = limits
-        self._log_dir = log_dir
+        self._log_dir = _writable(log_dir) if log_dir is not None else None
         self._send_snapshots = send_snapshots
         self._changed = anyio.Event()
         self._ranks: list[Supervisor] = []
@@ -123,6 +124,16 @@ class ProcessBackend:
     def _on_change(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def _writable(log_dir: Path) -> Path:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"log_dir={str(log_dir)!r} cannot be made: {error}") from error
+    if not os.access(log_dir, os.W_OK):
+        raise UsageError(f"log_dir={str(log_dir)!r} cannot be written to")
+    return log_dir
 
 
 def _environ(worker_env: WorkerEnv | None, rank: int) -> dict[str, str]:

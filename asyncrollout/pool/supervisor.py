@@ -101,9 +101,28 @@ class Supervisor:
     async def _live(self) -> PoolError | None:
         """One process from its start to its end; an error if it never got as far as to serve."""
         self._lives += 1
-        directory = self._root / f"{self.rank}.{self._lives}"
+        try:
+            config = self._prepare(self._root / f"{self.rank}.{self._lives}")
+            server = await self._listen(config)
+        except OSError as error:  # a full disk, too few descriptors
+            return PoolError.at(f"worker {self.rank} cannot be started: {error}", worker=self.rank)
+        cause: BaseException | None = None
+        try:
+            with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
+                await anyio.to_process.run_sync(serve, config, cancellable=True, limiter=anyio.CapacityLimiter(1))
+        except anyio.BrokenWorkerProcess as broken:  # always, in the end: `serve` does not return
+            cause = broken.__cause__
+        finally:
+            server.close()
+            tail = _tail(config.log)
+            served = self._bury(tail)
+            shutil.rmtree(config.directory, ignore_errors=True)
+        return None if served or self._stopping else _start_error(self.rank, cause, tail)
+
+    def _prepare(self, directory: Path) -> WorkerConfig:
         directory.mkdir(mode=0o700)
-        config = WorkerConfig(
+        self._page = Page.create(directory / "page")
+        return WorkerConfig(
             rank=self.rank,
             directory=directory,
             log=(self._log_dir or directory) / f"worker-{self.rank}.log",
@@ -112,21 +131,6 @@ class Supervisor:
             environ=self._environ,
             send_snapshots=self._send_snapshots,
         )
-        self._page = Page.create(directory / "page")
-        error: BaseException | None = None
-        with config.log.open("ab+") as output:
-            server = await self._listen(config)
-            try:
-                with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
-                    await anyio.to_process.run_sync(serve, config, cancellable=True, limiter=anyio.CapacityLimiter(1))
-            except anyio.BrokenWorkerProcess as broken:  # always, in the end: `serve` does not return
-                error = broken.__cause__
-            finally:
-                server.close()
-                tail = _tail(output.fileno())
-                served = self._bury(tail)
-                shutil.rmtree(directory, ignore_errors=True)
-        return None if served or self._stopping else _start_error(self.rank, error, tail)
 
     async def _listen(self, config: WorkerConfig) -> asyncio.AbstractServer:
         arrays = ArrayReader(config.directory)
@@ -262,6 +266,10 @@ def _resident(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _tail(log_fd: int) -> str:
-    size = os.fstat(log_fd).st_size
-    return os.pread(log_fd, _LOG_TAIL, max(0, size - _LOG_TAIL)).decode(errors="replace")
+def _tail(log_file: Path) -> str:
+    try:
+        with log_file.open("rb") as output:
+            output.seek(max(0, os.fstat(output.fileno()).st_size - _LOG_TAIL))
+            return output.read().decode(errors="replace")
+    except OSError:  # it was never begun
+        return ""
