@@ -815,8 +815,9 @@ async def test_a_worker_killed_during_open_reset_or_replay_is_not_noticed(tmp_pa
                 async with pool.open(FAULTY) as env:
                     actions = [1, held("replay", times=2), 3]
                     transcript = await play(env, 6, actions)
-                    os.kill(pids(pool)[0], signal.SIGKILL)
-                    os.kill(pids(pool)[1], signal.SIGKILL)
+                    await until(lambda: len(pids(pool)) == 2)
+                    for pid in pids(pool):
+                        os.kill(pid, signal.SIGKILL)
                     transcript.append(frozen(await env.step(4)))
         assert transcript == await undisturbed(FAULTY, 6, [*actions, 4])
         assert pool.stats().restarts >= 5

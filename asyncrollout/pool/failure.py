@@ -24,7 +24,7 @@ def failure(error: BaseException, op: Op = Op.STEP) -> Failure:
     """Never fails itself, whatever the exception's `__str__` does."""
     try:
         text = " ".join([str(error), *getattr(error, "__notes__", ())])
-    except Exception as broken:  # an env author's __str__ may do anything
+    except (Exception, SystemExit) as broken:  # an env author's __str__ may do anything
         text = f"<its text cannot be made: {type(broken).__name__}>"
     trace = "".join(traceback.format_exception(error))
     raises = _error_for(error, op).__name__

@@ -212,7 +212,6 @@ class EnvHandle:
             home.drop(self.seat.id)
             return
         with anyio.move_on_after(_CLOSE_GRACE, shield=True):
-            home.forget(self.seat.id)
             try:
                 reply = await home.call(self.seat.id, Op.CLOSE, None)
             except Lost:

@@ -68,9 +68,6 @@ class Home(Protocol):
     def drop(self, env_id: int) -> None:
         """Close an env without waiting for the end of it."""
 
-    def forget(self, env_id: int) -> None:
-        """Let go of what is kept here for an env that is about to close."""
-
 
 class Backend(Protocol):
     """Starts, replaces and stops homes."""

@@ -82,9 +82,6 @@ class LoopHome:
         if env_id in self._threads:
             self._threads.pop(env_id).end()
 
-    def forget(self, env_id: int) -> None:
-        """Nothing is kept here but the env."""
-
     def stats(self) -> WorkerStats:
         return WorkerStats(
             rank=self.rank,

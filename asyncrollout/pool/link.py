@@ -64,11 +64,7 @@ class Link(asyncio.Protocol):
         outbox.append((call_id, env_id, op, message))
         return future
 
-    def forget(self, env_id: int) -> None:
-        self._arrays.forget(env_id)
-
     def drop(self, env_id: int) -> None:
-        self.forget(env_id)
         self._last_id += 1
         self._outbox.append((self._last_id, env_id, Op.CLOSE, None))
         self._flush()
@@ -89,6 +85,7 @@ class Link(asyncio.Protocol):
         """The worker is gone: give up all calls, and those to come."""
         self._ended = later
         self.let_go(list(self.pending), lost)
+        self._arrays.close()
         if self._transport is not None:
             self._transport.abort()
 

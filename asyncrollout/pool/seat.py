@@ -107,7 +107,7 @@ class Seat:
             self._deaths += 1
             if lost.kind == "timeout":
                 raise self.error(EnvTimeout, f"{during} took longer than {pool.limits.of(op):g} s", rank)
-            if lost.kind == "memory":
+            if lost.kind == "memory" and lost.suspects == 1:
                 text = f"its worker used more than {pool.limits.memory} bytes of memory during {during}"
                 raise self.error(EnvResourceError, text, rank, lost.log)
         self._restarts += 1

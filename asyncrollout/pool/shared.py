@@ -6,8 +6,10 @@ that no kill can leak it.
 
 import mmap
 import os
+import threading
+from bisect import insort
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,6 +18,7 @@ from asyncrollout.pool import wire
 
 _ALIGN = 64
 _SPARE = 1.25
+_FILE_STEP = 64 << 20  # bytes by which a worker's room for arrays grows, once there is much
 PAGE_SLOTS = 4096
 
 
@@ -43,47 +46,95 @@ def attach(path: Path) -> mmap.mmap:
         os.close(fd)
 
 
-class ArrayWriter:
-    """The worker's side, one for each env: its arrays of one reply lie in one file, used again for the next reply."""
+class Arena:
+    """A worker's files for arrays: a few large ones, because each costs a descriptor. Thread-safe."""
 
-    def __init__(self, directory: Path, env_id: int) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._env_id = env_id
-        self._files = 0
-        self._memory: mmap.mmap | None = None
-        self._offset = 0
+        self._files: list[mmap.mmap] = []
+        self._free: list[tuple[int, int, int]] = []  # size, file, offset
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> "Region":
+        """A region of at least this size; raises OSError if there is no room."""
+        size = -(-size // _ALIGN) * _ALIGN
+        with self._lock:
+            for place, (free, file, offset) in enumerate(self._free):
+                if free >= size:
+                    del self._free[place]
+                    if free > size:
+                        insort(self._free, (free - size, file, offset + size))
+                    return Region(self._files[file], file, offset, size)
+            total = sum(map(len, self._files))
+            room = max(size, min(total, _FILE_STEP))
+            self._files.append(reserve(self._directory / str(len(self._files)), room))
+            file = len(self._files) - 1
+            if room > size:
+                insort(self._free, (room - size, file, size))
+            return Region(self._files[file], file, 0, size)
+
+    def give_back(self, region: "Region") -> None:
+        with self._lock:
+            insort(self._free, (region.size, region.file, region.offset))
+
+
+class Region(NamedTuple):
+    memory: mmap.mmap
+    file: int
+    offset: int
+    size: int
+
+
+class ArrayWriter:
+    """The worker's side, one for each env: the arrays of a reply lie in one region, used again for the next reply."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._region: Region | None = None
+        self._outgrown: list[Region] = []
+        self._used = 0
         self._full = False
         self.used = False
 
     def begin(self) -> None:
         """A new reply: the pool has taken what the last one held."""
-        self._offset = 0
+        self._used = 0
         self.used = False
+        for region in self._outgrown:
+            self._arena.give_back(region)
+        self._outgrown.clear()
 
     def place(self, array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext | None:
         self.used = True
-        start = -(-self._offset // _ALIGN) * _ALIGN
         if self._full or array.dtype.kind in "Mm":  # dates have no buffer interface
             return None
-        if self._memory is None or start + array.nbytes > len(self._memory):
+        start = -(-self._used // _ALIGN) * _ALIGN
+        if self._region is None or start + array.nbytes > self._region.size:
             try:
-                self._grow(int((start + array.nbytes) * _SPARE))
+                self._grow(start + array.nbytes)
             except OSError:
                 self._full = True  # no room: this env's arrays go over the socket from now on
                 return None
             start = 0
-        assert self._memory is not None
-        room: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, self._memory, start)
+        assert self._region is not None
+        memory, file, offset, _ = self._region
+        room: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, memory, offset + start)
         room[...] = array
-        self._offset = start + array.nbytes
-        name = f"{self._env_id}-{self._files}"
-        return msgspec.msgpack.Ext(
-            wire.Code.MAPPED, msgspec.msgpack.encode((self._env_id, name, start, array.dtype.str, array.shape))
-        )
+        self._used = start + array.nbytes
+        reference = msgspec.msgpack.encode((file, offset + start, array.dtype.str, array.shape))
+        return msgspec.msgpack.Ext(wire.Code.MAPPED, reference)
 
     def _grow(self, size: int) -> None:
-        self._files += 1
-        self._memory = reserve(self._directory / f"{self._env_id}-{self._files}", size)
+        region = self._arena.take(int(size * _SPARE))
+        if self._region is not None:
+            self._outgrown.append(self._region)  # earlier arrays of this reply lie there
+        self._region = region
+
+    def close(self) -> None:
+        self.begin()
+        if self._region is not None:
+            self._arena.give_back(self._region)
+            self._region = None
 
 
 class ArrayReader:
@@ -91,21 +142,23 @@ class ArrayReader:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files: dict[int, tuple[str, mmap.mmap]] = {}
-        self._decode = msgspec.msgpack.Decoder(tuple[int, str, int, str, tuple[int, ...]]).decode
+        self._files: dict[int, mmap.mmap] = {}
+        self._decode = msgspec.msgpack.Decoder(tuple[int, int, str, tuple[int, ...]]).decode
 
     def read(self, reference: bytes) -> np.ndarray[Any, Any]:
-        env_id, name, start, dtype, shape = self._decode(reference)
-        known = self._files.get(env_id)
-        if known is None or known[0] != name:
-            path = self._directory / name
-            known = self._files[env_id] = (name, attach(path))
+        file, offset, dtype, shape = self._decode(reference)
+        memory = self._files.get(file)
+        if memory is None:
+            path = self._directory / str(file)
+            memory = self._files[file] = attach(path)
             path.unlink()
-        seen: np.ndarray[Any, Any] = np.ndarray(shape, dtype, known[1], start)
+        seen: np.ndarray[Any, Any] = np.ndarray(shape, dtype, memory, offset)
         return seen.copy()
 
-    def forget(self, env_id: int) -> None:
-        self._files.pop(env_id, None)
+    def close(self) -> None:
+        for memory in self._files.values():
+            memory.close()
+        self._files.clear()
 
 
 class Page:

@@ -29,7 +29,6 @@ _START_TRIES = 3
 _LOG_TAIL = 2_000
 _SWEEP_EVERY = 0.005  # seconds
 _SWEEP_LOOKS = 200
-_NOBODY = 0  # no call has this id
 _GUARD_HINT = (
     "The script that uses the pool is run again in every worker, so what it starts must stand behind this line:\n\n"
     '    if __name__ == "__main__":\n'
@@ -66,7 +65,7 @@ class Supervisor:
         self._lives = 0
         self._page: Page | None = None
         self._process: Any = None  # anyio's, for its exit status
-        self._doom: tuple[str, int] | None = None  # why we kill it, and the call to blame
+        self._doom: tuple[str, set[int]] | None = None  # why we kill it, and the calls to blame
         self._seen_running: set[tuple[int, float]] = set()
         self._calls_answered = 0
         self._answered = 0.0  # when a call was last begun or answered
@@ -110,8 +109,8 @@ class Supervisor:
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
                 await anyio.to_process.run_sync(serve, config, cancellable=True, limiter=anyio.CapacityLimiter(1))
-        except anyio.BrokenWorkerProcess as broken:  # always, in the end: `serve` does not return
-            cause = broken.__cause__
+        except (anyio.BrokenWorkerProcess, OSError) as broken:  # always, in the end: `serve` does not return
+            cause = broken.__cause__ or broken
         finally:
             server.close()
             tail = _tail(config.log)
@@ -180,7 +179,7 @@ class Supervisor:
         if self._stopping:
             kind, blamed = "closed", set()
         elif doom is not None:
-            kind, blamed = doom[0], {doom[1]}
+            kind, blamed = doom
         if not self._stopping:
             log.warning("worker_died", worker=self.rank, reason=kind, cause=cause, calls=len(link.pending))
         later = Lost(kind, cause=cause, log=log_tail)
@@ -193,21 +192,24 @@ class Supervisor:
         link, page = self.home, self._page
         if link is None or page is None or self._doom is not None:
             return
+        if self._process is not None and self._process.returncode is not None:
+            kill_group(link.pid)  # it is dead, and a child that it forked holds its socket
+            return
         running = page.running()
         for call, start in running:
             pending = link.pending.get(call)
             limit = self._limits.of(pending[1]) if pending else self._limits.reset
             if now - start > limit and (call, start) in self._seen_running:  # seen twice: not just being written
-                self._kill(link, "timeout", call)
+                self._kill(link, "timeout", {call})
                 return
         self._seen_running = set(running)
         if running or not link.pending or self.clock.calls != self._calls_answered:
             self._calls_answered, self._answered = self.clock.calls, now
         elif now - self._answered > self._limits.reset:  # stuck outside of any call
-            self._kill(link, "timeout", _NOBODY)
+            self._kill(link, "timeout", set())
             return
         if self._limits.memory is not None and _resident(link.pid) > self._limits.memory:
-            self._kill(link, "memory", running[0][0] if running else _NOBODY)
+            self._kill(link, "memory", {call for call, _ in running})
             return
         was_stuck, link.stuck = link.stuck, any(now - start > self._limits.soft for start in page.main_start())
         if link.stuck and others:
@@ -217,8 +219,8 @@ class Supervisor:
         if was_stuck and not link.stuck:
             self._on_change()
 
-    def _kill(self, link: Link, kind: str, call: int) -> None:
-        self._doom = (kind, call)
+    def _kill(self, link: Link, kind: str, blamed: set[int]) -> None:
+        self._doom = (kind, blamed)
         with contextlib.suppress(ProcessLookupError):
             os.kill(link.pid, signal.SIGKILL)
 

@@ -16,7 +16,7 @@ from asyncrollout.pool.digest import encode_with_digest
 from asyncrollout.pool.entry import WorkerConfig
 from asyncrollout.pool.failure import failure
 from asyncrollout.pool.hosted import Fields, HostedEnv, Opening, run_now
-from asyncrollout.pool.shared import PAGE_SLOTS, ArrayWriter, Page
+from asyncrollout.pool.shared import PAGE_SLOTS, Arena, ArrayWriter, Page
 from asyncrollout.pool.thread import EnvThread
 from asyncrollout.pool.wire import Op
 
@@ -40,11 +40,11 @@ Answer = tuple[Any, Any, int | None, bytes | None]
 class Seat:
     """One env of this worker: how long its steps take, and where its large arrays go."""
 
-    def __init__(self, opening: Opening, env_id: int, config: WorkerConfig) -> None:
+    def __init__(self, opening: Opening, arena: Arena, *, send_snapshots: bool) -> None:
         self.hosted = HostedEnv(opening)
         self.typical = _UNKNOWN
-        self.arrays = ArrayWriter(config.directory, env_id)
-        self.sends_snapshots = config.send_snapshots and self.hosted.has_snapshots
+        self.arrays = ArrayWriter(arena)
+        self.sends_snapshots = send_snapshots and self.hosted.has_snapshots
 
     def perform(self, op: Op, payload: Any, page: Page, slot: int, call_id: int) -> Answer:
         result = run_now(self.hosted.perform(op, payload, lambda: page.begin(slot, call_id, monotonic())))
@@ -67,6 +67,7 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._page = Page.attach(config.directory / "page")
+        self._arena = Arena(config.directory)
         self._seats: dict[int, Seat] = {}
         self._io_seats: dict[int, Seat] = {}
         self._threads: dict[int, tuple[EnvThread, int]] = {}  # of `io` envs, with their slots in the page
@@ -89,8 +90,8 @@ class Worker:
                         self._close_all()
                         return
                     self._take(call)
-            self._page.end(_MAIN)
             self._flush()
+            self._page.end(_MAIN)  # only now: a step that closed our socket is still to blame
             received += 1
             if received % _LOG_CHECK == 0 and os.fstat(1).st_size > _LOG_LIMIT:
                 os.ftruncate(1, 0)
@@ -121,10 +122,10 @@ class Worker:
             self._play_step(call, seat, slot)
         else:
             self._play_other(call, seat, slot)
+        self._flush()
         self._page.end(slot)
         if call[2] == Op.CLOSE:
             self._free_slots.append(slot)
-        self._flush()
 
     def _play_step(self, call: Call, seat: Seat, slot: int) -> None:
         if self._held:  # replies of others: send them first, or have them sent if this step turns out slow
@@ -158,7 +159,7 @@ class Worker:
                 self._open(env_id, _loaded(payload))
             elif seat is not None:
                 if op is Op.CLOSE:
-                    self._leave(env_id)
+                    self._leave(env_id, seat)
                 answer = seat.perform(op, _loaded(payload), self._page, slot, call_id)
             elif op is not Op.CLOSE:
                 raise EnvError(f"no env {env_id} lives on worker {self._config.rank}")
@@ -172,11 +173,12 @@ class Worker:
         if waits and env_id not in self._threads:
             raise UsageError(f"a worker runs at most {PAGE_SLOTS - 1} io envs: use more workers")
         seats = self._io_seats if waits else self._seats
-        seats[env_id] = Seat(opening, env_id, self._config)
+        seats[env_id] = Seat(opening, self._arena, send_snapshots=self._config.send_snapshots)
 
-    def _leave(self, env_id: int) -> None:
+    def _leave(self, env_id: int, seat: Seat) -> None:
         self._seats.pop(env_id, None)
         self._io_seats.pop(env_id, None)
+        seat.arrays.close()
 
     def _flush(self) -> None:
         with self._sending:
