@@ -24,19 +24,18 @@ class WorkerConfig:
 
 def serve(config: WorkerConfig) -> None:
     """Serve envs until told to stop. Never returns: anyio would keep the process and give it other work."""
-    status = 1
     try:
         old_in, old_out = guards.move_streams(config.log)
         guards.leave_terminal()
-        guards.die_with_parent(config.parent, old_in, old_out)
+        guards.die_with_parent(config.parent)
         os.environ.update(config.environ)
         from asyncrollout.pool.worker import Worker  # noqa: PLC0415 (numpy must see the environment just set)
 
-        Worker(config).run()
-        status = 0
-    except Exception:  # the log is the last place where it can be told
+        worker = Worker(config)
+        guards.start_sentinel(old_in, old_out)
+        worker.run()
+    except BaseException:  # the log is the last place where it can be told
         traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        guards.kill_group(os.getpid())
+    sys.stdout.flush()
+    os._exit(0)

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -46,17 +47,20 @@ def _pass_over(_signal: int, _frame: object) -> None:
     """Ctrl-C is for the parent."""
 
 
-def die_with_parent(parent: int, old_in: int, old_out: int) -> None:
-    """See that neither this process nor its children outlive the parent, however it ends.
-
-    The kernel's signal stops a worker at once (Linux only); a sentinel, which sleeps until the parent's end of the
-    old fd 0 closes, kills the rest of its group. It also holds the old fd 1, whose end anyio takes for the end of this
-    process: so the event loop has learnt the exit status before anyio, in haste, would reap the process itself.
-    """
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, even while it spins (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def start_sentinel(old_in: int, old_out: int) -> None:
+    """A shell that sleeps until the parent's end of the old fd 0 closes, and then kills what is left of our group.
+
+    It also holds the old fd 1, whose end anyio takes for the end of this process: so the event loop has learnt the
+    exit status before anyio, in haste, would reap the process itself.
+    """
     with contextlib.suppress(OSError):  # without a shell, only the kernel's signal is left
         command = ["/bin/sh", "-c", _SENTINEL]
         subprocess.run(command, stdin=old_in, pass_fds=(old_out,), check=False)  # noqa: S603 (our own text)
@@ -66,3 +70,13 @@ def kill_group(pid: int) -> None:
     """Kill a worker, its sentinel and all that its envs started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def starting_interpreters() -> set[int]:
+    """The worker processes that this thread has started; where the system does not tell (only Linux does), none."""
+    try:
+        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    except OSError:
+        return set()
+    return {pid for pid, command in commands.items() if b"anyio.to_process" in command}

@@ -19,6 +19,7 @@ WorkerEnv = Callable[[int], Mapping[str, str]]
 """The environment variables of the worker of a rank."""
 
 _STOP_GRACE = 3.0
+_STOP_AGAIN = 0.2
 _WATCH_EVERY = 0.1
 
 
@@ -73,11 +74,13 @@ class ProcessBackend:
         """Let the workers close their envs; kill those that do not come to an end."""
         for rank in self._ranks:
             rank.stop()
-        with anyio.move_on_after(_STOP_GRACE):
-            await self._all_ended()
-        for rank in self._ranks:
-            rank.stop_now()
-        await self._all_ended()
+        patience = _STOP_GRACE
+        while not all(rank.ended for rank in self._ranks):
+            with anyio.move_on_after(patience):
+                await self._all_ended()
+            for rank in self._ranks:
+                rank.stop_now()
+            patience = _STOP_AGAIN
         if self._ranks:
             await self._directory.__aexit__(None, None, None)
 

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import structlog
 
 from asyncrollout.errors import PoolError
 from asyncrollout.pool.entry import WorkerConfig, serve
-from asyncrollout.pool.guards import kill_group
+from asyncrollout.pool.guards import kill_group, starting_interpreters
 from asyncrollout.pool.home import Clock, Limits, Lost
 from asyncrollout.pool.link import Link
 from asyncrollout.pool.shared import ArrayReader, Page
@@ -95,7 +95,14 @@ class Supervisor:
             self.home.stop()
 
     def stop_now(self) -> None:
-        self._life.cancel()
+        """Kill the process. While an interpreter starts nothing is cancelled, because anyio would lose sight of it."""
+        starting = starting_interpreters() - {process.pid for process in _processes()}
+        if self.home is not None or not starting:
+            self._life.cancel()
+            return
+        for pid in starting:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     async def _live(self) -> PoolError | None:
         """One process from its start to its end; an error if it never got as far as to serve."""
@@ -238,13 +245,17 @@ def _start_error(rank: int, cause: BaseException | None, tail: str) -> PoolError
     return PoolError.at(f"worker {rank} did not start: {why}. {_GUARD_HINT}", worker=rank, notes=tail)
 
 
-def _process_of(pid: int) -> Any:
-    """anyio's process object, which knows how a worker ended. It has no public place, so its absence is allowed for."""
+def _processes() -> Iterable[Any]:
+    """anyio's process objects, which know how workers end. They have no public place, so none is fine, too."""
     try:
-        processes = anyio.to_process._process_pool_workers.get()  # noqa: SLF001
+        processes: Iterable[Any] = anyio.to_process._process_pool_workers.get()  # noqa: SLF001
     except (AttributeError, LookupError):
-        return None
-    return next((process for process in processes if process.pid == pid), None)
+        return ()
+    return processes
+
+
+def _process_of(pid: int) -> Any:
+    return next((process for process in _processes() if process.pid == pid), None)
 
 
 def _cause_of_death(process: Any) -> str:

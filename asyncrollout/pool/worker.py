@@ -77,9 +77,10 @@ class Worker:
         self._behind = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(config.directory / "socket"))
-        self._socket.sendall(wire.frame([config.token, os.getpid()]))
 
     def run(self) -> None:
+        """Say who we are, then serve until told to stop or until the pool is gone."""
+        self._socket.sendall(wire.frame([self._config.token, os.getpid()]))
         threading.Thread(target=self._flush_late, daemon=True).start()
         frames, unpack = wire.FrameReader(), wire.Unpacker()
         received = 0
