@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ class BadTextError(Exception):
 
 class ExitingTextError(Exception):
     def __str__(self) -> str:
-        sys.exit("no text for this either")
+        return str(sys.exit("no text for this either"))
 
 
 class LoadsBadly:
@@ -176,7 +176,7 @@ class Returning(Counter):
                 return (text,)  # type: ignore[return-value]
             case "reward":
                 rest[0] = "much"
-        return odd, *rest  # type: ignore[return-value]
+        return odd, *rest
 
 
 def _once(trace: str, *fault: Any) -> None:
@@ -314,7 +314,7 @@ def _let_child_talk() -> None:
     sys.stdin.read()
 
 
-_FAULTS = {
+_FAULTS: dict[str, Callable[..., Any]] = {
     "block": _block,
     "burn": _burn,
     "chdir": os.chdir,

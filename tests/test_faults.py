@@ -1,4 +1,4 @@
-"""Whatever an env or the system does, the others go on, and every call ends with an outcome or with an error that names the env."""
+"""Whatever an env or the system does, the others go on, and every call ends with an outcome or an attributed error."""
 
 import hashlib
 import os
@@ -168,7 +168,7 @@ def mark(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
 
 
 class Chaos:
-    """Players ask for leave before each step. The killer strikes when so many steps are done, then lets each player get over it."""
+    """Players ask for leave before each step. The killer strikes after so many steps, then lets each get over it."""
 
     def __init__(self, players: int) -> None:
         self.done = [0] * players
@@ -270,7 +270,7 @@ async def check_under_fire(recover: Recovery, workers: int, kills: int, seed: in
         clean: Transcript = []
         async with (
             EnvPool(backend="inline") as pool,
-            pool.open(spec, **({"seconds": 0} if spec is WAITING else {})) as env,
+            pool.open(spec.with_kwargs(seconds=0) if spec is WAITING else spec) as env,
         ):
             for episode_seed, actions in mine:
                 clean += await play(env, episode_seed, actions)
@@ -311,7 +311,7 @@ async def test_a_call_made_in_an_episode_is_not_repeated_on_top_of_its_own_snaps
 
 # Envs that kill their worker
 
-CRASHES = {"exit code 3": ["exit", 3], "SIGSEGV": ["segfault"], "SIGKILL": ["signal", 9]}
+CRASHES: dict[str, list[Any]] = {"exit code 3": ["exit", 3], "SIGSEGV": ["segfault"], "SIGKILL": ["signal", 9]}
 
 
 async def test_an_env_that_always_kills_its_worker_fails_alone() -> None:
@@ -648,7 +648,7 @@ async def test_who_runs_after_a_hoarder_is_not_blamed_for_the_hoard() -> None:
         hoarder = await open_reset(pool, FAULTY, 1)
         neighbour = await open_reset(pool, FAULTY, 2)
         outcomes = []
-        ends = []
+        ends: list[Outcome | EnvResourceError] = []
 
         async def hoard() -> None:
             try:
@@ -727,7 +727,7 @@ async def test_an_episode_that_cannot_be_repeated_fails_and_is_never_silently_an
                 error = await error_of(env.step, 1)
                 assert type(error) is EnvDiverged
                 assert (error.env, error.seed, error.turn) == (spec.name, 14, 3)
-                assert f"seed 14, turn 3" in str(error)
+                assert "seed 14, turn 3" in str(error)
                 await env.reset(seed=1)
                 if spec is not raising:
                     await env.step(1)
@@ -867,7 +867,7 @@ async def test_a_start_that_the_system_refuses_is_an_error_for_its_callers(
 
 @uvloop_only
 async def test_the_last_files_of_a_dead_worker_do_not_take_the_pool_with_them() -> None:
-    """A worker that dies by itself leaves its sentinel, which clears up at the same time as the pool starts the next."""
+    """A worker that dies by itself leaves its sentinel, which clears up while the pool starts the next worker."""
     async with EnvPool(workers=1, max_restarts=100) as pool, pool.open(FAULTY) as env:
         for number in range(8):
             await env.reset(seed=number)
@@ -1000,7 +1000,7 @@ async def test_a_pool_whose_cancelled_step_hangs_still_ends(tmp_path: Path, mark
 
 
 async def test_an_error_of_the_body_passes_as_it_is(mark: str) -> None:
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 (the block is what is tested)
         async with EnvPool(workers=1) as pool:
             await open_reset(pool, COUNTER)
             _ = 1 / 0
