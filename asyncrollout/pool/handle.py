@@ -205,7 +205,7 @@ class EnvHandle:
         if self._phase is Phase.CLOSED:
             return
         unsure, self._phase = self._phase is Phase.UNSURE, Phase.CLOSED
-        home = self._pool.leave(self.seat)
+        home = self.seat.leave()
         if home is None or not home.usable:
             return
         if unsure:

@@ -12,14 +12,16 @@ from typing import Any, Literal, Self
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
-from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
+from asyncrollout.errors import PoolError, RolloutError, UsageError
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.home import Backend, Home, Limits, durations
+from asyncrollout.pool.home import Backend, Limits, durations
 from asyncrollout.pool.hosted import Opening, is_async
 from asyncrollout.pool.inline import LoopHome
+from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process import ProcessBackend, WorkerEnv
-from asyncrollout.pool.seat import Seat
+from asyncrollout.pool.seat import Rules, Seat
 from asyncrollout.pool.supervisor import refuse_in_worker
 from asyncrollout.pool.wire import Op
 from asyncrollout.registry import EnvSpec, find_env, nearest
@@ -30,17 +32,12 @@ _BACKENDS = ("process", "inline")
 _RECOVERIES = ("replay", "snapshot", "none")
 _FDS_PER_WORKER = 8
 _FDS_SPARE = 16
-_WORTH_MOVING = 0.0001  # seconds saved in each round of steps
-_ROUNDS_TO_PAY = 20
-_CLEARLY_LESS = 0.7
-_WEIGH_EVERY = 0.1  # seconds
-_FIRST_GUESS = 1e-5  # seconds of a step
 
 
 class EnvPool:
     """Many envs on few processes; an async context manager.
 
-    `workers` defaults to the number of CPUs. `step_timeout` and `reset_timeout` are seconds of work, not of
+    `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` are seconds of work, not of
     waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's environment variables.
     Workers' output is kept in `log_dir`, if given.
     """
@@ -65,71 +62,65 @@ class EnvPool:
         _whole("max_restarts", max_restarts, least=0)
         _seconds("step_timeout", step_timeout)
         _seconds("reset_timeout", reset_timeout)
-        self.recover = recover
-        self.max_restarts = max_restarts
-        self.limits = Limits(step_timeout, max(step_timeout, reset_timeout), memory_limit)
-        self.restored = 0
-        self.moved = 0
-        self.quarantine = anyio.Lock()
-        self._workers = (workers or os.cpu_count() or 1) if backend == "process" else 0
+        self._workers = (workers or _cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
+        self._rules = Rules(Limits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts)
         self._ids = itertools.count(1)
-        self._seats: dict[int, Seat] = {}
-        self._loop_home = LoopHome(self.limits)
+        self._loop_home = LoopHome(self._rules.limits)
         self._backend: Backend | None = None
-        self._tasks = anyio.create_task_group()
-        self._entered = False
-        self._open = False
+        self._placement = Placement(self._loop_home, None)
+        self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
         refuse_in_worker()
-        if self._entered:
+        if self._tasks is not None:
             raise UsageError("this pool was opened before: make another one")
-        self._entered = True
         self._check_descriptors()
         if self._workers:
             self._backend = ProcessBackend(
                 self._workers,
-                limits=self.limits,
+                limits=self._rules.limits,
                 worker_env=self._worker_env,
                 log_dir=self._log_dir,
-                send_snapshots=self.recover == "snapshot",
+                send_snapshots=self._rules.recover == "snapshot",
             )
+            self._placement = Placement(self._loop_home, self._backend)
+        self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         try:
             if self._backend is not None:
                 await self._backend.start(self._tasks)
-                self._tasks.start_soon(self._weigh)
-            self._open = True
+                self._tasks.start_soon(self._placement.weigh)
+            self._placement.open = True
         finally:
-            if not self._open:
-                await self._stop()
+            if not self._placement.open:
+                await self._stop(self._tasks)
                 await self._tasks.__aexit__(None, None, None)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stop()
+        assert self._tasks is not None
+        await self._stop(self._tasks)
         # An error of the body passes as it is; only a cancellation may stem from a task of ours that failed.
         cancelled = kind is not None and issubclass(kind, anyio.get_cancelled_exc_class())
         await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
-    async def _stop(self) -> None:
-        self._open = False
+    async def _stop(self, tasks: TaskGroup) -> None:
+        self._placement.open = False
+        on_loop = [seat for seat in self._placement.seats.values() if seat.home is self._loop_home]
         with anyio.CancelScope(shield=True):  # each part is bounded
             with anyio.move_on_after(_CLOSE_GRACE):
-                for seat in list(self._seats.values()):
-                    if seat.home is self._loop_home:
-                        await self._loop_home.call(seat.id, Op.CLOSE, None)
-            for seat in list(self._seats.values()):
-                if seat.home is self._loop_home:
-                    self.leave(seat)
+                for seat in on_loop:
+                    await self._loop_home.call(seat.id, Op.CLOSE, None)
+            for seat in on_loop:
+                self._placement.leave(seat)
             if self._backend is not None:
                 await self._backend.stop()
-        self._seats.clear()
-        self._tasks.cancel_scope.cancel()
+        self._placement.seats.clear()
+        tasks.cancel_scope.cancel()
 
     def open(
         self,
@@ -145,7 +136,7 @@ class EnvPool:
         `text` overrides whether it opens with its text interface; `worker` pins it to a rank; with `expert`,
         each outcome carries the solver's next reply in `info["expert"]`.
         """
-        self._check_open()
+        self._placement.check_open()
         spec = find_env(spec_or_name)
         text = spec.text is not None if text is None else text
         if expert and not text:
@@ -166,14 +157,14 @@ class EnvPool:
 
     def reopen(self, seat: Seat) -> EnvHandle:
         """Another env like this one."""
-        self._check_open()
+        self._placement.check_open()
         return self._handle(seat.opening, seat.pinned)
 
     def _handle(self, opening: Opening, pinned: int | None) -> EnvHandle:
         on_loop = not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec)))
         if not on_loop:
             _check_picklable(opening)
-        seat = Seat(self, next(self._ids), opening, pinned=pinned, on_loop=on_loop)
+        seat = Seat(next(self._ids), opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop)
         return EnvHandle(self, seat)
 
     async def step_many(self, handles: Sequence[EnvHandle], actions: Sequence[Any]) -> list[Outcome | RolloutError]:
@@ -205,71 +196,14 @@ class EnvPool:
             workers.append(self._loop_home.stats())
         return PoolStats(
             workers=tuple(workers),
-            envs=len(self._seats),
+            envs=len(self._placement.seats),
             queued=sum(worker.queued for worker in workers),
             calls=sum(worker.calls for worker in workers),
             restarts=sum(worker.restarts for worker in workers),
-            restored=self.restored,
-            moved=self.moved,
+            restored=self._rules.restored,
+            moved=self._placement.moved,
             seconds=durations([*recent, *self._loop_home.clock.recent()]),
         )
-
-    async def place(self, seat: Seat) -> Home:
-        """Give an env a place to live: the least loaded worker, or the one it is pinned to."""
-        self._check_open()
-        home: Home = self._loop_home
-        if self._backend is not None and not seat.on_loop:
-            home = _least_loaded(await self._backend.wait_usable(seat.pinned))
-        if seat.weighs and not seat.load:
-            seat.load = seat.last_seconds = self._usual_load()
-        seat.home = home
-        self._seats[seat.id] = seat
-        home.envs += 1
-        home.load += seat.load
-        return home
-
-    def unseat(self, seat: Seat) -> Home | None:
-        """Take an env out of its place, which may be gone."""
-        home, seat.home = seat.home, None
-        if home is not None:
-            home.envs -= 1
-            home.load -= seat.load
-        return home
-
-    def leave(self, seat: Seat) -> Home | None:
-        """The env is closed for good."""
-        self._seats.pop(seat.id, None)
-        return self.unseat(seat)
-
-    async def _weigh(self) -> None:
-        """Learn, from their latest steps, how much of a load the envs are; often enough, and not at every step."""
-        while True:
-            await anyio.sleep(_WEIGH_EVERY)
-            for seat in self._seats.values():
-                seat.weigh()
-
-    def rebalance(self, seat: Seat) -> None:
-        """At a reset an env has no state: if that pays, let it be made anew on a worker with less to do."""
-        home = seat.home
-        if home is None or not home.usable or self._backend is None or seat.on_loop or seat.pinned is not None:
-            return
-        target = _least_loaded(self._backend.homes or [home])
-        gain = home.load - (target.load + seat.load)
-        pays = gain > _WORTH_MOVING and gain * _ROUNDS_TO_PAY > seat.build_seconds
-        freer = home.stuck and not target.stuck
-        if freer or (pays and target.load < _CLEARLY_LESS * home.load):
-            self.moved += 1
-            self.unseat(seat)
-            home.drop(seat.id)
-
-    def _usual_load(self) -> float:
-        homes = self._backend.homes if self._backend else ()
-        envs = sum(home.envs for home in homes)
-        return sum(home.load for home in homes) / envs if envs else _FIRST_GUESS
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise ClosedError("the pool is not open: use `async with EnvPool(...) as pool:` and stay inside")
 
     def _check_descriptors(self) -> None:
         """Too few file descriptors are told before the start, not in the middle of a run."""
@@ -281,11 +215,6 @@ class EnvPool:
                 f"{self._workers} workers need {needed} file descriptors ({used} are open), but only {allowed} are "
                 f"allowed: raise the limit with `ulimit -n {needed}`, or use fewer workers"
             )
-
-
-def _least_loaded(homes: Sequence[Home]) -> Home:
-    free = [home for home in homes if not home.stuck]
-    return min(free or homes, key=lambda home: (home.load, home.envs))
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome | RolloutError]:
@@ -328,3 +257,8 @@ def _whole(name: str, value: object, least: int) -> None:
 def _seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise UsageError(f"{name}={value!r} is not a number of seconds above 0")
+
+
+def _cpus() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

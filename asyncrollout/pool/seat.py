@@ -1,15 +1,16 @@
 """Where an env lives, and how it gets a new place, in its old state, when that one is lost."""
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import anyio
 
 from asyncrollout.errors import ClosedError, EnvCrashed, EnvResourceError, EnvTimeout, RolloutError
 from asyncrollout.pool.history import History
-from asyncrollout.pool.home import Home, Lost, Reply
+from asyncrollout.pool.home import Home, Limits, Lost, Reply
 from asyncrollout.pool.hosted import Opening
+from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.wire import Op
-
-if TYPE_CHECKING:
-    from asyncrollout.pool.pool import EnvPool
+from asyncrollout.types import Recovery
 
 E = TypeVar("E", bound=RolloutError)
 
@@ -18,22 +19,43 @@ _SMOOTHING = 0.3
 _NEEDS_NO_EPISODE = (Op.OPEN, Op.RESET, Op.REPLAY)
 
 
+class Rules:
+    """What all envs of a pool have in common: their limits, whether and how often they are restored."""
+
+    def __init__(self, limits: Limits, recover: Recovery, max_restarts: int) -> None:
+        self.limits = limits
+        self.recover = recover
+        self.max_restarts = max_restarts
+        self.restored = 0
+        self.quarantine = anyio.Lock()  # one suspect at a time, so that a death has one cause
+
+
 class Seat:
     """An env's place and its past. Whoever waits for a lost call restores the env: nobody else takes part."""
 
-    def __init__(self, pool: "EnvPool", env_id: int, opening: Opening, *, pinned: int | None, on_loop: bool) -> None:
+    def __init__(
+        self,
+        env_id: int,
+        opening: Opening,
+        placement: Placement,
+        rules: Rules,
+        *,
+        pinned: int | None,
+        on_loop: bool,
+    ) -> None:
         self.id = env_id
         self.opening = opening
         self.pinned = pinned
         self.on_loop = on_loop
         self.weighs = not on_loop and opening.spec.runs == "cpu"
-        self.movable = pinned is None and opening.spec.replayable and pool.recover != "none"
+        self.movable = pinned is None and opening.spec.replayable and rules.recover != "none"
         self.home: Home | None = None
         self.load = 0.0  # seconds of a worker's time that a step takes, smoothed
         self.last_seconds = 0.0
         self.build_seconds = 0.0
         self.history = History()
-        self._pool = pool
+        self._placement = placement
+        self._rules = rules
         self._restarts = 0
         self._deaths = 0
 
@@ -53,10 +75,14 @@ class Seat:
         self._restarts = self._deaths = 0
         self.history.end(seed)
         if anew:
-            home = self._pool.unseat(self)
+            home = self._placement.unseat(self)
             if home is not None:
                 home.drop(self.id)
-        self._pool.rebalance(self)
+        self._placement.rebalance(self)
+
+    def leave(self) -> Home | None:
+        """The env is closed for good."""
+        return self._placement.leave(self)
 
     async def call_elsewhere(self, lost: Lost | None, op: Op, payload: Any) -> Reply:
         """Restore the env in a new place and make the call there; raise if it is not to be restored."""
@@ -66,7 +92,7 @@ class Seat:
             try:
                 if not self._deaths:
                     return await self._call_anew(op, payload)
-                async with self._pool.quarantine:  # one suspect at a time, so that a death has one cause
+                async with self._rules.quarantine:
                     reply = await self._call_anew(op, payload)
                     self._deaths = 0
                     return reply
@@ -74,7 +100,7 @@ class Seat:
                 lost = again
 
     async def _call_anew(self, op: Op, payload: Any) -> Reply:
-        home = await self._pool.place(self)
+        home = await self._placement.place(self)
         settled = False
         try:
             reply = await home.call(self.id, Op.OPEN, self.opening)
@@ -84,7 +110,7 @@ class Seat:
                 reply = await home.call(self.id, Op.REPLAY, past, movable=self.movable)
             settled = reply[1] is None
         finally:
-            if not settled and self._pool.unseat(self) is not None:
+            if not settled and self._placement.unseat(self) is not None:
                 home.drop(self.id)
         if not settled or op is Op.OPEN:
             return reply
@@ -92,13 +118,13 @@ class Seat:
 
     def _accept(self, lost: Lost, op: Op) -> None:
         """Take note that the env's place is gone; raise if the env is not to be restored."""
-        name, pool = self.opening.spec.name, self._pool
-        home = pool.unseat(self)
+        name, rules = self.opening.spec.name, self._rules
+        home = self._placement.unseat(self)
         rank = home.rank if home else None
         if lost.kind == "closed":
             raise ClosedError(f"env {name!r}: the pool is closed")
         if lost.kind == "moved":
-            pool.moved += 1
+            self._placement.moved += 1
             if home is not None:
                 home.drop(self.id)
             return
@@ -106,21 +132,21 @@ class Seat:
         if lost.suspects:
             self._deaths += 1
             if lost.kind == "timeout":
-                raise self.error(EnvTimeout, f"{during} took longer than {pool.limits.of(op):g} s", rank)
+                raise self.error(EnvTimeout, f"{during} took longer than {rules.limits.of(op):g} s", rank)
             if lost.kind == "memory" and lost.suspects == 1:
-                text = f"its worker used more than {pool.limits.memory} bytes of memory during {during}"
+                text = f"its worker used more than {rules.limits.memory} bytes of memory during {during}"
                 raise self.error(EnvResourceError, text, rank, lost.log)
         self._restarts += 1
         if self._deaths >= _DEATHS_TO_FAIL and lost.suspects == 1:
             reason = f"{self._deaths} times at the same point"
-        elif pool.recover == "none":
+        elif rules.recover == "none":
             reason = "and recover='none' means that it is not restored"
         elif not self.opening.spec.replayable and op not in _NEEDS_NO_EPISODE and self.history.running:
             reason = "and it is not replayable"
-        elif self._restarts > pool.max_restarts:
-            reason = f"after {pool.max_restarts} restarts in one episode"
+        elif self._restarts > rules.max_restarts:
+            reason = f"after {rules.max_restarts} restarts in one episode"
         else:
-            pool.restored += 1
+            rules.restored += 1
             return
         text = f"its worker died ({lost.cause or lost.kind}) during {during}, {reason}"
         raise self.error(EnvCrashed, text, rank, lost.log and f"The end of the worker's log:\n{lost.log}")

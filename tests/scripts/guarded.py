@@ -1,14 +1,14 @@
 """A user's script as it should be, with an env of its own; it is noisy when imported, as users' scripts are."""
 
 import asyncio
+import os
 import subprocess
-import sys
 from typing import Any
 
 from asyncrollout import EnvPool, EnvSpec
 
 print("imported")
-if "--noisy" in sys.argv:
+if "NOISY" in os.environ:
     subprocess.run(["echo", "noise of a child at import"], check=True)
 
 
