@@ -20,6 +20,7 @@ class WorkerConfig:
     parent: int
     environ: dict[str, str]
     send_snapshots: bool
+    memory_limit: int | None
 
 
 def serve(config: WorkerConfig) -> None:

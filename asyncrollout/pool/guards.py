@@ -80,3 +80,12 @@ def starting_interpreters() -> set[int]:
     except OSError:
         return set()
     return {pid for pid, command in commands.items() if b"anyio.to_process" in command}
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process uses; 0 where the system does not tell (only Linux does)."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -17,7 +17,7 @@ import structlog
 
 from asyncrollout.errors import PoolError
 from asyncrollout.pool.entry import WorkerConfig, serve
-from asyncrollout.pool.guards import kill_group, starting_interpreters
+from asyncrollout.pool.guards import kill_group, resident_bytes, starting_interpreters
 from asyncrollout.pool.home import Clock, Limits, Lost
 from asyncrollout.pool.link import Link
 from asyncrollout.pool.shared import ArrayReader, Page
@@ -136,6 +136,7 @@ class Supervisor:
             parent=os.getpid(),
             environ=self._environ,
             send_snapshots=self._send_snapshots,
+            memory_limit=self._limits.memory,
         )
 
     async def _listen(self, config: WorkerConfig) -> asyncio.AbstractServer:
@@ -215,7 +216,7 @@ class Supervisor:
         elif now - self._answered > self._limits.reset:  # stuck outside of any call
             self._kill(link, "timeout", set())
             return
-        if self._limits.memory is not None and _resident(link.pid) > self._limits.memory:
+        if self._limits.memory is not None and resident_bytes(link.pid) > self._limits.memory:
             self._kill(link, "memory", {call for call, _ in running})
             return
         was_stuck, link.stuck = link.stuck, any(now - start > self._limits.soft for start in page.main_start())
@@ -268,15 +269,6 @@ def _cause_of_death(process: Any) -> str:
         return signal.Signals(-code).name
     except ValueError:  # a real-time signal has no name
         return f"signal {-code}"
-
-
-def _resident(pid: int) -> int:
-    """Bytes of memory in use; 0 where the system does not tell (only Linux does)."""
-    try:
-        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _tail(log_file: Path) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.errors import EnvError, UsageError
+from asyncrollout.errors import EnvError, EnvResourceError, UsageError
 from asyncrollout.pool import wire
 from asyncrollout.pool.digest import encode_with_digest
 from asyncrollout.pool.entry import WorkerConfig
 from asyncrollout.pool.failure import failure
+from asyncrollout.pool.guards import kill_group, resident_bytes
 from asyncrollout.pool.hosted import Fields, HostedEnv, Opening, run_now
 from asyncrollout.pool.shared import PAGE_SLOTS, Arena, ArrayWriter, Page
 from asyncrollout.pool.thread import EnvThread
@@ -27,6 +28,7 @@ _UNKNOWN = 0.001  # seconds; counts as slow for the first few steps
 _RECEIVE = 1 << 18
 _LOG_LIMIT = 8 << 20
 _LOG_CHECK = 1024  # frames
+_MANY_PAGES = 0.005  # seconds; a step that touches much new memory takes at least so long
 _MAIN = 0  # the main thread's slot in the page
 _STEP, _STOP = int(Op.STEP), int(Op.STOP)
 
@@ -145,6 +147,8 @@ class Worker:
             value = info = digest = state = None
         seconds = monotonic() - start
         seat.typical += _SMOOTHING * (seconds - seat.typical)
+        if seconds > _MANY_PAGES and self._uses_too_much():
+            self._give_up(call_id, slot)
         self._held.append((call_id, trouble, value, info, digest, seconds, state))
 
     def _play_other(self, call: Call, seat: Seat | None, slot: int) -> None:
@@ -166,8 +170,24 @@ class Worker:
                 raise EnvError(f"no env {env_id} lives on worker {self._config.rank}")
         except BaseException as error:  # as above
             trouble = msgspec.structs.astuple(failure(error, op))
+        if self._uses_too_much():
+            self._give_up(call_id, slot)
         value, info, digest, state = answer
         self._held.append((call_id, trouble, value, info, digest, monotonic() - start, state))
+
+    def _uses_too_much(self) -> bool:
+        limit = self._config.memory_limit
+        return limit is not None and resident_bytes(os.getpid()) > limit
+
+    def _give_up(self, call_id: int, slot: int) -> None:
+        """The call just done took us over the memory limit: end here, so that it, and no later one, is to blame."""
+        error = EnvResourceError(
+            f"its worker uses more than {self._config.memory_limit} bytes of memory after this call"
+        )
+        self._held.append((call_id, msgspec.structs.astuple(failure(error)), None, None, None, 0.0, None))
+        self._flush()
+        self._page.end(slot)
+        kill_group(os.getpid())
 
     def _open(self, env_id: int, opening: Opening) -> None:
         waits = opening.spec.runs == "io"
