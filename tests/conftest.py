@@ -8,10 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import uvloop
+
+from tests.playing import BACKENDS
 
 _LEAK_PATIENCE = 5.0  # seconds for killed processes to be gone
 _PRIVATE = f"asyncrollout-{os.getpid()}-"  # others may have theirs
@@ -38,6 +41,12 @@ def leftovers() -> dict[str, set[str]]:
             os.readlink(f"/dev/fd/{fd}") for fd in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{fd}")
         },
     }
+
+
+@pytest.fixture(params=BACKENDS)
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What makes a pool of each backend."""
+    return BACKENDS[request.param]
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,7 @@ class History:
         self._done, self._digests = [], [digest]
 
     def add_step(self, action: Any, digest: int | None) -> None:
-        self._done.append(wire.detach(action))  # the caller may use an array again
+        self._done.append(action if type(action) in wire.PLAIN else wire.detach(action))  # an array may be used again
         self._digests.append(digest)
 
     def add_call(self, called: Called) -> None:
