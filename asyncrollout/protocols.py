@@ -1,6 +1,6 @@
 """The plug points: what an environment and its text interface must offer. All are duck-typed."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from asyncrollout.types import Observation, Parsed
@@ -41,11 +41,3 @@ class TextInterface(Protocol):
 
     def system_prompt(self) -> str:
         """The rules, told once per episode."""
-
-
-class Anchored(Protocol):
-    def anchor(self) -> Hashable: ...
-
-
-class Solvable(Protocol):
-    def solve(self) -> str: ...

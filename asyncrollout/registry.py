@@ -66,8 +66,8 @@ def find_env(spec_or_name: EnvSpec | str) -> EnvSpec:
         return EnvSpec(name=name, factory="asyncrollout.registry:make_gymnasium", kwargs={"id": gym_id})
     if ":" in name:
         return EnvSpec(name=name, factory=name)
-    forms = "An env is named by its registered name, 'gymnasium:<id>' or 'module:Class'."
-    raise UnknownEnvError(f"no env is called {name!r}{nearest(name, env_names())}. {forms}")
+    forms = "(an env is named by its registered name, 'gymnasium:<id>' or 'module:Class')"
+    raise UnknownEnvError(f"no env is called {name!r}{nearest(name, env_names())} {forms}")
 
 
 def env_names() -> list[str]:
@@ -101,13 +101,13 @@ def make_gymnasium(id: str, **kwargs: Any) -> Any:  # noqa: A002 (Gymnasium's ow
 
 def nearest(word: str, known: list[str]) -> str:
     """The end of an error message: the closest valid names, or all of them where none is close."""
+    known = [name for name in known if not name.startswith("_")]
     close = (
         difflib.get_close_matches(word, known, n=3, cutoff=0.5) or [name for name in known if word and word in name][:3]
     )
     if close:
         return ": did you mean " + " or ".join(repr(name) for name in close) + "?"
-    shown = [name for name in known if not name.startswith("_")][:12]
-    return ": known are " + ", ".join(shown) if shown else ""
+    return ": known are " + ", ".join(known[:12]) if known else ""
 
 
 @cache

@@ -1,7 +1,7 @@
 """The frozen data that crosses the code: what an environment says, and what a pool knows of itself."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -48,9 +48,9 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     strict: bool = False
     format_penalty: float = 0.1
-    max_actions_per_turn: int = 5
-    max_actions_per_traj: int | None = None
-    separator: str = "||"
+    max_actions_per_turn: Annotated[int, msgspec.Meta(ge=1)] = 5
+    max_actions_per_traj: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    separator: Annotated[str, msgspec.Meta(min_length=1)] = "||"
 
 
 class Durations(msgspec.Struct, frozen=True):

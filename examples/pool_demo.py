@@ -37,6 +37,7 @@ class Progress:
         self.episodes: Counter[str] = Counter()
         self.rewards: defaultdict[str, float] = defaultdict(float)
         self.third_played = anyio.Event()
+        self.killed = "nobody was killed yet"
 
     def count_episode(self, name: str) -> None:
         self.episodes[name] += 1
@@ -76,6 +77,7 @@ async def kill_one_worker(pool: ar.EnvPool, progress: Progress) -> None:
     victim = pool.stats().workers[0].pid
     if victim is not None:
         os.kill(victim, signal.SIGKILL)
+        progress.killed = f"killed worker 0 (pid {victim})"
 
 
 def table(pool: ar.EnvPool, progress: Progress, seconds: float) -> Table:
@@ -87,7 +89,7 @@ def table(pool: ar.EnvPool, progress: Progress, seconds: float) -> Table:
         played = progress.episodes[name]
         mean = f"{progress.rewards[name] / played:.2f}" if played else "-"
         grid.add_row(name, f"{played}/{COPIES * EPISODES}", f"{progress.steps[name]:,}", mean)
-    grid.caption = f"workers replaced: {stats.restarts}, envs restored: {stats.restored}"
+    grid.caption = f"{progress.killed}; workers replaced: {stats.restarts}, envs restored: {stats.restored}"
     grid.caption_justify = "left"
     return grid
 
@@ -118,7 +120,7 @@ async def main() -> None:
     async with ar.EnvPool(workers=WORKERS) as pool, shown(pool, progress, console), anyio.create_task_group() as tasks:
         tasks.start_soon(kill_one_worker, pool, progress)
         played = await play_all(pool, progress)
-    console.print("Playing the same again in this process alone, to compare ...")
+    console.print("\nPlaying the same again in this process alone, to compare ...")
     async with ar.EnvPool(backend="inline") as pool:
         alone = await play_all(pool, Progress())
     same = sum(played[key] == alone[key] for key in alone)

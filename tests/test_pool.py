@@ -304,7 +304,7 @@ async def test_text_env(options: dict[str, Any]) -> None:
         raw = await env.step(2)
         assert raw.reward == expected(COUNTER, 1, [2])[1].reward
         last = await env.step("add 1 || add 1 || add 1")
-        assert (last.truncated, last.terminated, last.info["expert"]) == (True, False, "add 9")
+        assert (last.truncated, last.terminated, "expert" in last.info) == (True, False, False)
         assert last.reward == sum(outcome.reward for outcome in expected(COUNTER, 1, [2, 1, 1])[2:])
 
 

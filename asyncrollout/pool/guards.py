@@ -33,7 +33,14 @@ def move_streams(log: Path) -> tuple[int, int]:
     sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     faulthandler.enable(2)
+    os.register_at_fork(after_in_child=lambda: _close_quietly(old_in, old_out))
     return old_in, old_out
+
+
+def _close_quietly(*fds: int) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def leave_terminal() -> None:

@@ -3,11 +3,11 @@
 import secrets
 from collections.abc import Generator
 from enum import Enum
-from operator import index
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import msgspec
+import numpy as np
 import structlog
 
 from asyncrollout import errors
@@ -18,7 +18,7 @@ from asyncrollout.pool.history import dump_past, load_past
 from asyncrollout.pool.home import Lost, Reply
 from asyncrollout.pool.hosted import Called, Past, outcome_digest
 from asyncrollout.pool.seat import Seat
-from asyncrollout.pool.wire import Op, Undecodable
+from asyncrollout.pool.wire import OUTCOMES, Op, Undecodable
 from asyncrollout.types import Outcome
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _CLOSE_GRACE = 5.0
-_CHANGES_STATE = (Op.STEP, Op.RESET, Op.REPLAY)
+_AT_WORK = "it is still at work on an earlier call: await that one first"
 
 
 class Phase(Enum):
@@ -99,9 +99,9 @@ class EnvHandle:
             raise self._misuse("reset")
         if seed is None:
             seed = secrets.randbits(31)
-        elif isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or index(seed) < 0:
+        elif isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise UsageError(f"env {self.name!r}: a seed is a whole number from 0, not {seed!r}")
-        seed = index(seed)  # of numpy's, too
+        seed, task = int(seed), self._own(task, "task")
         if not self._busy:
             self.seat.begin_episode(seed, anew=self._phase is Phase.FAILED)
         reply = await self._invoke(Op.RESET, (seed, task))
@@ -112,10 +112,19 @@ class EnvHandle:
         """Play an action; for a text env, a reply."""
         if self._phase is not _RUNNING:
             raise self._misuse("step")
+        if type(action) not in wire.PLAIN:
+            action = self._own(action, "action")
         reply = await self._invoke(_STEP, action)
         self._history.add_step(action, reply[4])
         self.seat.last_seconds = reply[5]
         return self._took(reply)
+
+    def _own(self, value: Any, what: str) -> Any:
+        """A copy that the caller cannot change while it is under way, or afterwards in the log."""
+        try:
+            return wire.detach(value)
+        except wire.UnsendableError as error:
+            raise UsageError(f"env {self.name!r}: its {what}: {error}") from error
 
     def _took(self, reply: Reply) -> Outcome:
         _, _, value, info, _, _, state = reply
@@ -141,7 +150,7 @@ class EnvHandle:
             self._history.add_call(called)
             if reply[6] is not None:
                 self._history.rebase(reply[6])
-        elif self._phase is not Phase.ENDED:
+        else:
             self._history.add_setup(called)
         return reply[2]
 
@@ -170,11 +179,12 @@ class EnvHandle:
 
     async def fork(self) -> "EnvHandle":
         """A second env in the same state, to be closed by its user or with the pool."""
-        past = await self._past("fork", for_file=False)
+        outcome, past = self._outcome, await self._past("fork", for_file=False)
+        assert outcome is not None  # else there is no past
         twin = await self._pool.reopen(self.seat)
         became = False
         try:
-            await twin.become(past, self.outcome)
+            await twin.become(past, outcome)
             became = True
         finally:
             if not became:
@@ -222,7 +232,7 @@ class EnvHandle:
     async def _invoke(self, op: Op, payload: Any) -> Reply:
         """Make a call where the env lives; if that place is lost, it is made in another one."""
         if self._busy:
-            raise UsageError(f"env {self.name!r} is still at work on an earlier call: await that one first")
+            raise self._misuse(op.name.lower())
         phase, self._phase = self._phase, _UNSURE  # stays so if the caller is cancelled
         self._busy = True
         seat = self.seat
@@ -235,20 +245,26 @@ class EnvHandle:
                 except Lost as lost:
                     reply = await seat.call_elsewhere(lost, op, payload)
         except UsageError:  # the env has seen nothing of it
-            self._phase = phase
+            self._settle(phase)
             raise
         except wire.UnsendableError as error:
-            self._phase = phase
+            self._settle(phase)
             raise seat.error(UsageError, f"{op.name.lower()}: {error}", seat.rank) from error
         except RolloutError:
-            self._phase = Phase.FAILED
+            self._settle(Phase.FAILED)
             raise
         finally:
             self._busy = False
+        if self._phase is not _UNSURE:
+            raise self._misuse(op.name.lower())
         if reply[1] is not None:
-            self._phase = Phase.FAILED if op in _CHANGES_STATE else phase
+            self._phase = Phase.FAILED if op in OUTCOMES else phase
             raise self._failed(_failure(reply[1]))
         return reply
+
+    def _settle(self, phase: Phase) -> None:
+        if self._phase is _UNSURE:  # else it was closed meanwhile
+            self._phase = phase
 
     def _failed(self, failure: Failure) -> RolloutError:
         kind: type[RolloutError] = getattr(errors, failure.raises, EnvError)
@@ -264,7 +280,8 @@ class EnvHandle:
 
     def _misuse(self, what: str) -> UsageError:
         kind = ClosedError if self._phase is Phase.CLOSED else UsageError
-        return kind(f"env {self.name!r} cannot {what}: {self._phase.value}")
+        in_the_way = _AT_WORK if self._busy and kind is UsageError else self._phase.value
+        return kind(f"env {self.name!r} cannot {what}: {in_the_way}")
 
 
 def _failure(told: Any) -> Failure:

@@ -30,6 +30,11 @@ class History:
         return self._turns_before + sum(type(entry) is not Called for entry in self._done)
 
     @property
+    def length(self) -> int:
+        """How much there is to replay."""
+        return len(self._done)
+
+    @property
     def setup(self) -> list[Called]:
         return list(self._setup.values())
 
@@ -38,11 +43,11 @@ class History:
         self.seed, self._turns_before, self._done, self.running = next_seed, 0, [], False
 
     def begin(self, seed: int, task: Any, digest: int | None) -> None:
-        self.seed, self.task, self._state, self.running = seed, wire.detach(task), None, True
+        self.seed, self.task, self._state, self.running = seed, task, None, True
         self._done, self._digests = [], [digest]
 
     def add_step(self, action: Any, digest: int | None) -> None:
-        self._done.append(action if type(action) in wire.PLAIN else wire.detach(action))  # an array may be used again
+        self._done.append(action)
         self._digests.append(digest)
 
     def add_call(self, called: Called) -> None:
@@ -99,7 +104,7 @@ def load_past(env: str, snapshot: bytes) -> tuple[Past, tuple[Any, ...]]:
     try:
         record = wire.Unpacker(trusted=False).decode(snapshot)
         version, name, setup, seed, task, state, turns, done, digests, outcome = record
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"env {env!r}: this is no snapshot of ours: {error}") from error
     if version != _FORMAT or name != env:
         raise UsageError(f"env {env!r}: this snapshot is of env {name!r}, format {version}")

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 from anyio.abc import TaskGroup
 
-from asyncrollout.pool.wire import Op
+from asyncrollout.pool.wire import WITHOUT_EPISODE, Op
 from asyncrollout.types import Durations, WorkerStats
 
 Reply = Sequence[Any]
@@ -42,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True):
         return min(1.0, self.step / 2)
 
     def of(self, op: Op) -> float:
-        return self.reset if op in (Op.OPEN, Op.RESET, Op.REPLAY) else self.step
+        return self.reset if op in WITHOUT_EPISODE else self.step
 
 
 class Home(Protocol):

@@ -69,7 +69,13 @@ def run_now(steps: Coroutine[Any, Any, T]) -> T:
 
 def is_async(spec: EnvSpec) -> bool:
     """Whether an `io` env's steps are coroutines, which run on the event loop; its class tells."""
-    return spec.runs == "io" and inspect.iscoroutinefunction(getattr(load_factory(spec.factory), "step", None))
+    if spec.runs != "io":
+        return False
+    try:
+        factory = load_factory(spec.factory)
+    except Exception:  # whatever its module does; told where the env is made
+        return False
+    return inspect.iscoroutinefunction(getattr(factory, "step", None))
 
 
 def _no_tick() -> None:
@@ -128,7 +134,7 @@ class HostedEnv:
         result = self.env.reset(seed=seed, options=None if task is None else {"task": task})
         if self.awaits:
             result = await result
-        if type(result) not in _SEQUENCES or len(result) != 2:
+        if not isinstance(result, _SEQUENCES) or len(result) != 2:
             raise EnvError(f"reset() must return (observation, info), not {clip(repr(result), 200)}")
         observation, info = result[0], dict(_as_dict(result[1]))
         if self._interface is not None:
@@ -194,15 +200,16 @@ class HostedEnv:
             reward -= abs(options.format_penalty)
             info["invalid_reason"] = reason
         info["action_is_valid"] = not reason
-        return self._described(self._last, info), reward, terminated, truncated, info
+        over = terminated or truncated
+        return self._described(self._last, info, over=over), reward, terminated, truncated, info
 
-    def _described(self, observation: Any, info: dict[str, Any]) -> Observation:
+    def _described(self, observation: Any, info: dict[str, Any], *, over: bool = False) -> Observation:
         shown = self._interface.describe(observation)
         if not isinstance(shown, Observation):
             shown = Observation(text=shown, data=observation)
         if hasattr(self._interface, "anchor"):
             shown = msgspec.structs.replace(shown, anchor=self._interface.anchor())
-        if self.opening.expert:
+        if self.opening.expert and not over:
             if not hasattr(self._interface, "solve"):
                 raise UsageError(f"env {self.opening.spec.name!r} has no solve(): open it without expert=True")
             info["expert"] = self._interface.solve()
@@ -219,7 +226,7 @@ class HostedEnv:
         method = called.method
         if method.startswith("_"):
             raise UsageError(f"{method!r} is private to env {self.opening.spec.name!r}")
-        for owner in (self._interface, self.env):
+        for owner in (self._interface, self.env, getattr(self.env, "unwrapped", None)):  # Gymnasium wraps its envs
             if owner is not None and hasattr(owner, method):
                 found = getattr(owner, method)
                 break
@@ -296,7 +303,7 @@ def outcome_digest(fields: Sequence[Any]) -> int:
 
 
 def _checked(result: Any) -> Fields:
-    if type(result) not in _SEQUENCES or len(result) != 5:
+    if not isinstance(result, _SEQUENCES) or len(result) != 5:
         raise EnvError(
             f"step() must return (observation, reward, terminated, truncated, info), not {clip(repr(result), 200)}"
         )

@@ -5,22 +5,23 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 
+from asyncrollout.errors import EnvError
 from asyncrollout.pool.failure import Failure, failure
 from asyncrollout.pool.home import Clock, Limits, Lost, Reply, durations
 from asyncrollout.pool.hosted import HostedEnv, Opening, is_async, outcome_digest, run_now
 from asyncrollout.pool.thread import EnvThread
-from asyncrollout.pool.wire import PLAIN, Op, detach
+from asyncrollout.pool.wire import OUTCOMES, PLAIN, Op, detach
 from asyncrollout.types import WorkerStats
 
 T = TypeVar("T")
 
 _YIELD_AFTER = 0.001  # seconds of work after which other tasks get their turn
-_OUTCOMES = (Op.STEP, Op.RESET, Op.REPLAY)
 _OPEN, _STEP, _CLOSE = Op.OPEN, Op.STEP, Op.CLOSE  # an enum's attribute is slow to find
 
 
@@ -41,9 +42,12 @@ class LoopHome:
         self._limits = limits
         self._hosted: dict[int, HostedEnv] = {}
         self._threads: dict[int, EnvThread] = {}
+        self._dropped: list[HostedEnv] = []
         self._worked = 0.0
 
     async def call(self, env_id: int, op: Op, payload: Any, *, movable: bool = False) -> Reply:  # noqa: ARG002
+        if self._dropped:
+            await self._close_dropped()
         if self._worked > _YIELD_AFTER:
             self._worked = 0.0
             await anyio.lowlevel.checkpoint()
@@ -54,8 +58,10 @@ class LoopHome:
         trouble: Failure | None = None
         try:
             hosted = self._hosted.get(env_id)
-            if hosted is None:
+            if op is _OPEN:
                 await self._open(env_id, payload)
+            elif hosted is None:
+                raise EnvError("it is not here any more")
             elif hosted.waits:
                 value, info = _split(op, await self._wait(env_id, hosted, op, payload))
             elif op is _STEP:
@@ -69,8 +75,8 @@ class LoopHome:
         except (Exception, SystemExit) as error:
             trouble = failure(error, op)
         if op is _CLOSE:
-            self.drop(env_id)
-        if op in _OUTCOMES and value is not None and type(value[0]) not in PLAIN:
+            self._forget(env_id)
+        if op in OUTCOMES and value is not None and type(value[0]) not in PLAIN:
             digest = outcome_digest(value)  # now, since the caller may change what is not plain
         seconds = time.monotonic() - start
         self._worked += seconds
@@ -78,9 +84,30 @@ class LoopHome:
         return 0, trouble, value, info, digest, seconds, None
 
     def drop(self, env_id: int) -> None:
+        hosted, thread = self._hosted.pop(env_id, None), self._threads.pop(env_id, None)
+        if thread is not None:
+            if hosted is not None:
+                thread.submit(lambda: _close_now(hosted))
+            thread.end()
+        elif hosted is not None and hosted.awaits:
+            self._dropped.append(hosted)
+        elif hosted is not None:
+            _close_now(hosted)
+
+    def _forget(self, env_id: int) -> None:
         self._hosted.pop(env_id, None)
         if env_id in self._threads:
             self._threads.pop(env_id).end()
+
+    async def _close_dropped(self) -> None:
+        """Async envs that were let go where nobody could wait for their end."""
+        dropped, self._dropped = self._dropped, []
+        for hosted in dropped:
+            with anyio.move_on_after(self._limits.step), suppress(Exception):  # nobody is left to tell
+                await hosted.close()
+
+    async def close(self) -> None:
+        await self._close_dropped()
 
     def stats(self) -> WorkerStats:
         return WorkerStats(
@@ -117,8 +144,13 @@ class LoopHome:
         return result
 
 
+def _close_now(hosted: HostedEnv) -> None:
+    with suppress(Exception):  # nobody is left to tell
+        run_now(hosted.close())
+
+
 def _split(op: Op, result: Any) -> tuple[Any, Any]:
-    if op in _OUTCOMES and result is not None:
+    if op in OUTCOMES and result is not None:
         return detach(result[:4]), detach(result[4])
     return detach(result), None
 

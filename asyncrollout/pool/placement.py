@@ -1,5 +1,6 @@
 """Which env lives where: the least loaded worker gets the next one, and at a reset an env may move."""
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,22 +24,23 @@ class Placement:
     """The seats of all open envs. Without a backend, everything lives on the event loop."""
 
     def __init__(self, loop_home: LoopHome, backend: Backend | None) -> None:
-        self.seats: dict[int, Seat] = {}
+        self.seats: dict[Seat, None] = {}  # in the order of opening
         self.moved = 0
         self.open = False
         self._loop_home = loop_home
         self._backend = backend
+        self._ids = itertools.count(1)
 
     async def place(self, seat: "Seat") -> Home:
         """Give an env a place to live: the least loaded worker, or the one it is pinned to."""
         self.check_open()
         home: Home = self._loop_home
         if self._backend is not None and not seat.on_loop:
-            home = _least_loaded(await self._backend.wait_usable(seat.pinned))
+            home = _least_loaded(await self._backend.wait_usable(seat.pinned), by_load=seat.weighs)
         if seat.weighs and not seat.load:
             seat.load = seat.last_seconds = self._usual_load()
-        seat.home = home
-        self.seats[seat.id] = seat
+        seat.home, seat.id = home, next(self._ids)  # a new id, since the old place may still be at work on its end
+        self.seats[seat] = None
         home.envs += 1
         home.load += seat.load
         return home
@@ -53,7 +55,7 @@ class Placement:
 
     def leave(self, seat: "Seat") -> Home | None:
         """The env is closed for good."""
-        self.seats.pop(seat.id, None)
+        self.seats.pop(seat, None)
         return self.unseat(seat)
 
     def rebalance(self, seat: "Seat") -> None:
@@ -61,7 +63,7 @@ class Placement:
         home = seat.home
         if home is None or not home.usable or self._backend is None or seat.on_loop or seat.pinned is not None:
             return
-        target = _least_loaded(self._backend.homes or [home])
+        target = _least_loaded(self._backend.homes or [home], by_load=seat.weighs)
         gain = home.load - (target.load + seat.load)
         pays = gain > _WORTH_MOVING and gain * _ROUNDS_TO_PAY > seat.build_seconds
         freer = home.stuck and not target.stuck
@@ -74,7 +76,7 @@ class Placement:
         """Learn, from their latest steps, how much of a load the envs are; often enough, and not at every step."""
         while True:
             await anyio.sleep(_WEIGH_EVERY)
-            for seat in self.seats.values():
+            for seat in self.seats:
                 seat.weigh()
 
     def check_open(self) -> None:
@@ -87,6 +89,7 @@ class Placement:
         return sum(home.load for home in homes) / envs if envs else _FIRST_GUESS
 
 
-def _least_loaded(homes: Sequence[Home]) -> Home:
+def _least_loaded(homes: Sequence[Home], *, by_load: bool) -> Home:
+    """By the work that envs make, to a tenth of a microsecond; by their number if it makes no work, or as much."""
     free = [home for home in homes if not home.stuck]
-    return min(free or homes, key=lambda home: (home.load, home.envs))
+    return min(free or homes, key=lambda home: (round(home.load, 7) if by_load else 0.0, home.envs))

@@ -1,11 +1,11 @@
 """The environment pool: opens envs, places them on the least loaded worker, and tells how it fares."""
 
 import asyncio
-import itertools
 import os
 import pickle
 import resource
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -66,7 +66,6 @@ class EnvPool:
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
         self._rules = Rules(Limits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts)
-        self._ids = itertools.count(1)
         self._loop_home = LoopHome(self._rules.limits)
         self._backend: Backend | None = None
         self._placement = Placement(self._loop_home, None)
@@ -110,13 +109,14 @@ class EnvPool:
 
     async def _stop(self, tasks: TaskGroup) -> None:
         self._placement.open = False
-        on_loop = [seat for seat in self._placement.seats.values() if seat.home is self._loop_home]
+        on_loop = [seat for seat in self._placement.seats if seat.home is self._loop_home]
         with anyio.CancelScope(shield=True):  # each part is bounded
             with anyio.move_on_after(_CLOSE_GRACE):
                 for seat in on_loop:
                     await self._loop_home.call(seat.id, Op.CLOSE, None)
             for seat in on_loop:
                 self._placement.leave(seat)
+            await self._loop_home.close()
             if self._backend is not None:
                 await self._backend.stop()
         self._placement.seats.clear()
@@ -138,12 +138,15 @@ class EnvPool:
         """
         self._placement.check_open()
         spec = find_env(spec_or_name)
+        if text is not None and not isinstance(text, bool):
+            raise UsageError(f"env {spec.name!r}: text={text!r} is neither True nor False")
         text = spec.text is not None if text is None else text
+        kwargs = {**spec.kwargs, **env_kwargs}
         if expert and not text:
             raise UsageError(f"env {spec.name!r}: expert=True needs the text interface, which is off")
         options = TextOptions()
         if text:
-            given = {key: env_kwargs.pop(key) for key in TextOptions.__struct_fields__ if key in env_kwargs}
+            given = {key: kwargs.pop(key) for key in TextOptions.__struct_fields__ if key in kwargs}
             try:
                 options = msgspec.convert(given, TextOptions)
             except msgspec.ValidationError as error:
@@ -152,7 +155,7 @@ class EnvPool:
             raise UsageError(
                 f"env {spec.name!r}: worker={worker!r} is not a rank of this pool, which has {self._workers}"
             )
-        opening = Opening(spec.with_kwargs(**env_kwargs), text, expert, options)
+        opening = Opening(replace(spec, kwargs=kwargs), text, expert, options)
         return self._handle(opening, worker)
 
     def reopen(self, seat: Seat) -> EnvHandle:
@@ -164,11 +167,12 @@ class EnvPool:
         on_loop = not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec)))
         if not on_loop:
             _check_picklable(opening)
-        seat = Seat(next(self._ids), opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop)
+        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop)
         return EnvHandle(self, seat)
 
     async def step_many(self, handles: Sequence[EnvHandle], actions: Sequence[Any]) -> list[Outcome | RolloutError]:
         """Step all at once; an env that fails has its error in its place."""
+        _handles(handles)
         if len(handles) != len(actions):
             raise UsageError(f"{len(handles)} handles, but {len(actions)} actions")
         return await _all(handle.step(action) for handle, action in zip(handles, actions, strict=True))
@@ -180,6 +184,7 @@ class EnvPool:
         tasks: Sequence[Any] | None = None,
     ) -> list[Outcome | RolloutError]:
         """Reset all at once; an env that fails has its error in its place."""
+        _handles(handles)
         seeds = seeds if seeds is not None else [None] * len(handles)
         tasks = tasks if tasks is not None else [None] * len(handles)
         if not len(handles) == len(seeds) == len(tasks):
@@ -233,6 +238,12 @@ async def _all(calls: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome | 
     return [result for result in results if result is not None]
 
 
+def _handles(handles: Sequence[EnvHandle]) -> None:
+    for handle in handles:
+        if not isinstance(handle, EnvHandle):
+            raise UsageError(f"an env that pool.open() gave is needed, not a {type(handle).__name__}")
+
+
 def _check_picklable(opening: Opening) -> None:
     try:
         pickle.dumps(opening)
@@ -246,7 +257,7 @@ def _check_picklable(opening: Opening) -> None:
 
 def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
     if value not in valid:
-        raise UsageError(f"{name}={value!r} is not one of {', '.join(valid)}{nearest(str(value), list(valid))}")
+        raise UsageError(f"{name}={value!r} is not valid{nearest(str(value), list(valid))}")
 
 
 def _whole(name: str, value: object, least: int) -> None:

@@ -140,8 +140,12 @@ def _writable(log_dir: Path) -> Path:
 
 
 def _environ(worker_env: WorkerEnv | None, rank: int) -> dict[str, str]:
-    environ = dict(worker_env(rank)) if worker_env else {}
+    if worker_env is not None and not callable(worker_env):
+        raise UsageError(f"worker_env is a function of the rank, not a {type(worker_env).__name__}")
+    environ = worker_env(rank) if worker_env else {}
+    if not isinstance(environ, Mapping):
+        raise UsageError(f"worker_env({rank}) gives a dict of environment variables, not {environ!r}")
     for name, value in environ.items():
-        if not isinstance(name, str) or not isinstance(value, str):
+        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
             raise UsageError(f"worker_env({rank}): {name!r}={value!r} is not text: environment variables are")
-    return environ
+    return dict(environ)

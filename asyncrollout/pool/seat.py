@@ -9,14 +9,13 @@ from asyncrollout.pool.history import History
 from asyncrollout.pool.home import Home, Limits, Lost, Reply
 from asyncrollout.pool.hosted import Opening
 from asyncrollout.pool.placement import Placement
-from asyncrollout.pool.wire import Op
+from asyncrollout.pool.wire import WITHOUT_EPISODE, Op
 from asyncrollout.types import Recovery
 
 E = TypeVar("E", bound=RolloutError)
 
 _DEATHS_TO_FAIL = 2
 _SMOOTHING = 0.3
-_NEEDS_NO_EPISODE = (Op.OPEN, Op.RESET, Op.REPLAY)
 
 
 class Rules:
@@ -35,7 +34,6 @@ class Seat:
 
     def __init__(
         self,
-        env_id: int,
         opening: Opening,
         placement: Placement,
         rules: Rules,
@@ -43,12 +41,12 @@ class Seat:
         pinned: int | None,
         on_loop: bool,
     ) -> None:
-        self.id = env_id
+        self.id = 0  # by which its home knows it; another one in each place
         self.opening = opening
         self.pinned = pinned
         self.on_loop = on_loop
         self.weighs = not on_loop and opening.spec.runs == "cpu"
-        self.movable = pinned is None and opening.spec.replayable and rules.recover != "none"
+        self.movable = self._may_move = pinned is None and opening.spec.replayable and rules.recover != "none"
         self.home: Home | None = None
         self.load = 0.0  # seconds of a worker's time that a step takes, smoothed
         self.last_seconds = 0.0
@@ -64,11 +62,12 @@ class Seat:
         return self.home.rank if self.home else None
 
     def weigh(self) -> None:
-        """Let the latest step count for what the env weighs on its home."""
+        """Let the latest step count for what the env weighs on its home; moving must not take longer than waiting."""
         if self.weighs and self.home is not None:
             change = _SMOOTHING * (self.last_seconds - self.load)
             self.load += change
             self.home.load += change
+            self.movable = self._may_move and self.history.length * self.load < self._rules.limits.soft
 
     def begin_episode(self, seed: int, *, anew: bool) -> None:
         """Without state, the env may move to a worker that has less to do; one that failed is made `anew`."""
@@ -105,7 +104,7 @@ class Seat:
         try:
             reply = await home.call(self.id, Op.OPEN, self.opening)
             self.build_seconds = reply[5]
-            past = self.history.setup_alone() if op in _NEEDS_NO_EPISODE else self.history.past()
+            past = self.history.setup_alone() if op in WITHOUT_EPISODE else self.history.past()
             if reply[1] is None and past is not None:
                 reply = await home.call(self.id, Op.REPLAY, past, movable=self.movable)
             settled = reply[1] is None
@@ -141,7 +140,7 @@ class Seat:
             reason = f"{self._deaths} times at the same point"
         elif rules.recover == "none":
             reason = "and recover='none' means that it is not restored"
-        elif not self.opening.spec.replayable and op not in _NEEDS_NO_EPISODE and self.history.running:
+        elif not self.opening.spec.replayable and op not in WITHOUT_EPISODE and self.history.running:
             reason = "and it is not replayable"
         elif self._restarts > rules.max_restarts:
             reason = f"after {rules.max_restarts} restarts in one episode"
@@ -156,4 +155,4 @@ class Seat:
         name, history = self.opening.spec.name, self.history
         place = {"seed": history.seed, "turn": None if history.seed is None else history.turn, "worker": worker}
         where = ", ".join(f"{key} {value}" for key, value in place.items() if value is not None)
-        return kind.at(f"env {name!r} ({where}): {text}", notes=notes, env=name, **place)
+        return kind.at(f"env {name!r}{where and f' ({where})'}: {text}", notes=notes, env=name, **place)

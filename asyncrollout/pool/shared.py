@@ -7,7 +7,7 @@ that no kill can leak it.
 import mmap
 import os
 import threading
-from bisect import insort
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ import numpy as np
 from asyncrollout.pool import wire
 
 _ALIGN = 64
-_SPARE = 1.25
 _FILE_STEP = 64 << 20  # bytes by which a worker's room for arrays grows, once there is much
 PAGE_SLOTS = 4096
 
@@ -47,35 +46,34 @@ def attach(path: Path) -> mmap.mmap:
 
 
 class Arena:
-    """A worker's files for arrays: a few large ones, because each costs a descriptor. Thread-safe."""
+    """A worker's files for arrays: a few large ones, because each costs a descriptor. Thread-safe.
+
+    Sizes are powers of two, so that a region given back fits the next env that needs one of its size.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: list[mmap.mmap] = []
-        self._free: list[tuple[int, int, int]] = []  # size, file, offset
+        self._end = 0  # of what is used in the last file
+        self._free: defaultdict[int, list[Region]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def take(self, size: int) -> "Region":
         """A region of at least this size; raises OSError if there is no room."""
-        size = -(-size // _ALIGN) * _ALIGN
+        size = 1 << (size - 1).bit_length()
         with self._lock:
-            for place, (free, file, offset) in enumerate(self._free):
-                if free >= size:
-                    del self._free[place]
-                    if free > size:
-                        insort(self._free, (free - size, file, offset + size))
-                    return Region(self._files[file], file, offset, size)
-            total = sum(map(len, self._files))
-            room = max(size, min(total, _FILE_STEP))
-            self._files.append(reserve(self._directory / str(len(self._files)), room))
-            file = len(self._files) - 1
-            if room > size:
-                insort(self._free, (room - size, file, size))
-            return Region(self._files[file], file, 0, size)
+            if self._free[size]:
+                return self._free[size].pop()
+            if not self._files or self._end + size > len(self._files[-1]):
+                room = max(size, min(sum(map(len, self._files)), _FILE_STEP))
+                self._files.append(reserve(self._directory / str(len(self._files)), room))
+                self._end = 0
+            start, self._end = self._end, self._end + size
+            return Region(self._files[-1], len(self._files) - 1, start, size)
 
     def give_back(self, region: "Region") -> None:
         with self._lock:
-            insort(self._free, (region.size, region.file, region.offset))
+            self._free[region.size].append(region)
 
 
 class Region(NamedTuple):
@@ -125,7 +123,7 @@ class ArrayWriter:
         return msgspec.msgpack.Ext(wire.Code.MAPPED, reference)
 
     def _grow(self, size: int) -> None:
-        region = self._arena.take(int(size * _SPARE))
+        region = self._arena.take(size)
         if self._region is not None:
             self._outgrown.append(self._region)  # earlier arrays of this reply lie there
         self._region = region

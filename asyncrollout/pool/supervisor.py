@@ -36,6 +36,10 @@ _GUARD_HINT = (
 )
 
 
+_starting: "set[Supervisor]" = set()
+"""Of all pools: those whose process has not yet said hello."""
+
+
 class Supervisor:
     """Keeps one rank alive until told to stop. `home` is its process while that serves."""
 
@@ -69,7 +73,7 @@ class Supervisor:
         self._seen_running: set[tuple[int, float]] = set()
         self._calls_answered = 0
         self._answered = 0.0  # when a call was last begun or answered
-        self._stopping = False
+        self.stopping = False
         self._starting = anyio.CancelScope()
         self._life = anyio.CancelScope(shield=True)  # ends by stop() alone, so that envs are closed in order
 
@@ -78,19 +82,21 @@ class Supervisor:
         failed_starts = 0
         try:
             with self._life:
-                while not self._stopping:
+                while not self.stopping:
                     error = await self._live()
+                    if self.failure is not None:
+                        break
                     failed_starts = failed_starts + 1 if error else 0
                     if error and (self._lives == 1 or failed_starts == _START_TRIES):
                         self.failure = error
                         break
-                    self.restarts += not self._stopping
+                    self.restarts += not self.stopping
         finally:
             self.ended = True
             self._on_change()
 
     def stop(self) -> None:
-        self._stopping = True
+        self.stopping = True
         if self.home is not None:
             self.home.stop()
 
@@ -99,6 +105,8 @@ class Supervisor:
         starting = starting_interpreters() - {process.pid for process in _processes()}
         if self.home is not None or not starting:
             self._life.cancel()
+            return
+        if not all(other.stopping for other in _starting):  # some are another pool's: wait until these have started
             return
         for pid in starting:
             with contextlib.suppress(ProcessLookupError):
@@ -113,17 +121,19 @@ class Supervisor:
         except OSError as error:  # a full disk, too few descriptors
             return PoolError.at(f"worker {self.rank} cannot be started: {error}", worker=self.rank)
         cause: BaseException | None = None
+        _starting.add(self)
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
                 await anyio.to_process.run_sync(serve, config, cancellable=True, limiter=anyio.CapacityLimiter(1))
         except (anyio.BrokenWorkerProcess, OSError) as broken:  # always, in the end: `serve` does not return
             cause = broken.__cause__ or broken
         finally:
+            _starting.discard(self)
             server.close()
             tail = _tail(config.log)
             served = self._bury(tail)
             shutil.rmtree(config.directory, ignore_errors=True)
-        return None if served or self._stopping else _start_error(self.rank, cause, tail)
+        return None if served or self.stopping else _start_error(self.rank, cause, tail)
 
     def _prepare(self, directory: Path) -> WorkerConfig:
         directory.mkdir(mode=0o700)
@@ -144,11 +154,17 @@ class Supervisor:
 
         def greeted(link: Link) -> None:
             self._starting.deadline = float("inf")
+            _starting.discard(self)
             server.close()
+            bare, limit = resident_bytes(link.pid), self._limits.memory
+            if limit is not None and bare > limit:
+                self.failure = PoolError(f"memory_limit={limit} is less than a worker without envs uses, {bare} bytes")
+                kill_group(link.pid)
+                return
             for name in ("socket", "page"):  # both sides have them open
                 (config.directory / name).unlink(missing_ok=True)
             self.home, self._process = link, _process_of(link.pid)
-            if self._stopping:
+            if self.stopping:
                 link.stop()
             self._on_change()
 
@@ -184,11 +200,11 @@ class Supervisor:
         kill_group(link.pid)
         cause = _cause_of_death(self._process)
         kind, blamed = "crash", {call for call, _ in page.running()}
-        if self._stopping:
+        if self.stopping:
             kind, blamed = "closed", set()
         elif doom is not None:
             kind, blamed = doom
-        if not self._stopping:
+        if not self.stopping:
             log.warning("worker_died", worker=self.rank, reason=kind, cause=cause, calls=len(link.pending))
         later = Lost(kind, cause=cause, log=log_tail)
         link.end(later, lambda call: Lost(kind, suspects=len(blamed) * (call in blamed), cause=cause, log=log_tail))
@@ -242,7 +258,12 @@ def refuse_in_worker() -> None:
 def _start_error(rank: int, cause: BaseException | None, tail: str) -> PoolError:
     if isinstance(cause, PoolError):
         return cause
-    why = f"{type(cause).__name__}: {cause}" if cause else f"it did not answer within {_START_LIMIT:.0f} s"
+    if cause is None:
+        why = f"it did not answer within {_START_LIMIT:.0f} s; does the main script wait for something when imported?"
+    elif isinstance(cause, ValueError | RuntimeError):  # what anyio makes of an answer that it cannot read
+        why = f"{cause}: does a child of the main script write to stdout when the script is imported?"
+    else:
+        why = f"{type(cause).__name__}: {cause}"
     return PoolError.at(f"worker {rank} did not start: {why}. {_GUARD_HINT}", worker=rank, notes=tail)
 
 

@@ -28,6 +28,13 @@ class Op(IntEnum):
     STOP = 8
 
 
+OUTCOMES = (Op.STEP, Op.RESET, Op.REPLAY)
+"""Ops that change an env's state and have an outcome."""
+
+WITHOUT_EPISODE = (Op.OPEN, Op.RESET, Op.REPLAY)
+"""Ops that need no earlier state; they may build a whole env, and have the longer limit."""
+
+
 class Code:
     """The kinds of msgpack extension; plain numbers, as msgspec wants them."""
 

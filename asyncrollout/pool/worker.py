@@ -79,6 +79,7 @@ class Worker:
         self._behind = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(config.directory / "socket"))
+        os.register_at_fork(after_in_child=self._socket.close)  # what an env forks must not answer in our name
 
     def run(self) -> None:
         """Say who we are, then serve until told to stop or until the pool is gone."""
