@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from asyncrollout import EnvPool, EnvSpec, EnvTimeout, PoolError
+from asyncrollout.pool.supervisor import Supervisor
 from tests.scripts.processes import (
     LIMIT,
     MARK,
@@ -214,7 +215,7 @@ async def test_children_of_an_env_die_with_the_pool(tmp_path: Path, mark: str) -
 def test_nothing_outlives_a_killed_parent(loop: str, number: signal.Signals, tmp_path: Path, mark: str) -> None:
     with running("spinning.py", loop, str(tmp_path)) as process:
         told = json.loads(read_line(process))
-        assert {*told["workers"], told["child"], process.pid} <= marked(mark)
+        assert wait_until(lambda: {*told["workers"], told["child"], process.pid} <= marked(mark))
         assert all(Path(path).exists() for path in told["directories"])
         assert told["directories"]
         process.send_signal(number)
@@ -298,6 +299,18 @@ async def test_a_pool_that_gives_up_its_start_leaves_another_one_alone(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", spoil_starts(tmp_path, _held("interpreter", tmp_path)))
     played: list[str] = []
+    given_up: list[Supervisor] = []
+    stop_now = Supervisor.stop_now
+
+    def give_up(worker: Supervisor) -> None:
+        stop_now(worker)
+        given_up.append(worker)
+
+    monkeypatch.setattr(Supervisor, "stop_now", give_up)
+
+    async def release() -> None:
+        await until(lambda: given_up)
+        (tmp_path / "gate").touch()
 
     async def live() -> None:
         async with EnvPool(workers=1) as pool, pool.open(COUNTER) as env:
@@ -306,6 +319,7 @@ async def test_a_pool_that_gives_up_its_start_leaves_another_one_alone(
     with anyio.fail_after(2 * LIMIT):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(live)
+            tasks.start_soon(release)
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as beside:
 
@@ -316,7 +330,6 @@ async def test_a_pool_that_gives_up_its_start_leaves_another_one_alone(
                     beside.start_soon(cancel)
                     async with EnvPool(workers=1):
                         await anyio.sleep_forever()
-            (tmp_path / "gate").touch()
     assert len(played) == 1
 
 
