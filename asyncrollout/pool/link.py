@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from asyncrollout.pool import wire
+from asyncrollout.pool.arrays import ArrayReader
 from asyncrollout.pool.home import Clock, Lost, Reply
-from asyncrollout.pool.shared import ArrayReader
 from asyncrollout.pool.wire import Op
 
 Pending = tuple["asyncio.Future[Reply]", Op, bool]

@@ -16,11 +16,12 @@ import anyio.to_process
 import structlog
 
 from asyncrollout.errors import PoolError
+from asyncrollout.pool.arrays import ArrayReader
 from asyncrollout.pool.entry import WorkerConfig, serve
 from asyncrollout.pool.guards import kill_group, resident_bytes, starting_interpreters
 from asyncrollout.pool.home import Clock, Limits, Lost
 from asyncrollout.pool.link import Link
-from asyncrollout.pool.shared import ArrayReader, Page
+from asyncrollout.pool.page import Page
 
 log = structlog.get_logger(__name__)
 

@@ -12,12 +12,13 @@ import msgspec
 
 from asyncrollout.errors import EnvError, EnvResourceError, UsageError
 from asyncrollout.pool import wire
+from asyncrollout.pool.arrays import Arena, ArrayWriter
 from asyncrollout.pool.digest import encode_with_digest
 from asyncrollout.pool.entry import WorkerConfig
 from asyncrollout.pool.failure import failure
 from asyncrollout.pool.guards import kill_group, resident_bytes
 from asyncrollout.pool.hosted import Fields, HostedEnv, Opening, run_now
-from asyncrollout.pool.shared import PAGE_SLOTS, Arena, ArrayWriter, Page
+from asyncrollout.pool.page import PAGE_SLOTS, Page
 from asyncrollout.pool.thread import EnvThread
 from asyncrollout.pool.wire import Op
 
@@ -39,7 +40,7 @@ Answer = tuple[Any, Any, int | None, bytes | None]
 """Value, info, digest, snapshot."""
 
 
-class Seat:
+class Resident:
     """One env of this worker: how long its steps take, and where its large arrays go."""
 
     def __init__(self, opening: Opening, arena: Arena, *, send_snapshots: bool) -> None:
@@ -70,8 +71,8 @@ class Worker:
         self._config = config
         self._page = Page.attach(config.directory / "page")
         self._arena = Arena(config.directory)
-        self._seats: dict[int, Seat] = {}
-        self._io_seats: dict[int, Seat] = {}
+        self._residents: dict[int, Resident] = {}
+        self._io_residents: dict[int, Resident] = {}
         self._threads: dict[int, tuple[EnvThread, int]] = {}  # of `io` envs, with their slots in the page
         self._free_slots = deque(range(1, PAGE_SLOTS))
         self._held: deque[tuple[Any, ...]] = deque()
@@ -101,13 +102,13 @@ class Worker:
                 os.ftruncate(1, 0)
 
     def _take(self, call: Call) -> None:
-        seat = self._seats.get(call[1])
-        if seat is not None and call[2] == _STEP:
-            self._play_step(call, seat, _MAIN)
-        elif seat is None and (call[1] in self._threads or (_opens_io(call) and self._free_slots)):
+        resident = self._residents.get(call[1])
+        if resident is not None and call[2] == _STEP:
+            self._play_step(call, resident, _MAIN)
+        elif resident is None and (call[1] in self._threads or (_opens_io(call) and self._free_slots)):
             self._hand_over(call)
         else:
-            self._play_other(call, seat, _MAIN)
+            self._play_other(call, resident, _MAIN)
 
     def _hand_over(self, call: Call) -> None:
         """An `io` env waits in its own thread, where it was also made, so that it delays nobody."""
@@ -121,19 +122,19 @@ class Worker:
             thread.end()
 
     def _play_io(self, call: Call, slot: int) -> None:
-        seat = self._io_seats.get(call[1])
-        if seat is not None and call[2] == _STEP:
-            self._play_step(call, seat, slot)
+        resident = self._io_residents.get(call[1])
+        if resident is not None and call[2] == _STEP:
+            self._play_step(call, resident, slot)
         else:
-            self._play_other(call, seat, slot)
+            self._play_other(call, resident, slot)
         self._flush()
         self._page.end(slot)
         if call[2] == Op.CLOSE:
             self._free_slots.append(slot)
 
-    def _play_step(self, call: Call, seat: Seat, slot: int) -> None:
+    def _play_step(self, call: Call, resident: Resident, slot: int) -> None:
         if self._held:  # replies of others: send them first, or have them sent if this step turns out slow
-            if seat.typical > _SLOW:
+            if resident.typical > _SLOW:
                 self._flush()
             elif not self._behind.is_set():
                 self._behind.set()
@@ -141,18 +142,18 @@ class Worker:
         start = monotonic()
         self._page.begin(slot, call_id, start)
         try:
-            value, info, digest, state = seat.outcome(seat.hosted.step_now(_loaded(action)))
+            value, info, digest, state = resident.outcome(resident.hosted.step_now(_loaded(action)))
             trouble = None
         except BaseException as error:  # SystemExit too: whatever an env does is its own failure
             trouble = msgspec.structs.astuple(failure(error))
             value = info = digest = state = None
         seconds = monotonic() - start
-        seat.typical += _SMOOTHING * (seconds - seat.typical)
+        resident.typical += _SMOOTHING * (seconds - resident.typical)
         if seconds > _MANY_PAGES and self._uses_too_much():
             self._give_up(call_id, slot)
         self._held.append((call_id, trouble, value, info, digest, seconds, state))
 
-    def _play_other(self, call: Call, seat: Seat | None, slot: int) -> None:
+    def _play_other(self, call: Call, resident: Resident | None, slot: int) -> None:
         call_id, env_id, code, payload = call
         op = Op(code)
         self._flush()
@@ -163,10 +164,10 @@ class Worker:
         try:
             if op is Op.OPEN:
                 self._open(env_id, _loaded(payload))
-            elif seat is not None:
+            elif resident is not None:
                 if op is Op.CLOSE:
-                    self._leave(env_id, seat)
-                answer = seat.perform(op, _loaded(payload), self._page, slot, call_id)
+                    self._leave(env_id, resident)
+                answer = resident.perform(op, _loaded(payload), self._page, slot, call_id)
             elif op is not Op.CLOSE:
                 raise EnvError(f"no env {env_id} lives on worker {self._config.rank}")
         except BaseException as error:  # as above
@@ -194,13 +195,13 @@ class Worker:
         waits = opening.spec.runs == "io"
         if waits and env_id not in self._threads:
             raise UsageError(f"a worker runs at most {PAGE_SLOTS - 1} io envs: use more workers")
-        seats = self._io_seats if waits else self._seats
-        seats[env_id] = Seat(opening, self._arena, send_snapshots=self._config.send_snapshots)
+        residents = self._io_residents if waits else self._residents
+        residents[env_id] = Resident(opening, self._arena, send_snapshots=self._config.send_snapshots)
 
-    def _leave(self, env_id: int, seat: Seat) -> None:
-        self._seats.pop(env_id, None)
-        self._io_seats.pop(env_id, None)
-        seat.arrays.close()
+    def _leave(self, env_id: int, resident: Resident) -> None:
+        self._residents.pop(env_id, None)
+        self._io_residents.pop(env_id, None)
+        resident.arrays.close()
 
     def _flush(self) -> None:
         with self._sending:
@@ -220,9 +221,9 @@ class Worker:
 
     def _close_all(self) -> None:
         self._flush()
-        for seat in [*self._seats.values(), *self._io_seats.values()]:
+        for resident in [*self._residents.values(), *self._io_residents.values()]:
             try:
-                run_now(seat.hosted.close())
+                run_now(resident.hosted.close())
             except BaseException as error:  # the others are closed all the same
                 print(failure(error).trace)
 

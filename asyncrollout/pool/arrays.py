@@ -1,11 +1,6 @@
-"""Memory that pool and worker both map: large arrays on their way, and the page that says what a worker is doing.
-
-Each file lives in the worker's private directory and is unlinked as soon as both sides have it open, so
-that no kill can leak it.
-"""
+"""Large arrays on their way from a worker to the pool, through mapped files."""
 
 import mmap
-import os
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -15,34 +10,10 @@ import msgspec
 import numpy as np
 
 from asyncrollout.pool import wire
+from asyncrollout.pool.mapping import attach, reserve
 
 _ALIGN = 64
 _FILE_STEP = 64 << 20  # bytes by which a worker's room for arrays grows, once there is much
-PAGE_SLOTS = 4096
-
-
-def reserve(path: Path, size: int) -> mmap.mmap:
-    """Create and map a file whose space is really there: writing to a full tmpfs would be a SIGBUS."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, size)
-        else:  # macOS
-            os.write(fd, bytes(size))
-        return mmap.mmap(fd, size)
-    except OSError:
-        path.unlink()
-        raise
-    finally:
-        os.close(fd)
-
-
-def attach(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR)
-    try:
-        return mmap.mmap(fd, 0)
-    finally:
-        os.close(fd)
 
 
 class Arena:
@@ -157,41 +128,3 @@ class ArrayReader:
         for memory in self._files.values():
             memory.close()
         self._files.clear()
-
-
-class Page:
-    """What a worker is working on: it writes start time and call id into a slot for each thread; the watchdog reads.
-
-    Each number is one aligned store, so that it is never seen half-written; the id comes last, and 0 means idle.
-    """
-
-    def __init__(self, memory: mmap.mmap) -> None:
-        half = PAGE_SLOTS * 8
-        self._starts = memoryview(memory)[:half].cast("d")
-        self._calls = memoryview(memory)[half:].cast("Q")
-        self._calls_seen: np.ndarray[Any, Any] = np.frombuffer(self._calls, np.uint64)
-
-    @classmethod
-    def create(cls, path: Path) -> "Page":
-        return cls(reserve(path, PAGE_SLOTS * 16))
-
-    @classmethod
-    def attach(cls, path: Path) -> "Page":
-        return cls(attach(path))
-
-    def begin(self, slot: int, call_id: int, now: float) -> None:
-        self._starts[slot] = now
-        self._calls[slot] = call_id
-
-    def end(self, slot: int) -> None:
-        self._calls[slot] = 0
-
-    def running(self) -> list[tuple[int, float]]:
-        """`(call id, start)` of every call under way."""
-        busy = np.flatnonzero(self._calls_seen.copy())  # of a copy, since it changes while we look
-        entries = [(self._calls[slot], self._starts[slot]) for slot in busy.tolist()]
-        return [(call, start) for call, start in entries if call]
-
-    def main_start(self) -> list[float]:
-        """When the main thread, where others queue, began its call; nothing if it is idle."""
-        return [self._starts[0]] if self._calls[0] else []
