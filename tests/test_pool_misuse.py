@@ -26,9 +26,9 @@ from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, MISSHAPEN, PATIENCE, TEX
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"backend": "thread"}, "backend='thread' is not one of process, inline"),
+        ({"backend": "thread"}, "backend='thread' is not valid: known are process, inline"),
         ({"backend": "Process"}, "did you mean 'process'"),
-        ({"backend": None}, "backend=None is not one of"),
+        ({"backend": None}, "backend=None is not valid: known are process, inline"),
         ({"workers": 0}, "workers=0 is not a whole number from 1"),
         ({"workers": -1}, "workers=-1"),
         ({"workers": True}, "workers=True"),
@@ -42,7 +42,7 @@ from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, MISSHAPEN, PATIENCE, TEX
         ({"reset_timeout": None}, "reset_timeout=None"),
         ({"memory_limit": 0}, "memory_limit=0"),
         ({"memory_limit": 1.5}, "memory_limit=1.5"),
-        ({"recover": "restart"}, "recover='restart' is not one of replay, snapshot, none"),
+        ({"recover": "restart"}, "recover='restart' is not valid: known are replay, snapshot, none"),
         ({"max_restarts": -1}, "max_restarts=-1 is not a whole number from 0"),
     ],
     ids=str,
