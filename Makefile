@@ -41,8 +41,9 @@ types: $(INSTALLED)
 layers: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache
 
-bench: $(INSTALLED)  ## the table of ratios, in under two minutes
+bench: $(INSTALLED)  ## the pool's table of ratios and what each env costs, in about three minutes
 	$(BIN)/python benchmarks/bench_pool.py
+	$(BIN)/python benchmarks/bench_envs.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -26,6 +26,7 @@ _MODULES = {
     ],
     "asyncrollout.pool.handle": ["EnvHandle"],
     "asyncrollout.pool.pool": ["EnvPool"],
+    "asyncrollout.projections": ["create_projection_function"],
     "asyncrollout.protocols": ["Env", "Snapshots", "TextInterface"],
     "asyncrollout.registry": ["EnvSpec", "env_names", "find_env", "register_env"],
     "asyncrollout.types": [
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from asyncrollout.errors import UsageError as UsageError
     from asyncrollout.pool.handle import EnvHandle as EnvHandle
     from asyncrollout.pool.pool import EnvPool as EnvPool
+    from asyncrollout.projections import create_projection_function as create_projection_function
     from asyncrollout.protocols import Env as Env
     from asyncrollout.protocols import Snapshots as Snapshots
     from asyncrollout.protocols import TextInterface as TextInterface

@@ -8,7 +8,11 @@ from asyncrollout.types import Observation, Parsed
 
 @runtime_checkable
 class Env(Protocol):
-    """Gymnasium's interface. `render()` and `close()` are optional; `reset` and `step` may be coroutines."""
+    """Gymnasium's interface. `render()` and `close()` are optional; `reset` and `step` may be coroutines.
+
+    An env whose attribute `plays_by_chance` is true is also given `options["member"]`: members of a group start alike
+    from one seed, but each must draw its luck from a generator of its own.
+    """
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Start an episode: `(observation, info)`. The task, if any, is `options["task"]`."""
@@ -29,8 +33,9 @@ class Snapshots(Protocol):
 class TextInterface(Protocol):
     """What makes an env playable by a language model. Made as `factory(env, options)`, beside the env.
 
-    Two more methods are optional: `anchor() -> Hashable`, a key of the state, and `solve() -> str`,
-    an expert's next reply.
+    More is optional: `anchor() -> Hashable`, a key of the state; `solve() -> str`, an expert's next reply;
+    `tell(action) -> str`, an action in words; a static `project(reply, options) -> Parsed` with a `default_action`, for
+    use without an env (`create_projection_function`).
     """
 
     def parse(self, reply: str) -> Parsed:

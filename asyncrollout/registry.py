@@ -34,6 +34,11 @@ class EnvSpec:
         if self.runs not in _PLACEMENTS:
             raise UsageError(f"env {self.name!r}: runs={self.runs!r} is not one of {', '.join(_PLACEMENTS)}")
 
+    @property
+    def text_interface(self) -> Factory:
+        """What makes its text interface: its own, or the one for any env with Gymnasium's spaces."""
+        return self.text or "asyncrollout.spaces:SpaceText"
+
     def with_kwargs(self, **kwargs: Any) -> "EnvSpec":
         return replace(self, kwargs={**self.kwargs, **kwargs})
 

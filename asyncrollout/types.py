@@ -51,6 +51,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_actions_per_turn: Annotated[int, msgspec.Meta(ge=1)] = 5
     max_actions_per_traj: Annotated[int, msgspec.Meta(ge=1)] | None = None
     separator: Annotated[str, msgspec.Meta(min_length=1)] = "||"
+    action_history: Annotated[int, msgspec.Meta(ge=0)] = 0  # how many past actions a description ends with
 
 
 class Durations(msgspec.Struct, frozen=True):

@@ -26,6 +26,12 @@ def pytest_configure() -> None:
     uvloop.new_event_loop().close()  # libuv keeps one pipe of its own from the first loop on
 
 
+def pytest_collection_finish() -> None:
+    # The collector runs after every test, and need not look at all tests and modules each time.
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 

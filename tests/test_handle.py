@@ -153,3 +153,46 @@ def test_pool_can_be_made_outside_of_an_event_loop() -> None:
             return await env.reset(seed=1)
 
     assert anyio.run(play_one, EnvPool(backend="inline")) == expected(COUNTER, 1, [])[0]
+
+
+DICE = EnvSpec(name="dice", factory=f"{ENVS}:Dice")
+ROLLS = [0] * 8
+
+
+async def roll(env: EnvHandle, member: int) -> list[Any]:
+    first = await env.reset(seed=7, member=member)
+    return [first.observation, *[(await env.step(0)).observation for _ in ROLLS]]
+
+
+async def test_members_start_alike_and_have_each_their_own_luck(options: dict[str, Any]) -> None:
+    async with EnvPool(**options) as pool, pool.open(DICE) as env:
+        rolls = [await roll(env, member) for member in (0, 1, 2, 1)]
+        assert (await env.reset(seed=7, task=3)).info == {"options": ["member", "task"]}
+    assert len({first for first, *_ in rolls}) == 1
+    assert len({tuple(rolled) for rolled in rolls}) == 3
+    assert rolls[1] == rolls[3]
+
+
+async def test_luck_survives_a_dead_worker_a_fork_and_a_snapshot() -> None:
+    async with EnvPool(workers=1) as pool, pool.open(DICE) as env, pool.open(DICE) as other:
+        expected_rolls = await roll(env, 5)
+        await env.reset(seed=7, member=5)
+        begun = [(await env.step(0)).observation for _ in ROLLS[:4]]
+        kept, twin = await env.snapshot(), await env.fork()
+        await other.restore(kept)
+        kill_worker_of(pool, env)
+        for which in (env, twin, other):
+            assert begun + [(await which.step(0)).observation for _ in ROLLS[4:]] == expected_rolls[1:]
+        await twin.close()
+
+
+async def test_env_without_chance_never_hears_of_members(options: dict[str, Any]) -> None:
+    async with EnvPool(**options) as pool, pool.open(f"{ENVS}:Optioned") as env:
+        assert (await env.reset(seed=1, member=3)).observation is None
+        assert (await env.reset(seed=1, member=3, task="x")).observation == {"task": "x"}
+
+
+async def test_wrong_member_is_told(options: dict[str, Any]) -> None:
+    async with EnvPool(**options) as pool, pool.open(DICE) as env:
+        with pytest.raises(UsageError, match="env 'dice': a member is a whole number from 0, not -1"):
+            await env.reset(seed=1, member=-1)

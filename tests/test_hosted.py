@@ -52,7 +52,7 @@ def test_task_arrives_as_an_option() -> None:
 def test_reply_is_parsed_and_stepped() -> None:
     observation, reward, _, _, info = run_now(started().step("add 2"))
     assert reward == sum(direct(2))
-    assert info == {"gained": reward, "action_is_valid": True}
+    assert info == {"gained": reward, "actions": [2], "action_is_valid": True, "action_is_effective": True}
     assert observation.anchor == ("total", reward)
 
 
@@ -80,7 +80,13 @@ def test_invalid_reply_steps_nothing_and_costs_the_penalty() -> None:
     observation, reward, terminated, truncated, info = run_now(env.step("jump"))
     assert observation.text == before[0].text
     assert (reward, terminated, truncated) == (-0.25, False, False)
-    assert info == {"invalid_reason": "not an addition: 'jump'", "action_is_valid": False}
+    assert info == {
+        "invalid_reason": "not an addition: 'jump'",
+        "actions": [],
+        "action_is_valid": False,
+        "action_is_effective": False,
+        "success": False,
+    }
     assert run_now(env.step("add 1"))[1] == direct(1, 1)[1]
 
 
@@ -112,6 +118,23 @@ def test_end_by_itself_is_no_truncation() -> None:
     assert (terminated, truncated) == (True, False)
 
 
+def test_what_was_played_of_a_reply_is_told() -> None:
+    env = started(max_actions_per_traj=3)
+    assert run_now(env.step("add 1 || add 2"))[4]["actions"] == [1, 2]
+    assert run_now(env.step("add 3 || add 4"))[4]["actions"] == [3]
+
+
+def test_reply_is_effective_if_one_of_its_actions_is() -> None:
+    class Picky(Counter):
+        def step(self, action: Any) -> Any:
+            *outcome, info = super().step(action)
+            return *outcome, {**info, "action_is_effective": action == 2}
+
+    env = started(spec=EnvSpec(name="x", factory=Picky, text=CounterText))
+    assert run_now(env.step("add 2 || add 1"))[4]["action_is_effective"] is True
+    assert run_now(env.step("add 1 || add 1"))[4]["action_is_effective"] is False
+
+
 def test_invalid_reply_does_not_count_as_an_action() -> None:
     env = started(max_actions_per_traj=1)
     assert run_now(env.step("jump"))[3] is False
@@ -132,7 +155,6 @@ def test_separator_reaches_the_interface() -> None:
     [
         (EnvSpec(name="x", factory=dict), "dict has no reset() method"),
         (EnvSpec(name="x", factory="tests.tiny_envs:AsyncCounter"), "register its class with runs='io'"),
-        (EnvSpec(name="x", factory=Counter), "env 'x' has no text interface"),
     ],
 )
 def test_what_is_no_env_is_told_when_made(spec: EnvSpec, told: str) -> None:
@@ -227,6 +249,19 @@ def test_snapshot_keeps_the_count_of_actions() -> None:
     again = run_now(twin.step("add 1"))
     assert again[3] is True
     assert outcome_digest(again) == outcome_digest(last)
+
+
+def test_snapshot_keeps_the_history_of_actions() -> None:
+    spec = EnvSpec(name="x", factory=SnapshotCounter, text=CounterText)
+    env = started(spec=spec, action_history=2)
+    run_now(env.step("add 1 || add 2 || add 3"))
+    twin = hosted(spec, action_history=2)
+    twin.restore(env.snapshot())
+    observation, *_ = run_now(twin.step("add 4"))
+    assert observation.text.endswith("\nYour last actions: 3, 4")
+    assert run_now(env.step("add 4"))[0].text == observation.text
+    run_now(env.reset(7, None))
+    assert "Your last actions" not in run_now(env.step("jump"))[0].text
 
 
 class SetCounter(SnapshotCounter):

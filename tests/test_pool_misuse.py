@@ -159,7 +159,11 @@ def nested(depth: int) -> Any:
 UNSOLVED = EnvSpec(name="unsolved", factory=f"{ENVS}:Counter", text=f"{ENVS}:UnsolvedText")
 WRONG_USES: dict[str, tuple[Use, type[RolloutError], list[str]]] = {
     "factory fails": (opening(f"{ENVS}:Refuses"), EnvBuildError, [f"{ENVS}:Refuses", "no licence for this simulator"]),
-    "unknown keyword": (opening(COUNTER, colour="red"), EnvBuildError, ["env 'counter'", "colour"]),
+    "unknown keyword": (
+        opening(COUNTER, colour="red"),
+        UsageError,
+        ["env 'counter'", "no keyword 'colour'", "limit"],
+    ),
     "unknown class": (opening(f"{ENVS}:Countr"), UsageError, ["Countr", "did you mean 'Counter'"]),
     "unknown module": (opening("no_such:Env"), RolloutError, ["env 'no_such:Env'", "no_such"]),
     "unknown gymnasium id": (opening("gymnasium:CartPol-v1"), RolloutError, ["gymnasium:CartPol-v1", "CartPole"]),
@@ -167,12 +171,11 @@ WRONG_USES: dict[str, tuple[Use, type[RolloutError], list[str]]] = {
     "coroutines without io": (opening(f"{ENVS}:AsyncCounter"), UsageError, ["AsyncCounter", "runs='io'"]),
     "unknown name": (opening("countr"), UnknownEnvError, ["no env is called 'countr'"]),
     "not a name": (opening(5), UsageError, ["a string or an EnvSpec"]),  # type: ignore[arg-type]
-    "no text interface": (opening(COUNTER, text=True), UsageError, ["env 'counter' has no text interface", "EnvSpec("]),
     "expert of a raw env": (opening(COUNTER, expert=True), UsageError, ["env 'counter'", "expert=True"]),
     "expert without a solver": (
         resetting(UNSOLVED, expert=True),
         UsageError,
-        ["env 'unsolved' has no solve()", "without expert=True"],
+        ["env 'unsolved'", "has no solve()", "without expert=True"],
     ),
     "wrong text option": (opening(TEXT, max_actions_per_turn="x"), UsageError, ["env 'text'", "max_actions_per_turn"]),
     "no such rank": (opening(COUNTER, worker=7), UsageError, ["env 'counter'", "worker=7"]),

@@ -517,3 +517,27 @@ class AwryText(CarefulText):
 
     def solve(self) -> str:
         return "subtract 9" if self.env.how == "solves badly" else super().solve()
+
+
+class Dice:
+    """Starts as its seed says, and rolls as the member of a group does."""
+
+    plays_by_chance = True
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        self.rolls = np.random.default_rng((seed or 0, options["member"]))
+        return int(np.random.default_rng(seed).integers(100)), {"options": sorted(options)}
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        rolled = int(self.rolls.integers(1, 7))
+        return rolled, float(rolled), False, False, {}
+
+
+class Optioned:
+    """Shows the options that it was reset with."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return options, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return None, 0.0, False, False, {}

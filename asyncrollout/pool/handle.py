@@ -93,19 +93,21 @@ class EnvHandle:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def reset(self, *, seed: int | None = None, task: Any = None) -> Outcome:
-        """Start an episode. Without a seed one is drawn, so that the episode can be played again."""
+    async def reset(self, *, seed: int | None = None, task: Any = None, member: int = 0) -> Outcome:
+        """Start an episode. Without a seed one is drawn, so that the episode can be played again.
+
+        Members of a group start from the same seed; in an env that plays by chance, `member` gives each its own luck.
+        """
         if self._phase in _SHUT:
             raise self._misuse("reset")
         if seed is None:
             seed = secrets.randbits(31)
-        elif isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise UsageError(f"env {self.name!r}: a seed is a whole number from 0, not {seed!r}")
-        seed, task = int(seed), self._own(task, "task")
+        seed, member = self._whole(seed, "seed"), self._whole(member, "member")
+        task = self._own(task, "task")
         if not self._busy:
             self.seat.begin_episode(seed, anew=self._phase is Phase.FAILED)
-        reply = await self._invoke(Op.RESET, (seed, task))
-        self._history.begin(seed, task, reply[4])
+        reply = await self._invoke(Op.RESET, (seed, task, member))
+        self._history.begin(seed, task, member, reply[4])
         return self._took(reply)
 
     async def step(self, action: Any) -> Outcome:
@@ -118,6 +120,11 @@ class EnvHandle:
         self._history.add_step(action, reply[4])
         self.seat.last_seconds = reply[5]
         return self._took(reply)
+
+    def _whole(self, number: Any, what: str) -> int:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
+            raise UsageError(f"env {self.name!r}: a {what} is a whole number from 0, not {number!r}")
+        return int(number)
 
     def _own(self, value: Any, what: str) -> Any:
         """A copy that the caller cannot change while it is under way, or afterwards in the log."""

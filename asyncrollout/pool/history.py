@@ -17,6 +17,7 @@ class History:
     def __init__(self) -> None:
         self.seed: int | None = None
         self.task: Any = None
+        self.member = 0
         self.running = False
         self._turns_before = 0  # those that a snapshot stands for
         self._setup: dict[bytes, Called] = {}
@@ -42,8 +43,8 @@ class History:
         """The episode is over, and the next one is about to be tried."""
         self.seed, self._turns_before, self._done, self.running = next_seed, 0, [], False
 
-    def begin(self, seed: int, task: Any, digest: int | None) -> None:
-        self.seed, self.task, self._state, self.running = seed, task, None, True
+    def begin(self, seed: int, task: Any, member: int, digest: int | None) -> None:
+        self.seed, self.task, self.member, self._state, self.running = seed, task, member, None, True
         self._done, self._digests = [], [digest]
 
     def add_step(self, action: Any, digest: int | None) -> None:
@@ -71,17 +72,21 @@ class History:
         digests = list(self._digests)
         if final is not None and digests and digests[-1] is None:
             digests[-1] = final
-        return Past(self.setup, self.seed, self.task, self._state, list(self._done), digests, self._turns_before)
+        return self._past(self._state, list(self._done), digests, self._turns_before)
 
     def past_by_snapshot(self, state: bytes) -> Past:
-        return Past(self.setup, self.seed, self.task, state, [], [], self.turn)
+        return self._past(state, [], [], self.turn)
+
+    def _past(self, state: bytes | None, done: list[Any], digests: list[int | None], turns: int) -> Past:
+        return Past(self.setup, self.seed, self.task, state, done, digests, turns, member=self.member)
 
     def setup_alone(self) -> Past | None:
         return Past(self.setup, None, None, None, [], []) if self._setup else None
 
     def adopt(self, past: Past) -> None:
         """Go on from where another env's history ends."""
-        self.seed, self.task, self._state, self.running = past.seed, past.task, past.state, True
+        self.seed, self.task, self.member = past.seed, past.task, past.member
+        self._state, self.running = past.state, True
         self._done, self._digests = list(past.done), list(past.digests)
         self._turns_before = past.turns
         self._setup = {}
@@ -93,7 +98,8 @@ def dump_past(env: str, past: Past, outcome: tuple[Any, ...]) -> bytes:
     """A snapshot that can be kept in a file: no pickles, so that loading it runs nobody's code."""
     done = [[1, _fields(entry)] if isinstance(entry, Called) else [0, entry] for entry in past.done]
     setup = [_fields(called) for called in past.setup]
-    record = [_FORMAT, env, setup, past.seed, past.task, past.state, past.turns, done, past.digests, list(outcome)]
+    start = [past.seed, past.task, past.member]
+    record = [_FORMAT, env, setup, start, past.state, past.turns, done, past.digests, list(outcome)]
     try:
         return wire.encode_exact(record)
     except wire.INEXACT as error:
@@ -103,14 +109,15 @@ def dump_past(env: str, past: Past, outcome: tuple[Any, ...]) -> bytes:
 def load_past(env: str, snapshot: bytes) -> tuple[Past, tuple[Any, ...]]:
     try:
         record = wire.Unpacker(trusted=False).decode(snapshot)
-        version, name, setup, seed, task, state, turns, done, digests, outcome = record
+        version, name, setup, (seed, task, member), state, turns, done, digests, outcome = record
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"env {env!r}: this is no snapshot of ours: {error}") from error
     if version != _FORMAT or name != env:
         raise UsageError(f"env {env!r}: this snapshot is of env {name!r}, format {version}")
     entries = [Called(*entry) if called else entry for called, entry in done]
     calls = [Called(*called) for called in setup]
-    return Past(calls, seed, task, state, entries, digests, turns, trusted=False), tuple(outcome)
+    past = Past(calls, seed, task, state, entries, digests, turns, trusted=False, member=member)
+    return past, tuple(outcome)
 
 
 def _fields(called: Called) -> list[Any]:

@@ -8,17 +8,15 @@ import msgspec
 
 from asyncrollout.errors import EnvDiverged, EnvError, UsageError
 from asyncrollout.pool import wire
+from asyncrollout.pool.dialogue import Dialogue, Fields
 from asyncrollout.pool.digest import Nowhere, encode_with_digest
 from asyncrollout.pool.failure import clip
 from asyncrollout.pool.wire import Op
 from asyncrollout.protocols import Snapshots
 from asyncrollout.registry import EnvSpec, load_factory, nearest
-from asyncrollout.types import Observation, TextOptions
+from asyncrollout.types import TextOptions
 
 T = TypeVar("T")
-Fields = tuple[Any, float, bool, bool, dict[str, Any]]
-"""What an `Outcome` holds, on its way."""
-
 _SEQUENCES = (tuple, list)
 
 
@@ -45,6 +43,7 @@ class Past(msgspec.Struct, frozen=True):
     digests: list[int | None]
     turns: int = 0  # that the snapshot stands for
     trusted: bool = True  # made by this pool, not read from a file
+    member: int = 0
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -65,6 +64,29 @@ def run_now(steps: Coroutine[Any, Any, T]) -> T:
         return result
     steps.close()
     raise EnvError("one of this env's methods is a coroutine, but its step() is not")
+
+
+def _make(spec: EnvSpec) -> Any:
+    factory = load_factory(spec.factory)
+    try:
+        return factory(**spec.kwargs)
+    except TypeError as error:
+        known = _keywords(factory)
+        for key in spec.kwargs:
+            if known and key not in known:
+                raise UsageError(f"it takes no keyword {key!r}{nearest(key, known)}") from error
+        raise
+
+
+def _keywords(factory: Callable[..., Any]) -> list[str]:
+    """What a factory can be given by name; nothing, where that is open or unknown."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # some built-in ones do not tell
+        return []
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return []
+    return [parameter.name for parameter in parameters]
 
 
 def is_async(spec: EnvSpec) -> bool:
@@ -92,7 +114,7 @@ class HostedEnv:
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
         spec = opening.spec
-        self.env = load_factory(spec.factory)(**spec.kwargs)
+        self.env = _make(spec)
         for method in ("reset", "step"):
             if not callable(getattr(self.env, method, None)):
                 raise UsageError(f"{type(self.env).__qualname__} has no {method}() method: an env needs reset and step")
@@ -100,15 +122,11 @@ class HostedEnv:
         if self.awaits and not is_async(spec):
             raise UsageError(f"env {spec.name!r} has coroutines for methods: register its class with runs='io'")
         self.waits = spec.runs == "io"
-        self._interface: Any = None
-        self._actions = 0
-        self._last: Any = None
-        if self.opening.text:
-            if spec.text is None:
-                raise UsageError(
-                    f"env {spec.name!r} has no text interface: open it with text=False, or give EnvSpec(text=...)"
-                )
-            self._interface = load_factory(spec.text)(self.env, self.opening.options)
+        self._plays_by_chance = bool(getattr(self.env, "plays_by_chance", False))
+        self._dialogue: Dialogue | None = None
+        if opening.text:
+            interface = load_factory(spec.text_interface)(self.env, opening.options)
+            self._dialogue = Dialogue(interface, opening.options, expert=opening.expert)
 
     async def perform(self, op: Op, payload: Any, tick: Callable[[], None] = _no_tick) -> Any:
         """Any call but the one that makes the env; `tick` is called before each part of a long one."""
@@ -129,23 +147,26 @@ class HostedEnv:
                 return await self.close()
         raise UsageError(f"an env knows no {op!r}")
 
-    async def reset(self, seed: int, task: Any) -> Fields:
-        self._actions = 0
-        result = self.env.reset(seed=seed, options=None if task is None else {"task": task})
+    async def reset(self, seed: int, task: Any, member: int = 0) -> Fields:
+        result = self.env.reset(seed=seed, options=self._reset_options(task, member))
         if self.awaits:
             result = await result
         if not isinstance(result, _SEQUENCES) or len(result) != 2:
             raise EnvError(f"reset() must return (observation, info), not {clip(repr(result), 200)}")
         observation, info = result[0], dict(_as_dict(result[1]))
-        if self._interface is not None:
-            info["system_prompt"] = self._interface.system_prompt()
-            self._last = observation
-            observation = self._described(observation, info)
+        if self._dialogue is not None:
+            observation = self._dialogue.begin(observation, info)
         return observation, 0.0, False, False, info
+
+    def _reset_options(self, task: Any, member: int) -> dict[str, Any] | None:
+        options = {} if task is None else {"task": task}
+        if self._plays_by_chance:
+            options["member"] = member
+        return options or None
 
     def step_now(self, action: Any) -> Fields:
         """A synchronous env's step. That of a raw env costs no coroutine."""
-        if self._interface is not None:
+        if self._dialogue is not None:
             return run_now(self.step(action))
         try:
             return _checked(self.env.step(action))
@@ -154,7 +175,9 @@ class HostedEnv:
             raise
 
     async def step(self, action: Any) -> Fields:
-        return await (self._raw_step(action) if self._interface is None else self._text_step(action))
+        if self._dialogue is not None:
+            return await self._dialogue.step(action, self._raw_step)
+        return await self._raw_step(action)
 
     async def _raw_step(self, action: Any) -> Fields:
         try:
@@ -175,46 +198,6 @@ class HostedEnv:
         if not inside:
             error.add_note(f"The action {clip(repr(action), 200)} is not in the env's action space, {space!r}.")
 
-    async def _text_step(self, action: Any) -> Fields:
-        """Step the actions of a reply until the episode ends; an invalid one steps nothing and costs the penalty."""
-        options = self.opening.options
-        actions: Sequence[Any] = (action,)
-        reason = ""
-        if isinstance(action, str):
-            parsed = self._interface.parse(action)
-            actions = parsed.actions[: options.max_actions_per_turn] if parsed.valid else ()
-            reason = "" if parsed.valid else parsed.reason or "no valid action"
-        limit = options.max_actions_per_traj
-        reward, terminated, truncated = 0.0, False, False
-        info: dict[str, Any] = {}
-        for chosen in actions if limit is None else actions[: limit - self._actions]:
-            self._last, gained, terminated, truncated, step_info = await self._raw_step(chosen)
-            self._actions += 1
-            reward += gained
-            info.update(step_info)
-            if terminated or truncated:
-                break
-        if limit is not None and self._actions >= limit and not terminated:
-            truncated = True
-        if reason:
-            reward -= abs(options.format_penalty)
-            info["invalid_reason"] = reason
-        info["action_is_valid"] = not reason
-        over = terminated or truncated
-        return self._described(self._last, info, over=over), reward, terminated, truncated, info
-
-    def _described(self, observation: Any, info: dict[str, Any], *, over: bool = False) -> Observation:
-        shown = self._interface.describe(observation)
-        if not isinstance(shown, Observation):
-            shown = Observation(text=shown, data=observation)
-        if hasattr(self._interface, "anchor"):
-            shown = msgspec.structs.replace(shown, anchor=self._interface.anchor())
-        if self.opening.expert and not over:
-            if not hasattr(self._interface, "solve"):
-                raise UsageError(f"env {self.opening.spec.name!r} has no solve(): open it without expert=True")
-            info["expert"] = self._interface.solve()
-        return shown
-
     async def render(self) -> Any:
         if not callable(getattr(self.env, "render", None)):
             raise UsageError(f"env {self.opening.spec.name!r} has no render()")
@@ -226,12 +209,13 @@ class HostedEnv:
         method = called.method
         if method.startswith("_"):
             raise UsageError(f"{method!r} is private to env {self.opening.spec.name!r}")
-        for owner in (self._interface, self.env, getattr(self.env, "unwrapped", None)):  # Gymnasium wraps its envs
+        interface = None if self._dialogue is None else self._dialogue.interface
+        for owner in (interface, self.env, getattr(self.env, "unwrapped", None)):  # Gymnasium wraps its envs
             if owner is not None and hasattr(owner, method):
                 found = getattr(owner, method)
                 break
         else:
-            offered = sorted({*dir(self._interface), *dir(self.env)} if self._interface else dir(self.env))
+            offered = sorted({*dir(interface), *dir(self.env)} if interface else dir(self.env))
             raise UsageError(f"env {self.opening.spec.name!r} offers no {method!r}{nearest(method, offered)}")
         if not callable(found):
             return found
@@ -247,7 +231,7 @@ class HostedEnv:
         if past.state is not None:
             self.restore(past.state, trusted=past.trusted)
         elif past.seed is not None:
-            fields = await self.reset(past.seed, past.task)
+            fields = await self.reset(past.seed, past.task, past.member)
             _compare(fields, next(digests), 0)
         for turn, (entry, expected) in enumerate(zip(past.done, digests, strict=True), start=1):
             tick()
@@ -267,7 +251,7 @@ class HostedEnv:
 
     def snapshot(self, *, for_file: bool = False) -> bytes:
         """The state; `for_file` means without pickles."""
-        content = (self._actions, self._last, self.env.snapshot())
+        content = (None if self._dialogue is None else self._dialogue.state, self.env.snapshot())
         try:
             return wire.encode_exact(content) if for_file else wire.encode(content)
         except wire.INEXACT as error:
@@ -275,7 +259,9 @@ class HostedEnv:
             raise UsageError(f"env {name!r}: its observations have no safe file form: {error}") from error
 
     def restore(self, state: bytes, *, trusted: bool = True) -> None:
-        self._actions, self._last, raw = wire.Unpacker(trusted=trusted).decode(state)
+        told, raw = wire.Unpacker(trusted=trusted).decode(state)
+        if self._dialogue is not None:
+            self._dialogue.state = told
         self.env.restore(raw)
 
     async def close(self) -> None:

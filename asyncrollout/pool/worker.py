@@ -13,11 +13,12 @@ import msgspec
 from asyncrollout.errors import EnvError, EnvResourceError, UsageError
 from asyncrollout.pool import wire
 from asyncrollout.pool.arrays import Arena, ArrayWriter
+from asyncrollout.pool.dialogue import Fields
 from asyncrollout.pool.digest import encode_with_digest
 from asyncrollout.pool.entry import WorkerConfig
 from asyncrollout.pool.failure import failure
 from asyncrollout.pool.guards import kill_group, resident_bytes
-from asyncrollout.pool.hosted import Fields, HostedEnv, Opening, run_now
+from asyncrollout.pool.hosted import HostedEnv, Opening, run_now
 from asyncrollout.pool.page import PAGE_SLOTS, Page
 from asyncrollout.pool.thread import EnvThread
 from asyncrollout.pool.wire import Op

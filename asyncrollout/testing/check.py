@@ -61,6 +61,13 @@ class EnvReport(msgspec.Struct, frozen=True):
     skipped: dict[str, str]
     notes: tuple[str, ...]
 
+    def __str__(self) -> str:
+        where = " and ".join(self.ran_on)
+        lines = [f"env {self.env!r} keeps the contract: {self.episodes} episodes, {self.steps} steps, on {where}"]
+        lines += [f"  checked: {point}" for point in self.checked]
+        lines += [f"  skipped: {point}: {reason}" for point, reason in self.skipped.items()]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
 
 @dataclass
 class Findings:

@@ -32,8 +32,8 @@ class Direct:
         self.env: Any = load_factory(case.spec.factory)(**{**case.spec.kwargs, **kwargs})
         self.text: Any = None
         self._task = case.task
-        if case.has_text and case.spec.text is not None:
-            self.text = load_factory(case.spec.text)(self.env, self.options)
+        if case.has_text:
+            self.text = load_factory(case.spec.text_interface)(self.env, self.options)
 
     async def __aenter__(self) -> Self:
         return self

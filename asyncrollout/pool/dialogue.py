@@ -1,0 +1,98 @@
+"""A text interface at work: replies in, descriptions out, and what must be remembered in between."""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from asyncrollout.errors import UsageError
+from asyncrollout.pool.failure import clip
+from asyncrollout.types import Observation, TextOptions
+
+Fields = tuple[Any, float, bool, bool, dict[str, Any]]
+"""What an `Outcome` holds, on its way."""
+
+_LONGEST_TOLD = 100
+
+
+class Dialogue:
+    """One env's text interface through an episode: the count of its actions, the last of them, the last observation."""
+
+    def __init__(self, interface: Any, options: TextOptions, *, expert: bool) -> None:
+        self.interface = interface
+        self._options = options
+        self._expert = expert
+        self._count = 0
+        self._told: deque[str] = deque(maxlen=options.action_history)
+        self._last: Any = None
+
+    @property
+    def state(self) -> list[Any]:
+        """For a snapshot."""
+        return [self._count, list(self._told), self._last]
+
+    @state.setter
+    def state(self, state: Sequence[Any]) -> None:
+        self._count, told, self._last = state
+        self._told = deque(told, maxlen=self._options.action_history)
+
+    def begin(self, observation: Any, info: dict[str, Any]) -> Observation:
+        self.state = (0, [], observation)
+        info["system_prompt"] = self.interface.system_prompt()
+        return self._described(info, over=False)
+
+    async def step(self, action: Any, step_env: Callable[[Any], Awaitable[Fields]]) -> Fields:
+        """Step the actions of a reply until the episode ends; an invalid one steps nothing and costs the penalty."""
+        options = self._options
+        actions, reason = self._read(action)
+        limit = options.max_actions_per_traj
+        reward, terminated, truncated, effective = 0.0, False, False, False
+        info: dict[str, Any] = {"success": False} if reason else {}
+        played = []
+        for chosen in actions if limit is None else actions[: limit - self._count]:
+            self._last, gained, terminated, truncated, step_info = await step_env(chosen)
+            self._count += 1
+            played.append(chosen)
+            self._remember(chosen)
+            reward += gained
+            info.update(step_info)
+            effective |= bool(step_info.get("action_is_effective", True))
+            if terminated or truncated:
+                break
+        if limit is not None and self._count >= limit and not terminated:
+            truncated = True
+        if reason:
+            reward -= abs(options.format_penalty)
+            info["invalid_reason"] = reason
+        info.update(actions=played, action_is_valid=not reason, action_is_effective=effective)
+        return self._described(info, over=terminated or truncated), reward, terminated, truncated, info
+
+    def _read(self, action: Any) -> tuple[Sequence[Any], str]:
+        """The actions to play, or why there are none; what is no text is an action as it is."""
+        if not isinstance(action, str):
+            return (action,), ""
+        parsed = self.interface.parse(action)
+        if not parsed.valid:
+            return (), parsed.reason or "no valid action"
+        return parsed.actions[: self._options.max_actions_per_turn], ""
+
+    def _remember(self, action: Any) -> None:
+        if self._told.maxlen:
+            tell = getattr(self.interface, "tell", str)
+            self._told.append(clip(tell(action), _LONGEST_TOLD))
+
+    def _described(self, info: dict[str, Any], *, over: bool) -> Observation:
+        shown = self.interface.describe(self._last)
+        if not isinstance(shown, Observation):
+            shown = Observation(text=shown, data=self._last)
+        if self._told:
+            text = f"{shown.text}\nYour last actions: {', '.join(self._told)}"
+            shown = msgspec.structs.replace(shown, text=text)
+        if hasattr(self.interface, "anchor"):
+            shown = msgspec.structs.replace(shown, anchor=self.interface.anchor())
+        if self._expert and not over:
+            if not hasattr(self.interface, "solve"):
+                raise UsageError("it has no solve(): open it without expert=True")
+            info["expert"] = self.interface.solve()
+        return shown

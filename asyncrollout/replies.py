@@ -1,0 +1,191 @@
+"""Reading a model's reply: find the answer in it, split it into actions, say why where there is none.
+
+Nothing here raises or takes long, whatever the reply: tags are found with `rfind`, prose is searched in its end only.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from asyncrollout.types import Parsed, TextOptions
+
+LONGEST = 32_768
+"""How many characters of an answer, or of the end of an untagged reply, are looked at."""
+
+_FURTHEST_TAG = 8 * LONGEST  # from the end
+_TAGS = ("answer", "action")
+_WORD = re.compile(r"[\w-]+")
+_ODD_TAG = re.compile(r"<\s?/?\s?(?:answer|action)\s?>", re.IGNORECASE)
+_DRESSING = " \t\r\n.,;:!\"'`*_[](){}<>"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The part of a reply that actions are read from; no text, but a reason, if there is none."""
+
+    text: str = ""
+    tagged: bool = False
+    reason: str = ""
+
+
+def find_answer(reply: str, *, strict: bool = False) -> Answer:
+    """What the last `<answer>` or `<action>` tag holds, else the prose outside `<think>`.
+
+    `strict` wants the whole reply to be `<think>..</think><answer>..</answer>`.
+    """
+    answer = _find_strict(reply) if strict else _find_lenient(reply)
+    if len(answer.text) > LONGEST and answer.tagged:
+        return Answer(reason=f"the answer is longer than {LONGEST} characters")
+    return answer
+
+
+def read_reply(
+    reply: str,
+    options: TextOptions,
+    read: Callable[[str], Any],
+    find_bare: Callable[[str], str | None] | None = None,
+    *,
+    several: bool = True,
+) -> Parsed:
+    """The actions of a reply.
+
+    `read` makes an action of one action's text, or gives None. `find_bare` picks the one action's text out of prose
+    without tags. With `several` false the answer is one action, whatever it holds.
+    """
+    answer = find_answer(reply, strict=options.strict)
+    if answer.reason:
+        return Parsed((), valid=False, reason=answer.reason)
+    if answer.tagged or len(answer.text) <= LONGEST:
+        texts = _split(answer.text, options) if several else [answer.text]
+        parsed = _read_all(texts, read)
+        if parsed.valid or answer.tagged:  # a valid one without tags is its actions and nothing else
+            return parsed
+    bare = find_bare(answer.text[-LONGEST:]) if find_bare else None
+    if bare is None:
+        return Parsed((), valid=False, reason="no <answer> tag, and no action in the text outside <think>")
+    return _read_all([bare], read)
+
+
+def read_choice(reply: str, options: TextOptions, choices: Mapping[str, Any]) -> Parsed:
+    """The actions of a reply for an env whose actions have names; `choices` maps each name, in lower case, to one.
+
+    Only whole words count, and only one name may be meant at a time: "jump" is not up, "up or down" is nothing.
+    """
+
+    def read(text: str) -> Any:
+        plain = " ".join(text.split()).strip(_DRESSING).lower()
+        if plain in choices or options.strict:
+            return choices.get(plain)
+        return choices.get(_only_word(text, choices) or "")
+
+    return read_reply(reply, options, read, lambda text: _only_word(text, choices))
+
+
+def turn_format(options: TextOptions, example: str = "your action") -> str:
+    """The paragraph of a system prompt that says how to reply."""
+    shape = f"<think> your reasoning </think><answer> {example} </answer>"
+    if options.max_actions_per_turn == 1:
+        return f"Always reply in this form: {shape}"
+    return (
+        f"Always reply in this form: {shape}\n"
+        f"You can give up to {options.max_actions_per_turn} actions in one reply, "
+        f"separated by {options.separator}, such as <answer> {example} {options.separator} {example} </answer>"
+    )
+
+
+def _find_strict(reply: str) -> Answer:
+    reply = reply.strip()
+    expected = "<think>..</think><answer>..</answer>"
+    if not reply.startswith("<think>"):
+        return Answer(reason=f"not of the form {expected}: it does not begin with <think>")
+    if not reply.endswith("</answer>"):
+        return Answer(reason=f"not of the form {expected}: it does not end with </answer>")
+    thought_end = reply.find("</think>")
+    start = reply.rfind("<answer>")
+    if thought_end < 0 or start < thought_end or reply[thought_end + len("</think>") : start].strip():
+        return Answer(reason=f"not of the form {expected}: </think> is not followed by one <answer>")
+    content = reply[start + len("<answer>") : -len("</answer>")]
+    if "</answer>" in content:
+        return Answer(reason=f"not of the form {expected}: there is more than one </answer>")
+    return _tagged(content)
+
+
+def _find_lenient(reply: str) -> Answer:
+    """Thoughts end at the last `</think>`, also without a `<think>`, which the prompt may be pre-filled with."""
+    before, after = _around_thoughts(reply)
+    for part in (after, before):
+        content = _last_tag(part[-_FURTHEST_TAG:]) or _last_tag(_ODD_TAG.sub(_plain_tag, part[-LONGEST:]))
+        if content is not None:
+            return _tagged(content)
+    for part in (after, before):
+        prose = part.partition("<think>")[0].strip()
+        if prose:
+            return Answer(text=prose)
+    return Answer(reason="the reply is empty" if not reply.strip() else "the reply has nothing outside <think>")
+
+
+def _around_thoughts(reply: str) -> tuple[str, str]:
+    end = reply.rfind("</think>")
+    if end < 0:
+        return "", reply
+    before = reply[: max(reply.rfind("<think>", 0, end), 0)]
+    return before.rpartition("</think>")[2], reply[end + len("</think>") :]
+
+
+def _plain_tag(odd: re.Match[str]) -> str:
+    return "".join(odd[0].lower().split())
+
+
+def _last_tag(text: str) -> str | None:
+    """The content of the last closed tag; of one that is still open, if none is closed (a stop word cut it off)."""
+    closed = [span for tag in _TAGS if (span := _closed(text, tag))]
+    if closed:
+        start, end = max(closed)
+        return text[start:end]
+    opened = [at + len(tag) + 2 for tag in _TAGS if (at := text.rfind(f"<{tag}>")) >= 0]
+    return text[max(opened) :] if opened else None
+
+
+def _closed(text: str, tag: str) -> tuple[int, int] | None:
+    end = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(end, 0))
+    if start < 0:
+        return None
+    start += len(tag) + 2
+    return start, text.find(f"</{tag}>", start)
+
+
+def _tagged(content: str) -> Answer:
+    content = content.strip()
+    return Answer(text=content, tagged=True) if content else Answer(reason="the answer is empty")
+
+
+def _split(text: str, options: TextOptions) -> list[str]:
+    parts = (part.strip() for part in text.split(options.separator))
+    return [part for part in parts if part][: options.max_actions_per_turn]
+
+
+def _read_all(texts: Iterable[str], read: Callable[[str], Any]) -> Parsed:
+    actions = []
+    for text in texts:
+        action = read(text)
+        if action is None:
+            return Parsed((), valid=False, reason=f"not an action: {text[:100]!r}")
+        actions.append(action)
+    if not actions:
+        return Parsed((), valid=False, reason="the answer is empty")
+    return Parsed(tuple(actions))
+
+
+def _only_word(text: str, choices: Mapping[str, Any]) -> str | None:
+    """The one name in `text`; None if there is none, or if several with different actions could be meant."""
+    text = text.lower()
+    words = {word for word in _WORD.findall(text) if not word.isdigit()}
+    found = [name for name in choices if name in words or (not _WORD.fullmatch(name) and _has_phrase(text, name))]
+    meant = {repr(choices[name]) for name in found}
+    return found[0] if len(meant) == 1 else None
+
+
+def _has_phrase(text: str, name: str) -> bool:
+    return name in text and re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None

@@ -1,0 +1,162 @@
+"""Bandit: choose an arm. One of them pays much, but seldom; is it the better one?"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncrollout.errors import UsageError
+from asyncrollout.registry import EnvSpec
+from asyncrollout.replies import read_choice, turn_format
+from asyncrollout.types import Parsed, TextOptions
+from asyncrollout_envs.kwargs import check_number, check_share, check_whole
+from asyncrollout_envs.seeding import Split, check_split, fresh_seed, generator
+
+SPEC = EnvSpec(
+    name="bandit",
+    factory="asyncrollout_envs.bandit:Bandit",
+    text="asyncrollout_envs.bandit:BanditText",
+    runs="light",
+)
+
+PAIR = ("phoenix", "dragon")
+STEADY_NAMES = {
+    "train": ("librarian", "gardener", "clerk", "turtle", "lighthouse", "oak", "abbey", "ledger", "anchor", "baker"),
+    "val": ("archivist", "shepherd", "tortoise", "harbour", "mill", "cellar", "weaver", "almanac"),
+    "test": ("notary", "beekeeper", "elephant", "granary", "bridge", "pension", "potter", "calendar"),
+}
+RISKY_NAMES = {
+    "train": ("gambler", "pirate", "comet", "tightrope", "volcano", "stuntman", "jackal", "lottery"),
+    "val": ("prospector", "falcon", "meteor", "roulette", "wildfire"),
+    "test": ("adventurer", "panther", "lightning", "jackpot", "avalanche"),
+}
+_LUCK = 1  # the number of the generator that the arms draw from
+_MOST_NUMBERS = 100
+
+
+class Bandit:
+    """Actions are an arm's name, or its number from 1 in the order told; the reward is what the arm pays.
+
+    All arms but one pay `low_score`, always. One pays `high_score` with `high_probability`, else 0. `names` puts that
+    one last; with `num_arms` the names are drawn for each episode, from other words in each split. Members of a group
+    share names and order, and have each their own luck.
+    """
+
+    plays_by_chance = True
+
+    def __init__(
+        self,
+        *,
+        names: Sequence[str] = PAIR,
+        num_arms: int | None = None,
+        low_score: float = 0.1,
+        high_score: float = 1.0,
+        high_probability: float = 0.25,
+        max_steps: int = 1,
+        split: Split = "train",
+    ) -> None:
+        check_split("bandit", split)
+        check_whole("bandit", max_steps=max_steps)
+        check_number("bandit", low_score=low_score, high_score=high_score)
+        check_share("bandit", high_probability=high_probability)
+        if isinstance(names, str) or len(names) < 2 or len({str(name).strip().lower() for name in names}) != len(names):
+            raise UsageError(f"bandit: names={names!r} are not two or more different names")
+        most = len(STEADY_NAMES[split]) + 1
+        if num_arms is not None:
+            check_whole("bandit", least=2, num_arms=num_arms)
+            if num_arms > most:
+                raise UsageError(f"bandit: num_arms={num_arms}: there are words for {most} arms; give names=[...]")
+        self.names, self.num_arms, self.max_steps, self.split = tuple(names), num_arms, max_steps, split
+        self.low_score, self.high_score = float(low_score), float(high_score)
+        self.high_probability = float(high_probability)
+        self.arms: tuple[str, ...] = ()
+        self.risky = ""
+        self.steps = 0
+        self._luck: np.random.Generator
+
+    @property
+    def best_arms(self) -> tuple[str, ...]:
+        """Those of the highest mean."""
+        if self.high_score * self.high_probability > self.low_score:
+            return (self.risky,)
+        return tuple(arm for arm in self.arms if arm != self.risky)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        seed = fresh_seed() if seed is None else seed
+        rng = generator(seed, self.split)
+        names = self.names
+        if self.num_arms is not None:
+            steady = rng.choice(STEADY_NAMES[self.split], size=self.num_arms - 1, replace=False)
+            names = (*map(str, steady), str(rng.choice(RISKY_NAMES[self.split])))
+        self.risky = names[-1]
+        self.arms = tuple(names[at] for at in rng.permutation(len(names)))
+        self._luck = generator(seed, self.split, _LUCK, (options or {}).get("member", 0))
+        self.steps = 0
+        return self._told("Choose an arm."), {}
+
+    def step(self, action: str | int) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        arm = self._arm(action)
+        self.steps += 1
+        lucky = self._luck.random() < self.high_probability
+        reward = self.low_score if arm != self.risky else self.high_score if lucky else 0.0
+        info = {"action_is_effective": True, "success": arm in self.best_arms, "arm": arm}
+        return self._told(f"{arm} paid {reward:g}."), reward, self.steps >= self.max_steps, False, info
+
+    def _arm(self, action: str | int) -> str:
+        if isinstance(action, str) and action in self.arms:
+            return action
+        if isinstance(action, int | np.integer) and 1 <= action <= len(self.arms):
+            return self.arms[int(action) - 1]
+        raise ValueError(
+            f"{action!r} is neither an arm, {', '.join(self.arms)}, nor a number from 1 to {len(self.arms)}"
+        )
+
+    def _told(self, news: str) -> str:
+        arms = ", ".join(f"{number}. {arm}" for number, arm in enumerate(self.arms, start=1))
+        return f"{news} Arms: {arms}. Choices left: {self.max_steps - self.steps}."
+
+
+class BanditText:
+    """An arm's name or number; the expert knows which arm pays more in the mean."""
+
+    default_action = 1
+
+    def __init__(self, env: Bandit, options: TextOptions) -> None:
+        self._env = env
+        self._options = options
+
+    @staticmethod
+    def project(reply: str, options: TextOptions) -> Parsed:
+        """Every name that the env has of itself, and any number; whether this episode has it, the env knows."""
+        return read_choice(reply, options, _choices(_ALL_NAMES, _MOST_NUMBERS))
+
+    def parse(self, reply: str) -> Parsed:
+        return read_choice(reply, self._options, _choices(self._env.arms, len(self._env.arms)))
+
+    def describe(self, observation: str) -> str:
+        return observation
+
+    def system_prompt(self) -> str:
+        first, second = self._env.arms[:2]
+        return (
+            "You are at a machine with several arms. Some arms pay a little every time, one pays a lot, but seldom. "
+            f"Arms have names, such as {first} and {second}, and their meaning may tell which is which.\n"
+            "Choose the arm that pays more in the mean. Your action is an arm's name or its number.\n\n"
+            f"{turn_format(self._options, first)}"
+        )
+
+    def anchor(self) -> tuple[Any, ...]:
+        return (self._env.arms, self._env.steps)
+
+    def tell(self, action: str | int) -> str:
+        return action if isinstance(action, str) else self._env.arms[action - 1]
+
+    def solve(self) -> str:
+        return f"<think>This one pays more in the mean.</think><answer>{self._env.best_arms[0]}</answer>"
+
+
+_ALL_NAMES = (*PAIR, *(name for words in (STEADY_NAMES, RISKY_NAMES) for split in words.values() for name in split))
+
+
+def _choices(names: Sequence[str], numbers: int) -> dict[str, str | int]:
+    return {**{str(number): number for number in range(1, numbers + 1)}, **{name.lower(): name for name in names}}

@@ -1,0 +1,78 @@
+"""Grid worlds: cells to text and back, and pictures of them made of small tiles."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrollout.errors import UsageError
+
+Cells = NDArray[np.uint8]
+Colour = tuple[int, int, int]
+Tile = NDArray[np.uint8]
+
+TILE = 24
+"""The side of a tile in pixels."""
+
+
+def to_text(cells: Cells, symbols: str) -> str:
+    return "\n".join("".join(symbols[code] for code in row) for row in cells.tolist())
+
+
+def from_text(env: str, text: Any, symbols: str) -> Cells:
+    """The cells of a map that a user wrote."""
+    if not isinstance(text, str):
+        raise UsageError(f"{env}: a task is a map as text, not {type(text).__name__}")
+    rows = [line.strip() for line in text.strip().splitlines()]
+    if len({len(row) for row in rows}) != 1:
+        raise UsageError(f"{env}: the rows of the map have different lengths: {[len(row) for row in rows]}")
+    unknown = sorted({symbol for row in rows for symbol in row} - set(symbols))
+    if unknown:
+        raise UsageError(f"{env}: {unknown[0]!r} is no symbol of a map; these are: {' '.join(symbols)}")
+    return np.array([[symbols.index(symbol) for symbol in row] for row in rows], dtype=np.uint8)
+
+
+def draw(cells: Cells, tiles: Sequence[Tile]) -> NDArray[np.uint8]:
+    """An RGB picture, one tile for each cell."""
+    height, width = cells.shape
+    placed = np.stack(tiles)[cells]  # rows, columns, then the pixels of a tile
+    return np.ascontiguousarray(placed.swapaxes(1, 2).reshape(height * TILE, width * TILE, 3))
+
+
+def plain(colour: Colour) -> Tile:
+    return np.full((TILE, TILE, 3), colour, dtype=np.uint8)
+
+
+def framed(tile: Tile, colour: Colour, *, inset: int = 0, thick: int = 1) -> Tile:
+    """With a square outline."""
+    from_edge = _from_edge()
+    return _painted(tile, (from_edge >= inset) & (from_edge < inset + thick), colour)
+
+
+def square(tile: Tile, colour: Colour, *, inset: int) -> Tile:
+    return _painted(tile, _from_edge() >= inset, colour)
+
+
+def disc(tile: Tile, colour: Colour, *, radius: float, at: tuple[float, float] = (0.5, 0.5)) -> Tile:
+    """A disc with its centre at a fraction of height and width."""
+    rows, columns = np.mgrid[:TILE, :TILE] + 0.5
+    return _painted(tile, np.hypot(rows - at[0] * TILE, columns - at[1] * TILE) <= radius * TILE, colour)
+
+
+def cross(tile: Tile, colour: Colour, *, inset: int, thick: float = 1.5) -> Tile:
+    rows, columns = np.mgrid[:TILE, :TILE]
+    diagonals = np.minimum(abs(rows - columns), abs(rows + columns - (TILE - 1)))
+    return _painted(tile, (diagonals <= thick) & (_from_edge() >= inset), colour)
+
+
+def _from_edge() -> NDArray[np.int64]:
+    steps = np.arange(TILE)
+    to_edge = np.minimum(steps, steps[::-1])
+    return np.minimum(to_edge[:, None], to_edge[None, :])
+
+
+def _painted(tile: Tile, where: NDArray[np.bool_], colour: Colour) -> Tile:
+    tile = tile.copy()
+    tile[where] = colour
+    return tile

@@ -1,0 +1,146 @@
+"""Sokoban: push every box onto a target."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrollout.errors import UsageError
+from asyncrollout_envs import grids
+from asyncrollout_envs.grids import Cells
+from asyncrollout_envs.kwargs import check_whole
+from asyncrollout_envs.seeding import Split, check_split, fresh_seed
+from asyncrollout_envs.sokoban import boards
+from asyncrollout_envs.sokoban.rooms import Room, make_room
+
+STEP, BOX_PLACED, SOLVED = -0.1, 1.0, 10.0
+
+_FLOOR = grids.framed(grids.plain((222, 214, 198)), (208, 199, 181))
+_WALL = grids.framed(grids.square(grids.plain((84, 72, 66)), (116, 101, 92), inset=3), (64, 54, 50), inset=11)
+_TARGET = grids.cross(grids.framed(_FLOOR, (196, 62, 52), inset=1, thick=2), (196, 62, 52), inset=8)
+
+
+def _box(tile: grids.Tile, colour: grids.Colour) -> grids.Tile:
+    return grids.framed(grids.cross(grids.square(tile, colour, inset=3), (92, 60, 26), inset=5), (92, 60, 26), inset=3)
+
+
+def _player(tile: grids.Tile) -> grids.Tile:
+    tile = grids.disc(grids.disc(tile, (24, 52, 96), radius=0.36), (47, 94, 160), radius=0.3)
+    for side in (0.39, 0.61):
+        tile = grids.disc(tile, (255, 255, 255), radius=0.07, at=(0.42, side))
+    return tile
+
+
+TILES = (
+    _WALL,
+    _FLOOR,
+    _TARGET,
+    _box(_FLOOR, (98, 158, 82)),
+    _box(_FLOOR, (186, 130, 66)),
+    _player(_FLOOR),
+    _player(_TARGET),
+)
+
+
+class Sokoban:
+    """Observations are the cells as codes 0 to 6 (`boards.SYMBOLS`); actions 1 to 4 are up, down, left, right.
+
+    A task is a room as text, in the same symbols; without one the room comes from the seed. `search_depth` is the
+    longest reverse play, in pulls, that a room is made by.
+    """
+
+    metadata: Mapping[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}
+    render_mode = "rgb_array"
+
+    def __init__(
+        self,
+        *,
+        dim_room: Sequence[int] = (6, 6),
+        num_boxes: int = 1,
+        max_steps: int = 100,
+        search_depth: int = 300,
+        split: Split = "train",
+    ) -> None:
+        if len(dim_room) != 2 or not all(type(side) is int and 4 <= side <= 64 for side in dim_room):
+            raise UsageError(f"sokoban: dim_room={dim_room!r} is not a height and a width from 4 to 64")
+        check_whole("sokoban", num_boxes=num_boxes, max_steps=max_steps, search_depth=search_depth)
+        check_split("sokoban", split)
+        self.dim_room = (dim_room[0], dim_room[1])
+        self.num_boxes, self.max_steps, self.search_depth, self.split = num_boxes, max_steps, search_depth, split
+        self.steps = 0
+        self.player, self.boxes = 0, 0
+        self.room: Room
+
+    @property
+    def action_space(self) -> Any:
+        import gymnasium.spaces  # noqa: PLC0415 (a fifth of a second, for those who ask)
+
+        return gymnasium.spaces.Discrete(4, start=1)
+
+    @property
+    def observation_space(self) -> Any:
+        import gymnasium.spaces  # noqa: PLC0415
+
+        return gymnasium.spaces.Box(0, len(boards.SYMBOLS) - 1, self.dim_room, np.uint8)
+
+    @property
+    def cells(self) -> Cells:
+        return self.room.board.cells(self.player, self.boxes)
+
+    @property
+    def solved(self) -> bool:
+        return self.boxes == self.room.board.targets
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Cells, dict[str, Any]]:
+        task = (options or {}).get("task")
+        if task is None:
+            seed = fresh_seed() if seed is None else seed
+            self.room = make_room(
+                seed,
+                self.split,
+                dim_room=self.dim_room,
+                num_boxes=self.num_boxes,
+                search_depth=self.search_depth,
+                max_moves=self.max_steps,
+            )
+        else:
+            self.room = read_room(task)
+        self.player, self.boxes, self.steps = self.room.player, self.room.boxes, 0
+        return self.cells, {}
+
+    def step(self, action: int) -> tuple[Cells, float, bool, bool, dict[str, Any]]:
+        if action not in boards.ACTIONS:
+            raise ValueError(f"action {action!r} is not one of 1 (up), 2 (down), 3 (left), 4 (right)")
+        self.steps += 1
+        placed = (self.boxes & self.room.board.targets).bit_count()
+        before = self.player
+        self.player, self.boxes = self.room.board.after(self.player, self.boxes, action)
+        gained = (self.boxes & self.room.board.targets).bit_count() - placed
+        reward = STEP + gained * BOX_PLACED + (SOLVED if self.solved else 0.0)
+        info = {"action_is_effective": self.player != before, "success": self.solved}
+        return self.cells, reward, self.solved, self.steps >= self.max_steps and not self.solved, info
+
+    def render(self) -> NDArray[np.uint8]:
+        return grids.draw(self.cells, TILES)
+
+
+def read_room(text: Any) -> Room:
+    """A room as a user wrote it: one player, as many boxes as targets, not solved yet, walls around."""
+    cells = grids.from_text("sokoban", text, boards.SYMBOLS)
+    border = np.concatenate([cells[0], cells[-1], cells[:, 0], cells[:, -1]])
+    board, player, boxes = boards.from_cells(cells)
+    players = int(np.isin(cells, (boards.PLAYER, boards.PLAYER_ON_TARGET)).sum())
+    found = boxes.bit_count(), board.targets.bit_count()
+    wrong = {
+        "the border must be walls": bool(border.any()),
+        f"it must have one player, not {players}": players != 1,
+        f"it must have as many boxes as targets, and at least one, not {found[0]} and {found[1]}": found[0] != found[1]
+        or not boxes,
+        "it is solved already": boxes == board.targets,
+    }
+    for reason in (reason for reason, is_so in wrong.items() if is_so):
+        raise UsageError(f"sokoban: a room cannot be played: {reason}")
+    return Room(board, player, boxes, solution=())

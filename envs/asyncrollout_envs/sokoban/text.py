@@ -1,0 +1,79 @@
+"""Sokoban in words."""
+
+from asyncrollout.replies import read_choice, turn_format
+from asyncrollout.types import Parsed, TextOptions
+from asyncrollout_envs import grids
+from asyncrollout_envs.grids import Cells
+from asyncrollout_envs.sokoban.boards import ACTIONS, SYMBOLS
+from asyncrollout_envs.sokoban.env import Sokoban
+from asyncrollout_envs.sokoban.rooms import Room
+from asyncrollout_envs.sokoban.solver import solve
+
+NAMES = ("Up", "Down", "Left", "Right")
+_CHOICES = {
+    **{name.lower(): action for name, action in zip(NAMES, ACTIONS, strict=True)},
+    **{str(action): action for action in ACTIONS},
+}
+
+_RULES = """\
+You are solving a Sokoban puzzle. You are the player, and must push every box onto a target.
+You can push one box at a time, and never pull. A box in a corner is lost. You cannot walk through walls or boxes.
+
+The room is a grid of these symbols:
+# wall, _ floor, O target, X box, √ box on a target, P you, S you on a target
+
+Each action costs 0.1. A box on a target gains 1, a box off it loses 1, the last one gains 10 more.
+Your actions are: Up, Down, Left, Right."""
+
+
+class SokobanText:
+    """Grids of symbols in, names of directions out; an expert follows the room's own solution, or searches."""
+
+    default_action = ACTIONS[0]
+
+    def __init__(self, env: Sokoban, options: TextOptions) -> None:
+        self._env = env
+        self._options = options
+        self._plans: dict[tuple[Room, int, int], list[int]] = {}  # the moves to come, in each state on the way
+
+    @staticmethod
+    def project(reply: str, options: TextOptions) -> Parsed:
+        return read_choice(reply, options, _CHOICES)
+
+    def parse(self, reply: str) -> Parsed:
+        return self.project(reply, self._options)
+
+    def describe(self, observation: Cells) -> str:
+        return grids.to_text(observation, SYMBOLS)
+
+    def system_prompt(self) -> str:
+        return f"{_RULES}\n\n{turn_format(self._options, 'Right')}"
+
+    def anchor(self) -> str:
+        return grids.to_text(self._env.cells, SYMBOLS)
+
+    def tell(self, action: int) -> str:
+        return NAMES[action - 1]
+
+    def solve(self) -> str:
+        moves = self._moves_to_come()[: self._options.max_actions_per_turn]
+        told = f" {self._options.separator} ".join(map(self.tell, moves))
+        return f"<think>This brings the boxes towards the targets.</think><answer>{told}</answer>"
+
+    def _moves_to_come(self) -> list[int]:
+        env = self._env
+        room, player, boxes = env.room, env.player, env.boxes
+        if (room, player, boxes) not in self._plans:
+            at_start = (player, boxes) == (room.player, room.boxes)
+            moves = (at_start and list(room.solution)) or solve(room.board, player, boxes) or self._any_move()
+            self._plans = {}
+            for at, move in enumerate(moves):
+                self._plans[room, player, boxes] = moves[at:]
+                player, boxes = room.board.after(player, boxes, move)
+        return self._plans[env.room, env.player, env.boxes]
+
+    def _any_move(self) -> list[int]:
+        """For a room that cannot be solved any more."""
+        env = self._env
+        works = (move for move in ACTIONS if env.room.board.after(env.player, env.boxes, move)[0] != env.player)
+        return [next(works, ACTIONS[0])]

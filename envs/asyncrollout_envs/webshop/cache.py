@@ -1,0 +1,121 @@
+"""Catalogues on disk, built once, and shared by all envs of a process."""
+
+import fcntl
+import hashlib
+import os
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from asyncrollout_envs.webshop.catalogue import Catalogue, Source, fill, is_complete
+
+_CHECKED = 64 * 2**20  # bytes; what is larger takes too long to read at every start
+_CODE = ("catalogue.py", "generate.py", "original.py", "words.py")
+
+_lock = threading.Lock()
+_open: WeakValueDictionary[str, Catalogue] = WeakValueDictionary()
+
+
+def open_catalogue(source: Source) -> Catalogue:
+    """The process's one catalogue of a source; built, and kept in the cache directory, the first time ever."""
+    name = f"webshop-{_digest(_code(), source.key().encode())}.sqlite"
+    with _lock:
+        catalogue = _open.get(name)
+        if catalogue is None:
+            catalogue = _open[name] = Catalogue(_connect(name, source))
+        return catalogue
+
+
+def cache_directory() -> Path:
+    """`$ASYNCROLLOUT_CACHE`, else `asyncrollout` in the user's cache directory."""
+    if chosen := os.environ.get("ASYNCROLLOUT_CACHE"):
+        return Path(chosen).absolute()
+    if users := os.environ.get("XDG_CACHE_HOME"):
+        return Path(users).absolute() / "asyncrollout"
+    try:
+        return Path.home() / ".cache" / "asyncrollout"
+    except RuntimeError as error:
+        raise FileNotFoundError("the user has no home directory") from error
+
+
+def _connect(name: str, source: Source) -> sqlite3.Connection:
+    try:
+        path = cache_directory() / name
+        connection = _open_file(path)
+        if connection is None:
+            connection = _build(path, source)
+    except (OSError, sqlite3.OperationalError):  # nowhere to write, or a full disk
+        connection = None
+    if connection is None:
+        connection = sqlite3.connect(":memory:", check_same_thread=False)
+        try:
+            fill(connection, source)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _open_file(path: Path) -> sqlite3.Connection | None:
+    """A connection that can only read; None if there is no sound database."""
+    if not path.exists():
+        return None
+    # The file never changes, so that SQLite need not lock it: a new one takes its place.
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+    try:
+        if is_complete(connection) and (path.stat().st_size > _CHECKED or _is_whole(connection)):
+            return connection
+    except sqlite3.DatabaseError:  # not a database at all
+        pass
+    connection.close()
+    return None
+
+
+def _is_whole(connection: sqlite3.Connection) -> bool:
+    return connection.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)]
+
+
+def _build(path: Path, source: Source) -> sqlite3.Connection | None:
+    """Make the file, unless another process does, and open it; a rename puts it in its place at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path.parent):
+        connection = _open_file(path)
+        if connection is not None:
+            return connection
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        os.close(descriptor)
+        own = Path(name)
+        try:
+            with closing(sqlite3.connect(own)) as filled:
+                fill(filled, source)
+            own.replace(path)
+        finally:
+            own.unlink(missing_ok=True)
+        return _open_file(path)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """One process after another, as a large catalogue takes minutes and gigabytes to build."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems know no locks; each process then builds its own
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def _code() -> bytes:
+    """The code that makes a catalogue, so that a change of it makes a new file."""
+    return b"".join(Path(__file__).with_name(name).read_bytes() for name in _CODE)
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.blake2b(b"\0".join(parts), digest_size=10).hexdigest()

@@ -1,0 +1,21 @@
+"""The shipped text envs in the forms that every one of them is tested in."""
+
+from collections.abc import Mapping
+from typing import Any
+
+FORMS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "sokoban": ("sokoban", {}),
+    "sokoban-two-boxes": ("sokoban", {"dim_room": (8, 8), "num_boxes": 2}),
+    "frozen_lake": ("frozen_lake", {"is_slippery": False}),
+    "frozen_lake-slippery": ("frozen_lake", {"size": 5, "success_rate": 0.8}),
+    "bandit": ("bandit", {}),
+    "bandit-many": ("bandit", {"num_arms": 6, "max_steps": 3}),
+    "countdown": ("countdown", {}),
+    "metamathqa": ("metamathqa", {}),
+    "webshop": ("webshop", {}),
+    "reasoning_gym": ("reasoning_gym", {}),
+}
+"""By a name for the test's report: the env's name and keyword arguments."""
+
+BY_CHANCE = ("frozen_lake-slippery",)
+"""Even the best player loses there sometimes."""

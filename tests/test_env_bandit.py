@@ -1,0 +1,132 @@
+"""Bandit: what the arms pay, how they are named, and that members of a group have each their own luck."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrollout import EnvPool, TextOptions, UsageError
+from asyncrollout_envs.bandit import RISKY_NAMES, STEADY_NAMES, Bandit, BanditText
+
+
+def pay(action: Any, seed: int, member: int = 0, **kwargs: Any) -> float:
+    env = Bandit(**kwargs)
+    env.reset(seed=seed, options={"member": member})
+    return float(env.step(action)[1])
+
+
+def test_steady_arm_pays_always() -> None:
+    assert {pay("phoenix", seed) for seed in range(50)} == {0.1}
+
+
+def test_risky_arm_pays_seldom() -> None:
+    paid = [pay("dragon", seed) for seed in range(2000)]
+    assert set(paid) == {0.0, 1.0}
+    assert np.mean(paid) == pytest.approx(0.25, abs=0.04)
+
+
+def test_members_have_each_their_own_luck() -> None:
+    paid = [pay("dragon", 7, member) for member in range(200)]
+    assert np.mean(paid) == pytest.approx(0.25, abs=0.12)
+    assert paid == [pay("dragon", 7, member) for member in range(200)]
+
+
+async def test_members_of_a_group_through_the_pool(options: dict[str, Any]) -> None:
+    async with EnvPool(**options) as pool:
+        starts, paid = set(), []
+        for member in range(40):
+            async with pool.open("bandit") as env:
+                starts.add((await env.reset(seed=7, member=member)).observation.text)
+                paid.append((await env.step("<answer>dragon</answer>")).reward)
+    assert len(starts) == 1
+    assert set(paid) == {0.0, 1.0}
+
+
+def test_order_of_the_arms_depends_on_the_seed() -> None:
+    env = Bandit()
+    orders = set()
+    for seed in range(20):
+        env.reset(seed=seed)
+        orders.add(env.arms)
+    assert orders == {("phoenix", "dragon"), ("dragon", "phoenix")}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_number_stands_for_the_arm_in_the_order_told(number: int) -> None:
+    env = Bandit()
+    observation, _ = env.reset(seed=3)
+    *_, info = env.step(number)
+    assert f"{number}. {info['arm']}" in observation
+
+
+def test_success_is_the_better_arm() -> None:
+    env = Bandit()
+    env.reset(seed=3)
+    assert env.step("dragon")[4]["success"]
+    env.reset(seed=3)
+    assert not env.step("phoenix")[4]["success"]
+
+
+def test_better_arm_may_be_the_steady_one() -> None:
+    env = Bandit(high_probability=0.05)
+    env.reset(seed=3)
+    assert env.best_arms == ("phoenix",)
+
+
+def test_one_choice_unless_told_otherwise() -> None:
+    env = Bandit()
+    env.reset(seed=3)
+    assert env.step(1)[2]
+    env = Bandit(max_steps=2)
+    env.reset(seed=3)
+    assert not env.step(1)[2]
+    observation, _, terminated, _, _ = env.step("phoenix")
+    assert terminated
+    assert observation.startswith("phoenix paid 0.1.")
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_many_arms_have_names_of_their_split(split: Any) -> None:
+    env = Bandit(num_arms=5, split=split)
+    env.reset(seed=3)
+    assert len(set(env.arms)) == 5
+    assert env.risky in RISKY_NAMES[split]
+    assert set(env.arms) - {env.risky} <= set(STEADY_NAMES[split])
+
+
+def test_no_name_is_in_two_splits() -> None:
+    for words in (STEADY_NAMES, RISKY_NAMES):
+        assert len({name for split in words.values() for name in split}) == sum(map(len, words.values()))
+
+
+def test_own_names() -> None:
+    env = Bandit(names=["Blue Whale", "red fox"])
+    text = BanditText(env, TextOptions())
+    env.reset(seed=3)
+    assert text.parse("<answer>blue whale</answer>").actions == ("Blue Whale",)
+    assert text.parse("the Blue Whale, please").actions == ("Blue Whale",)
+    assert not text.parse("<answer>dragon</answer>").valid
+    assert not text.parse("<answer>3</answer>").valid
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [
+        ({"names": "dragon"}, "names='dragon'"),
+        ({"names": ["a", "A"]}, "different names"),
+        ({"num_arms": 1}, "num_arms=1 is not a whole number from 2"),
+        ({"num_arms": 50}, r"there are words for 11 arms; give names=\[...\]"),
+        ({"high_probability": 2}, "high_probability=2"),
+        ({"low_score": "much"}, "low_score='much'"),
+        ({"max_steps": 0}, "max_steps=0"),
+    ],
+)
+def test_wrong_keyword_arguments(kwargs: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Bandit(**kwargs)
+
+
+@pytest.mark.parametrize("action", ["griffin", 0, 3, None])
+def test_wrong_action(action: Any) -> None:
+    with pytest.raises(ValueError, match="neither an arm"):
+        pay(action, 1)

@@ -1,0 +1,179 @@
+"""What every shipped text env keeps to: the contract, on every backend; its expert wins; no reply upsets it."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrollout import (
+    EnvPool,
+    Observation,
+    Outcome,
+    Parsed,
+    TextOptions,
+    UsageError,
+    create_projection_function,
+    env_names,
+    find_env,
+)
+from asyncrollout.registry import load_factory
+from asyncrollout.testing import check_env
+from tests.shipped import BY_CHANCE, FORMS
+
+NAMES = sorted({name for name, _ in FORMS.values()})
+TASKS = 200
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> tuple[str, Mapping[str, Any]]:
+    return FORMS[request.param]
+
+
+def test_every_shipped_env_is_tested_here() -> None:
+    shipped = [name for name in env_names() if str(find_env(name).factory).startswith("asyncrollout_envs")]
+    assert shipped == NAMES
+
+
+async def test_contract(form: tuple[str, Mapping[str, Any]]) -> None:
+    name, kwargs = form
+    report = await check_env(name, **kwargs)
+    assert "parse() never raises" in report.checked
+
+
+async def play_expert(pool: EnvPool, name: str, seed: int, **kwargs: Any) -> list[Outcome]:
+    async with pool.open(name, expert=True, **kwargs) as env:
+        outcomes = [await env.reset(seed=seed)]
+        while not outcomes[-1].done:
+            outcomes.append(await env.step(outcomes[-1].info["expert"]))
+        return outcomes
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in BY_CHANCE])
+async def test_expert_wins(form: str) -> None:
+    name, kwargs = FORMS[form]
+    async with EnvPool(backend="inline") as pool, pool.open(name, expert=True, **kwargs) as env:
+        won = 0
+        for seed in range(TASKS):
+            outcome = await env.reset(seed=seed)
+            while not outcome.done:
+                outcome = await env.step(outcome.info["expert"])
+            won += outcome.info["success"]
+    assert won >= 0.99 * TASKS
+
+
+async def test_outcomes_tell_all(form: tuple[str, Mapping[str, Any]]) -> None:
+    name, kwargs = form
+    async with EnvPool(backend="inline") as pool:
+        first, *steps = await play_expert(pool, name, 3, **kwargs)
+        assert isinstance(first.observation, Observation)
+        assert first.observation.text.strip()
+        assert "<answer>" in first.info["system_prompt"]
+        for step in steps:
+            assert {"action_is_valid", "action_is_effective", "success"} <= step.info.keys()
+            assert all(type(step.info[key]) is bool for key in ("action_is_valid", "action_is_effective", "success"))
+            assert math.isfinite(step.reward)
+            assert step.observation.anchor is not None
+
+
+async def test_invalid_reply_costs_the_penalty_and_nothing_else(form: tuple[str, Mapping[str, Any]]) -> None:
+    name, kwargs = form
+    async with EnvPool(backend="inline") as pool, pool.open(name, format_penalty=-0.5, **kwargs) as env:
+        first = await env.reset(seed=3)
+        then = await env.step("<think>all of it</think>")
+        assert then.reward == -0.5
+        assert then.observation.text == first.observation.text
+        assert then.observation.anchor == first.observation.anchor
+        assert not then.done
+        assert [then.info[key] for key in ("action_is_valid", "action_is_effective", "success")] == [False] * 3
+
+
+async def test_splits_share_no_episode(form: tuple[str, Mapping[str, Any]]) -> None:
+    name, kwargs = form
+    seeds = range(6)
+    async with EnvPool(backend="inline") as pool:
+        starts = {}
+        for split in ("train", "val", "test"):
+            async with pool.open(name, split=split, **kwargs) as env:
+                starts[split] = [(await env.reset(seed=seed)).observation.text for seed in seeds]
+    assert len({tuple(texts) for texts in starts.values()}) == 3
+
+
+async def test_different_seeds_differ(form: tuple[str, Mapping[str, Any]]) -> None:
+    name, kwargs = form
+    async with EnvPool(backend="inline") as pool, pool.open(name, **kwargs) as env:
+        assert len({(await env.reset(seed=seed)).observation.text for seed in range(20)}) > 1
+
+
+async def test_history_of_actions_is_told_and_bounded(form: tuple[str, Mapping[str, Any]]) -> None:
+    name, kwargs = form
+    async with EnvPool(backend="inline") as pool:
+        outcomes = await play_expert(pool, name, 3, action_history=2, max_actions_per_turn=1, **kwargs)
+        plain = await play_expert(pool, name, 3, max_actions_per_turn=1, **kwargs)
+    assert "Your last actions" not in outcomes[0].observation.text
+    for at, (told, without) in enumerate(zip(outcomes[1:], plain[1:], strict=True), start=1):
+        before, _, history = told.observation.text.rpartition("\nYour last actions: ")
+        assert before == without.observation.text
+        assert history
+        if name in ("sokoban", "frozen_lake"):
+            assert len(history.split(", ")) == min(at, 2)
+
+
+async def test_unknown_keyword_is_named(form: tuple[str, Mapping[str, Any]]) -> None:
+    name, kwargs = form
+    async with EnvPool(backend="inline") as pool:
+        with pytest.raises(UsageError, match="no_such_key"):
+            await pool.open(name, no_such_key=1, **kwargs)
+        with pytest.raises(UsageError, match=r"split='dev'.*train, val, test"):
+            await pool.open(name, split="dev", **kwargs)
+
+
+def test_hash_seed_changes_nothing() -> None:
+    def transcripts(seed: str) -> str:
+        command = [sys.executable, "-m", "tests.scripts.transcripts"]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+    first = transcripts("1")
+    assert first.count("\n") == len(FORMS)
+    assert first == transcripts("2")
+
+
+WORDS = ["up", "right", "1", "2", "9" * 30, "phoenix", "search[", "click[buy now]", "\\frac{", *"()+*/-.=,$%]", "||"]
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<action>", "</action>", "\n", " ", *WORDS]
+replies = st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4))).map("".join))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(reply=replies, strict=st.booleans())
+@settings(max_examples=200)
+def test_no_reply_upsets_a_projection(name: str, reply: str, strict: bool) -> None:
+    (action,), (valid,) = create_projection_function(name, strict=strict)([reply])
+    if not valid:
+        interface: Any = load_factory(find_env(name).text_interface)
+        assert action == interface.default_action
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(reply=replies)
+@settings(max_examples=100, deadline=None)
+def test_no_valid_reply_upsets_an_env(name: str, reply: str) -> None:
+    env: Any = load_factory(find_env(name).factory)()
+    try:
+        text: Any = load_factory(find_env(name).text_interface)(env, TextOptions())
+        env.reset(seed=1)
+        for answer in (reply, f"<answer>{reply}</answer>"):
+            parsed: Parsed = text.parse(answer)
+            for action in parsed.actions[:1]:
+                env.reset(seed=1)
+                observation, reward, *_ = env.step(action)
+                text.describe(observation)
+                assert math.isfinite(reward)
+    finally:
+        if hasattr(env, "close"):
+            env.close()
