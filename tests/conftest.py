@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import uvloop
+from hypothesis import settings
 
 from tests.playing import BACKENDS
 
@@ -21,6 +22,8 @@ _PRIVATE = f"asyncrollout-{os.getpid()}-"  # others may have theirs
 
 
 def pytest_configure() -> None:
+    settings.register_profile("patient", deadline=None)  # the machine may be busy; nothing here is timed
+    settings.load_profile("patient")
     # A worker runs its parent's main script again; pytest's own would cost each of them a quarter of a second.
     vars(sys.modules["__main__"]).pop("__file__", None)
     uvloop.new_event_loop().close()  # libuv keeps one pipe of its own from the first loop on

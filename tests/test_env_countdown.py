@@ -136,7 +136,7 @@ def reachable(nums: tuple[int, ...]) -> set[Fraction]:
     return values
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=3), st.integers(-5, 60))
 def test_solver_finds_what_trying_everything_finds(nums: list[int], target: int) -> None:
     found = solve_puzzle(target, tuple(nums))

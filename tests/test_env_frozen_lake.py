@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import EnvPool, TextOptions, UsageError
@@ -55,7 +55,6 @@ def test_max_steps_truncates() -> None:
 
 
 @given(seed=st.integers(0, 2**63), size=st.integers(2, 8), p=st.floats(0.5, 1))
-@settings(deadline=None)
 def test_maps_have_a_way(seed: int, size: int, p: float) -> None:
     lake = make_lake(seed, "train", size, p)
     assert lake.connected

@@ -93,7 +93,7 @@ def test_wrong_action(action: Any) -> None:
 
 
 @given(seed=st.integers(0, 2**63), dim=st.tuples(st.integers(5, 9), st.integers(5, 9)), boxes=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rooms_are_solved_by_their_solution(seed: int, dim: tuple[int, int], boxes: int) -> None:
     room = make(seed, dim, boxes)
     cells = room.board.cells(room.player, room.boxes)
@@ -105,7 +105,7 @@ def test_rooms_are_solved_by_their_solution(seed: int, dim: tuple[int, int], box
 
 
 @given(seed=st.integers(0, 2**63), walk=st.lists(st.sampled_from(ACTIONS), max_size=10))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_solver_is_right_wherever_the_boxes_went(seed: int, walk: list[int]) -> None:
     room = make(seed, (7, 7), 2)
     player, boxes = room.player, room.boxes

@@ -161,7 +161,7 @@ def test_no_reply_upsets_a_projection(name: str, reply: str, strict: bool) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 @given(reply=replies)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_valid_reply_upsets_an_env(name: str, reply: str) -> None:
     env: Any = load_factory(find_env(name).factory)()
     try:

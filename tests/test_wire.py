@@ -83,13 +83,13 @@ def there_and_back(value: Any) -> Any:
 
 
 @given(values)
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_values_come_back_equal_and_of_the_same_type(value: Any) -> None:
     assert same(there_and_back(value), value)
 
 
 @given(values)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_values_come_back_from_inside_a_message(value: Any) -> None:
     message = [7, wire.embed(value), None, wire.embed(value)]
     body = wire.frame(message)[8:]
@@ -98,7 +98,6 @@ def test_values_come_back_from_inside_a_message(value: Any) -> None:
 
 
 @given(arrays)
-@settings(deadline=None)
 def test_arrays_come_back_writable(array: Any) -> None:
     seen = there_and_back([array])[0]
     assert seen.flags.writeable
@@ -183,7 +182,7 @@ def test_what_cannot_be_loaded_spoils_only_itself(error: BaseException) -> None:
 
 
 @given(values)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_untrusted_bytes_never_load_a_pickle(value: Any) -> None:
     try:
         sent = wire.encode_exact(value)
@@ -204,14 +203,13 @@ def test_a_pickle_in_untrusted_bytes_is_not_run() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_untrusted_bytes_give_a_value_or_an_error_of_ours(data: bytes) -> None:
     with contextlib.suppress(msgspec.MsgspecError, ValueError, TypeError):
         wire.Unpacker(trusted=False).decode(data)
 
 
 @given(st.lists(st.lists(any_text.filter(lambda text: text.isprintable()), max_size=3), max_size=6), st.data())
-@settings(deadline=None)
 def test_frames_survive_any_cut(messages: list[Any], data: st.DataObject) -> None:
     stream = b"".join(wire.frame(message) for message in messages)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))

@@ -1,0 +1,29 @@
+"""The examples run as the documentation says."""
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def test_custom_env_keeps_the_contract_and_to_40_lines() -> None:
+    assert "env 'thermostat' keeps the contract" in run("custom_env.py")
+    assert len((EXAMPLES / "custom_env.py").read_text().splitlines()) <= 40
+
+
+def test_gallery_shows_every_env_that_renders(tmp_path: Path) -> None:
+    told = run("gallery.py", str(tmp_path / "sheet.png"))
+    assert "sokoban : 12 pictures" in told
+    assert "webshop : renders no pictures" in told
+    png = (tmp_path / "sheet.png").read_bytes()
+    width, height = struct.unpack(">II", png[16:24])
+    rows = told.count(" pictures\n") - told.count("renders no pictures")
+    assert (width - 8) // 200 == 8
+    assert (height - 8) // 200 == rows == 5
