@@ -82,14 +82,15 @@ def read_choice(reply: str, options: TextOptions, choices: Mapping[str, Any]) ->
     return read_reply(reply, options, read, lambda text: _only_word(text, choices))
 
 
-def turn_format(options: TextOptions, example: str = "your action") -> str:
-    """The paragraph of a system prompt that says how to reply."""
+def turn_format(options: TextOptions, example: str = "your action", *, most: int | None = None) -> str:
+    """The paragraph of a system prompt that says how to reply; `most` is how many actions an episode has, at most."""
     shape = f"<think> your reasoning </think><answer> {example} </answer>"
-    if options.max_actions_per_turn == 1:
+    most = min(limit for limit in (options.max_actions_per_turn, options.max_actions_per_traj, most) if limit)
+    if most == 1:
         return f"Always reply in this form: {shape}"
     return (
         f"Always reply in this form: {shape}\n"
-        f"You can give up to {options.max_actions_per_turn} actions in one reply, "
+        f"You can give up to {most} actions in one reply, "
         f"separated by {options.separator}, such as <answer> {example} {options.separator} {example} </answer>"
     )
 

@@ -58,6 +58,14 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return BACKENDS[request.param]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What envs keep for later is kept here, not in the cache of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ASYNCROLLOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     before = leftovers()

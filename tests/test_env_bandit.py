@@ -67,6 +67,16 @@ def test_success_is_the_better_arm() -> None:
     assert not env.step("phoenix")[4]["success"]
 
 
+def test_prompt_offers_as_many_choices_as_there_are() -> None:
+    def prompt(max_steps: int) -> str:
+        env = Bandit(max_steps=max_steps)
+        env.reset(seed=3)
+        return BanditText(env, TextOptions()).system_prompt()
+
+    assert "actions in one reply" not in prompt(1)
+    assert "up to 3 actions in one reply" in prompt(3)
+
+
 def test_better_arm_may_be_the_steady_one() -> None:
     env = Bandit(high_probability=0.05)
     env.reset(seed=3)

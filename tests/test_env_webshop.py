@@ -17,11 +17,6 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 LENIENT = TextOptions()
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("ASYNCROLLOUT_CACHE", str(tmp_path_factory.getbasetemp() / "webshop"))
-
-
 @pytest.fixture
 def env() -> Iterator[WebShop]:
     env = WebShop()

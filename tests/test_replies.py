@@ -127,7 +127,12 @@ def test_prompt_tells_the_form_that_is_read() -> None:
     told = turn_format(TextOptions(max_actions_per_turn=3, separator=";"), "Up")
     assert "up to 3 actions" in told
     assert read(told.rsplit("such as ", 1)[1], TextOptions(separator=";")) == Parsed((1, 1))
-    assert "actions in one reply" not in turn_format(TextOptions(max_actions_per_turn=1), "Up")
+    for alone in (
+        turn_format(TextOptions(max_actions_per_turn=1), "Up"),
+        turn_format(TextOptions(max_actions_per_traj=1), "Up"),
+        turn_format(LENIENT, "Up", most=1),
+    ):
+        assert "actions in one reply" not in alone
 
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<action>", "</action>"]

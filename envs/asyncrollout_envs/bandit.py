@@ -142,7 +142,7 @@ class BanditText:
             "You are at a machine with several arms. Some arms pay a little every time, one pays a lot, but seldom. "
             f"Arms have names, such as {first} and {second}, and their meaning may tell which is which.\n"
             "Choose the arm that pays more in the mean. Your action is an arm's name or its number.\n\n"
-            f"{turn_format(self._options, first)}"
+            f"{turn_format(self._options, first, most=self._env.max_steps)}"
         )
 
     def anchor(self) -> tuple[Any, ...]:

@@ -188,7 +188,6 @@ class CountdownText:
         return obs
 
     def system_prompt(self) -> str:
-        one_action = msgspec.structs.replace(self._options, max_actions_per_turn=1)
         return (
             "You play Countdown: write an arithmetic expression that equals the target. Use each of the given numbers "
             "exactly once, no other numbers, and only + - * / and parentheses. Fractions on the way are allowed, and "
@@ -196,7 +195,7 @@ class CountdownText:
             "Scores: 1 if the expression equals the target, 0.1 if it uses the right numbers but has another value, "
             "0 otherwise. You have one try.\n"
             "Example: for Target: 24, nums: [3, 5, 9] the expression 9 * 5 / 3 scores 0.1, as it gives 15, and "
-            "(5 * 3) + 9 scores 1.\n" + turn_format(one_action, "(5 * 3) + 9")
+            "(5 * 3) + 9 scores 1.\n" + turn_format(self._options, "(5 * 3) + 9", most=1)
         )
 
     def anchor(self) -> tuple[Any, ...]:

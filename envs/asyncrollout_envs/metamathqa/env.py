@@ -121,14 +121,14 @@ class MetaMathQAText:
         return obs if obs == self._env.problem.question else f"{obs}\n{self._env.problem.question}"
 
     def system_prompt(self) -> str:
-        one_action = msgspec.structs.replace(self._options, max_actions_per_turn=1)
         limit = self._env.max_attempts
         tries = "as often as needed" if limit is None else "once" if limit == 1 else f"{limit} times"
         return (
             "You answer mathematical questions. Give the final answer alone: a number, a fraction such as 3/4, or a "
             f"word. You may answer {tries}: the right answer earns 1 at the first attempt, 1/2 at the second, 1/4 at "
             "the third, and so on. A wrong one earns nothing.\n"
-            "Example: for the question What is half of 9? the answer is 4.5, or 9/2.\n" + turn_format(one_action, "4.5")
+            "Example: for the question What is half of 9? the answer is 4.5, or 9/2.\n"
+            + turn_format(self._options, "4.5", most=1)
         )
 
     def anchor(self) -> tuple[int, int]:

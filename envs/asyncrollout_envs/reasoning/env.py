@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, get_args
 
-import msgspec
 import numpy as np
 
 from asyncrollout.errors import UsageError
@@ -108,7 +107,6 @@ class ReasoningGymText:
         return obs if obs == self._env.question else f"{obs}\n{self._env.question}"
 
     def system_prompt(self) -> str:
-        one_action = msgspec.structs.replace(self._options, max_actions_per_turn=1)
         limit = self._env.max_attempts
         tries = (
             "You have one attempt." if limit == 1 else f"You have {limit} attempts; each halves what the next earns."
@@ -116,7 +114,7 @@ class ReasoningGymText:
         return (
             "You answer questions that need careful thought. Give the final answer alone, in exactly the form that the "
             f"question asks for. {tries}\n"
-            "Example: for the question What is 2 + 3 - 1? the answer is 4.\n" + turn_format(one_action, "4")
+            "Example: for the question What is 2 + 3 - 1? the answer is 4.\n" + turn_format(self._options, "4", most=1)
         )
 
     def anchor(self) -> tuple[int, int]:
