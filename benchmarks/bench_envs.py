@@ -21,6 +21,7 @@ from asyncrollout.pool.dialogue import Dialogue
 from asyncrollout.pool.hosted import run_now
 from asyncrollout.registry import load_factory
 from asyncrollout.testing.text import HOSTILE, hostile_forms
+from benchmarks.tables import aligned
 from tests.shipped import FORMS
 
 SEEDS = range(150)
@@ -151,40 +152,23 @@ def measure(form: str, name: str, kwargs: dict[str, Any]) -> Row:
     )
 
 
-def table(rows: Sequence[Row]) -> str:
-    head = (
-        "env",
-        "made us",
-        "reset us",
-        "worst",
-        "again",
-        "raw steps/s",
-        "text steps/s",
-        "worst step us",
-        "worst reply us",
-        "limits",
-    )
-    lines = [head]
-    for row in rows:
-        figures = (
-            row.make,
-            row.reset,
-            row.worst_reset,
-            row.again,
-            1e6 / row.raw,
-            1e6 / row.text,
-            row.worst_step,
-            row.worst_reply,
-        )
-        lines.append((row.env, *(f"{figure:,.0f}" for figure in figures), "met" if row.met else "MISSED"))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+HEAD = (
+    "env",
+    "made us",
+    "reset us",
+    "worst",
+    "again",
+    "raw steps/s",
+    "text steps/s",
+    "worst step us",
+    "worst reply us",
+)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    resets = row.make, row.reset, row.worst_reset, row.again
+    figures = *resets, 1e6 / row.raw, 1e6 / row.text, row.worst_step, row.worst_reply
+    return row.env, *(f"{figure:,.0f}" for figure in figures), "met" if row.met else "MISSED"
 
 
 def main() -> None:
@@ -194,7 +178,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
     options = parser.parse_args()
     rows = [measure(form, forms[form][0], dict(forms[form][1])) for form in options.only]
-    print("\n".join(json.dumps(row._asdict()) for row in rows) if options.json else table(rows))
+    print(
+        "\n".join(json.dumps(row._asdict()) for row in rows)
+        if options.json
+        else aligned([(*HEAD, "limits"), *map(cells, rows)])
+    )
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ if __name__ == "__main__":  # every worker runs this file again, and must not pa
     from benchmarks import pool_rivals as rivals
     from benchmarks.pool_envs import Computing, Frames, Trivial, Waiting, advance
     from benchmarks.pool_rivals import ACTION, Measure, Tally, blocking, stateless, together
+    from benchmarks.tables import aligned
 
 WORKERS = 2
 REPETITIONS = 3
@@ -286,6 +287,9 @@ def figure(value: float | str | None, unit: str) -> str:
     return f"{value:,.0f} {unit}" if unit == "steps/s" else f"{value:.2f} {unit}"
 
 
+HEAD = ("what", "ours", "rival", "ratio", "goal", "met")
+
+
 def cells(row: Row) -> tuple[str, ...]:
     met = {True: "yes", False: "no", None: "-"}[row.met]
     return (
@@ -298,19 +302,6 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [("what", "ours", "rival", "ratio", "goal", "met"), *map(cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, tuple("-" * width for width in widths))
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -319,7 +310,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
     options = parser.parse_args()
     rows = [row for name in options.only for row in SECTIONS[name]()]
-    print("\n".join(json.dumps(row._asdict()) for row in rows) if options.json else table(rows))
+    print("\n".join(json.dumps(row._asdict()) for row in rows) if options.json else aligned([HEAD, *map(cells, rows)]))
 
 
 if __name__ == "__main__":
