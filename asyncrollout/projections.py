@@ -22,11 +22,13 @@ def create_projection_function(env: str, *, multi: bool = False, **options: Any)
     whatever stands in the last tag.
     """
     project, default = _find_projection(env)
-    chosen = _options(env, options if multi else {**options, "max_actions_per_turn": 1})
+    chosen = _options(env, options)
+    if not multi:
+        chosen = msgspec.structs.replace(chosen, max_actions_per_turn=1)
 
     def project_all(replies: Sequence[str]) -> tuple[list[Any], list[bool]]:
-        if isinstance(replies, str):
-            raise UsageError(f"the projection of {env!r} takes a list of replies, not one string")
+        if isinstance(replies, str) or not all(isinstance(reply, str) for reply in replies):
+            raise UsageError(f"the projection of {env!r} takes a list of replies, all of them texts")
         found = [project(reply, chosen) for reply in replies]
         firsts = [list(parsed.actions) if parsed.valid else [default] for parsed in found]
         return firsts if multi else [actions[0] for actions in firsts], [parsed.valid for parsed in found]

@@ -17,7 +17,11 @@ LONGEST = 32_768
 _FURTHEST_TAG = 8 * LONGEST  # from the end
 _TAGS = ("answer", "action")
 _WORD = re.compile(r"[\w-]+")
-_ODD_TAG = re.compile(r"<\s?/?\s?(?:answer|action)\s?>", re.IGNORECASE)
+_CLOSING_TAGS = tuple(f"</{tag}>" for tag in _TAGS)
+_ODD_TAG = re.compile(
+    r"<(?!(?-i:/?(?:answer|action|think)>))\s?/?\s?(?:answer|action|think|thinking)\s?>", re.IGNORECASE
+)
+_STATED = re.compile(r".*(?::|\bis\b)")
 _DRESSING = " \t\r\n.,;:!\"'`*_[](){}<>"
 
 
@@ -82,6 +86,13 @@ def read_choice(reply: str, options: TextOptions, choices: Mapping[str, Any]) ->
     return read_reply(reply, options, read, lambda text: _only_word(text, choices))
 
 
+def find_stated(prose: str) -> str | None:
+    """What a reply without tags states: its last line, or what follows a colon or an "is" in it."""
+    line = prose.rstrip().rpartition("\n")[2]
+    stated = line[led.end() :] if (led := _STATED.match(line)) else line
+    return stated.strip(" \t*`$").rstrip(". \t*`$") or None
+
+
 def turn_format(options: TextOptions, example: str = "your action", *, most: int | None = None) -> str:
     """The paragraph of a system prompt that says how to reply; `most` is how many actions an episode has, at most."""
     shape = f"<think> your reasoning </think><answer> {example} </answer>"
@@ -113,29 +124,33 @@ def _find_strict(reply: str) -> Answer:
 
 
 def _find_lenient(reply: str) -> Answer:
-    """Thoughts end at the last `</think>`, also without a `<think>`, which the prompt may be pre-filled with."""
-    before, after = _around_thoughts(reply)
-    for part in (after, before):
-        content = _last_tag(part[-_FURTHEST_TAG:]) or _last_tag(_ODD_TAG.sub(_plain_tag, part[-LONGEST:]))
+    """The last tag outside thoughts, else the one that ends a thought which was never closed, else the prose."""
+    said = _outside_thoughts(reply[:-LONGEST] + _ODD_TAG.sub(_plain_tag, reply[-LONGEST:]))
+    for part in said:
+        content = _last_tag(part[-_FURTHEST_TAG:])
         if content is not None:
             return _tagged(content)
-    for part in (after, before):
-        prose = part.partition("<think>")[0].strip()
-        if prose:
-            return Answer(text=prose)
+    for part in said[:2]:
+        if part.strip():
+            return Answer(text=part.strip())
     return Answer(reason="the reply is empty" if not reply.strip() else "the reply has nothing outside <think>")
 
 
-def _around_thoughts(reply: str) -> tuple[str, str]:
-    end = reply.rfind("</think>")
-    if end < 0:
-        return "", reply
-    before = reply[: max(reply.rfind("<think>", 0, end), 0)]
-    return before.rpartition("</think>")[2], reply[end + len("</think>") :]
+def _outside_thoughts(reply: str) -> tuple[str, str, str]:
+    """The parts of a reply to look at, in this order; the last one for its tag alone.
+
+    Thoughts end at the last `</think>`, also without a `<think>`, which the prompt may be pre-filled with. After that,
+    one that is never closed runs to the end of the reply; if it ends with an answer, its `</think>` was forgotten.
+    """
+    before, closed, after = reply.rpartition("</think>")
+    after, opened, thought = after.partition("<think>")
+    before = before.rpartition("<think>")[0].rpartition("</think>")[2] if closed else ""
+    forgotten = thought if opened and thought.rstrip().endswith(_CLOSING_TAGS) else ""
+    return after, before, forgotten
 
 
 def _plain_tag(odd: re.Match[str]) -> str:
-    return "".join(odd[0].lower().split())
+    return "".join(odd[0].lower().split()).replace("thinking", "think")
 
 
 def _last_tag(text: str) -> str | None:
@@ -181,12 +196,12 @@ def _read_all(texts: Iterable[str], read: Callable[[str], Any]) -> Parsed:
 
 def _only_word(text: str, choices: Mapping[str, Any]) -> str | None:
     """The one name in `text`; None if there is none, or if several with different actions could be meant."""
-    text = text.lower()
-    words = {word for word in _WORD.findall(text) if not word.isdigit()}
+    words = {word.lower() for word in {*_WORD.findall(text)} if not word.isdigit()}
     found = [name for name in choices if name in words or (not _WORD.fullmatch(name) and _has_phrase(text, name))]
     meant = {repr(choices[name]) for name in found}
     return found[0] if len(meant) == 1 else None
 
 
 def _has_phrase(text: str, name: str) -> bool:
+    text = text.lower()
     return name in text and re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None

@@ -1,5 +1,6 @@
 """The frozen data that crosses the code: what an environment says, and what a pool knows of itself."""
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -52,6 +53,10 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_actions_per_traj: Annotated[int, msgspec.Meta(ge=1)] | None = None
     separator: Annotated[str, msgspec.Meta(min_length=1)] = "||"
     action_history: Annotated[int, msgspec.Meta(ge=0)] = 0  # how many past actions a description ends with
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.format_penalty):
+            raise ValueError(f"format_penalty={self.format_penalty} is no amount")
 
 
 class Durations(msgspec.Struct, frozen=True):

@@ -124,11 +124,20 @@ class Played:
         return steps
 
     def slowest_reply(self) -> float:
+        """Of replies that no model should give: the time to read one, and to play the first action of it, if any."""
         self.env.reset(seed=0)
         hostile = [*HOSTILE, *hostile_forms(self.replies[0][0]), *HUGE]
-        return max(
-            min(microseconds(lambda reply=reply: self.text.parse(reply)) for _ in range(ROUNDS)) for reply in hostile
-        )
+        return max(self._reading(reply) for text in hostile for reply in (text, f"<answer>{text}</answer>"))
+
+    def _reading(self, reply: str) -> float:
+        times = []
+        for _ in range(ROUNDS):
+            self.env.reset(seed=0)
+            taken = microseconds(lambda: self.text.parse(reply))
+            for action in self.text.parse(reply).actions[:1]:
+                taken += microseconds(lambda action=action: self.env.step(action))
+            times.append(taken)
+        return min(times)
 
 
 def measure(form: str, name: str, kwargs: dict[str, Any]) -> Row:

@@ -19,3 +19,6 @@ FORMS: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 BY_CHANCE = ("frozen_lake-slippery",)
 """Even the best player loses there sometimes."""
+
+SHARING = ("bandit", "bandit-many", "reasoning_gym")
+"""Those whose splits may begin alike: the same two arms, words drawn anew, short questions that a package makes."""

@@ -12,7 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from asyncrollout import MissingExtraError, UsageError
-from asyncrollout_envs.datafiles import Rows, choose_row, load_split, split_of
+from asyncrollout_envs.datafiles import Rows, choose_row, load_split
+from asyncrollout_envs.seeding import split_of
 
 
 class Entry(msgspec.Struct):
@@ -103,6 +104,9 @@ def test_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
         ("rows.jsonl", '{"name": ""}', ["no usable row", "1 skipped"]),
         ("rows.parquet", "no parquet", ["no Parquet"]),
         ("rows.csv", "name,size", [".json", ".jsonl", ".parquet"]),
+        ("rows.json", "[" * 100_000, ["no JSON list"]),
+        ("rows.json", '[{"name": "a"}, {"other": ' + "[" * 100_000 + "]" * 100_000 + "}]", ["recursion"]),
+        ("rows.jsonl", '{"name": "a"}\n{"other": ' + "[" * 100_000 + "]" * 100_000 + "}\n", ["line 2", "recursion"]),
     ],
 )
 def test_errors_name_the_env_the_file_and_the_place(tmp_path: Path, name: str, content: str, told: list[str]) -> None:
@@ -133,8 +137,34 @@ def test_missing_file_and_directory_are_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tried: data_path='.*none\.json' cannot be read: No such file"):
         load(tmp_path / "none.json")
     (tmp_path / "directory.json").mkdir()
-    with pytest.raises(UsageError, match=r"directory\.json' cannot be read: Is a directory"):
+    with pytest.raises(UsageError, match=r"tried: data_path='.*directory\.json' is not a regular file"):
         load(tmp_path / "directory.json")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_pipe_is_told_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    with pytest.raises(UsageError, match=r"tried: data_path='.*pipe.*' is not a regular file"):
+        load(tmp_path / f"pipe{suffix}")
+
+
+@pytest.mark.parametrize(
+    "path", ["~nobody-of-this-name/x.json", "a\0b.json", "\ud800.json", "x" * 5_000 + ".json", "rows.json/x.json"]
+)
+def test_path_that_cannot_be_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "rows.json", TWENTY)
+    with pytest.raises(UsageError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"tried: data_path={path!r} cannot be read: ")
+
+
+def test_text_in_parquet_that_is_none_is_told(tmp_path: Path) -> None:
+    names = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pa.table({"name": names}), path)
+    with pytest.raises(UsageError, match=r"tried: .*rows\.parquet is no Parquet file that can be read"):
+        load(path)
 
 
 def test_too_few_rows_for_a_split_are_told(tmp_path: Path) -> None:

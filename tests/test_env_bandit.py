@@ -59,6 +59,21 @@ def test_number_stands_for_the_arm_in_the_order_told(number: int) -> None:
     assert f"{number}. {info['arm']}" in observation
 
 
+@pytest.mark.parametrize("said", ["2", "Arm 2", "arm number 2", "#2", "I choose arm 2.", "number 2"])
+def test_number_may_be_said_in_words(said: str) -> None:
+    env = Bandit()
+    env.reset(seed=3)
+    text = BanditText(env, TextOptions())
+    assert text.parse(f"<answer>{said}</answer>").actions == (2,)
+    assert not text.parse(f"<answer>{said.replace('2', '3')}</answer>").valid
+
+
+def test_two_arms_at_once_are_none() -> None:
+    env = Bandit()
+    env.reset(seed=3)
+    assert not BanditText(env, TextOptions()).parse("<answer>arm 1 or arm 2</answer>").valid
+
+
 def test_success_is_the_better_arm() -> None:
     env = Bandit()
     env.reset(seed=3)
@@ -123,7 +138,11 @@ def test_own_names() -> None:
     ("kwargs", "told"),
     [
         ({"names": "dragon"}, "names='dragon'"),
-        ({"names": ["a", "A"]}, "different names"),
+        ({"names": ["a", "A "]}, "different names"),
+        ({"names": None}, "names=None"),
+        ({"names": [3, 4]}, r"names=\[3, 4\] are not"),
+        ({"names": ["2", "b"]}, "'2' is no name that can be told from a number"),
+        ({"names": [" ", "b"]}, "'' is no name"),
         ({"num_arms": 1}, "num_arms=1 is not a whole number from 2"),
         ({"num_arms": 50}, r"there are words for 11 arms; give names=\[...\]"),
         ({"high_probability": 2}, "high_probability=2"),
@@ -136,7 +155,7 @@ def test_wrong_keyword_arguments(kwargs: dict[str, Any], told: str) -> None:
         Bandit(**kwargs)
 
 
-@pytest.mark.parametrize("action", ["griffin", 0, 3, None])
+@pytest.mark.parametrize("action", ["griffin", 0, 3, None, True, 1.0])
 def test_wrong_action(action: Any) -> None:
     with pytest.raises(ValueError, match="neither an arm"):
         pay(action, 1)

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -192,10 +193,12 @@ def test_expert_solves_or_at_least_uses_the_numbers(task: dict[str, Any], reward
         ("<action>9 + 3 * 5</action>", "9 + 3 * 5"),
         ("<answer>1 + 2</answer> no: <answer>3 * 5 + 9</answer>", "3 * 5 + 9"),
         ("(3 * 5) + 9", "(3 * 5) + 9"),
-        ("<think>1 + 2 is 3</think>I would say (3 * 5) + 9 = 24.", "(3 * 5) + 9"),
+        ("<think>1 + 2 is 3</think>I would say: (3 * 5) + 9 = 24.", "(3 * 5) + 9"),
         ("3 * 5 is 15, so the expression is 3 * 5 + 9", "3 * 5 + 9"),
         ("3 * 5 + 9 <think>or 1 + 2?</think>", "3 * 5 + 9"),
-        ("24", "24"),
+        ("First 3 * 5 = 15.\n\n**(3 * 5) + 9 = 24**\n", "(3 * 5) + 9"),
+        (r"Thus the answer is $3 \times 5 + 9$.", "3 * 5 + 9"),
+        ("<answer>24</answer>", "24"),
     ],
 )
 def test_expression_in_a_reply(reply: str, expression: str) -> None:
@@ -205,7 +208,6 @@ def test_expression_in_a_reply(reply: str, expression: str) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        "",
         "<think>3 * 5 + 9</think>",
         "<think>3 * 5 + 9",
         "<think>3 * 5 + 9</think> I do not know",
@@ -214,6 +216,17 @@ def test_expression_in_a_reply(reply: str, expression: str) -> None:
         "<answer>3 * 5 || 9</answer>",
         "<answer>2.5 * 4</answer>",
         "<answer>" + "(" * 5_000 + "</answer>",
+        "24",
+        "The answer is 24.",
+        "On 2024-01-05 I tried",
+        "pages 3-5",
+        "It's 1/2 done",
+        "3 * 5 is 15",
+        "3 * 5 + 9\nis what I say",
+        "I take 3 * 5 + 9",
+        "3 + 5 or 3 * 5 + 9",
+        "",
+        "...",
     ],
 )
 def test_reply_without_an_expression(reply: str) -> None:
@@ -267,6 +280,29 @@ def test_wrong_options_are_named(kwargs: dict[str, Any], told: str) -> None:
         Countdown(**kwargs)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "plain"),
+    [
+        ({"num_numbers": np.int64(3)}, {"num_numbers": 3}),
+        ({"num_numbers": (np.int32(3), 4)}, {"num_numbers": (3, 4)}),
+        ({"max_number": np.int8(99), "max_target": np.uint8(100)}, {"max_number": 99, "max_target": 100}),
+    ],
+)
+def test_options_may_be_numbers_of_numpy(kwargs: dict[str, Any], plain: dict[str, Any]) -> None:
+    for seed in range(20):
+        assert Countdown(**kwargs).reset(seed=seed) == Countdown(**plain).reset(seed=seed)
+
+
+@pytest.mark.parametrize(
+    "nums", [[np.int64(3), 5, np.int32(9)], (np.int64(3), 5, 9), np.array([3, 5, 9]), np.array([3, 5, 9], np.uint8)]
+)
+def test_task_may_have_numbers_of_numpy(nums: Any) -> None:
+    env = started({"target": np.int64(24), "nums": nums})
+    assert env.puzzle == Puzzle(24, (3, 5, 9))
+    assert all(type(number) is int for number in (env.puzzle.target, *env.puzzle.nums))
+    assert env.step("3 * 5 + 9")[1] == 1.0
+
+
 def test_limits_that_do_not_fit_are_told_at_reset() -> None:
     with pytest.raises(UsageError, match="max_target=10000 is hardly ever reached with num_numbers=2"):
         Countdown(num_numbers=2, max_number=10, max_target=10_000, split="val").reset(seed=0)
@@ -285,6 +321,8 @@ def test_limits_that_do_not_fit_are_told_at_reset() -> None:
         ({"target": 3, "nums": [1, 10**12]}, "'nums' must be"),
         ({"target": 10**12, "nums": [1]}, "'target' must"),
         ({"target": 3.5, "nums": [1, 2]}, "target"),
+        ({"target": np.float64(3.5), "nums": [1, 2]}, "target"),
+        ({"target": 3, "nums": np.array([1.5, 2])}, "nums"),
     ],
 )
 def test_wrong_task_is_told(task: Any, told: str) -> None:
@@ -331,3 +369,38 @@ async def test_experts_play_through_the_pool() -> None:
             begun = await env.reset(seed=seed)
             outcome = await env.step(begun.info["expert"])
             assert (outcome.reward, outcome.terminated, outcome.info["success"]) == (1.0, True, True)
+
+
+def hostile_expressions(marker: Path) -> list[str]:
+    return [
+        "9**9**9",
+        "9^9^9",
+        "*".join(["9" * 12] * 1_000),
+        f"__import__('os').system('touch {marker}')",
+        f"open('{marker}', 'w')",
+        f"(3 * 5) + 9 if open('{marker}', 'w') else 0",
+        "(" * 100_000,
+        "(" * 100_000 + "24" + ")" * 100_000,
+        "-" * 100_000 + "24",
+    ]
+
+
+def test_hostile_expression_is_unreadable_and_never_run(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    for expression in hostile_expressions(marker):
+        obs, reward, terminated, _, info = started().step(expression)
+        assert (reward, terminated, info["success"]) == (0.0, True, False), expression[:100]
+        assert "unreadable" in obs
+    assert not marker.exists()
+
+
+async def test_hostile_reply_is_invalid_and_never_run(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    async with EnvPool(backend="inline") as pool, pool.open("countdown") as env:
+        for expression in hostile_expressions(marker):
+            await env.reset(task=TASK)
+            outcome = await env.step(f"<think>so</think><answer>{expression}</answer>")
+            assert not outcome.info["action_is_valid"], expression[:100]
+            assert outcome.info["actions"] == []
+            assert not outcome.reward > 0
+    assert not marker.exists()

@@ -142,6 +142,13 @@ async def test_members_share_the_map_and_slip_each_in_their_own_way() -> None:
     assert ways[0] == ways[4]
 
 
+def test_expert_of_a_very_long_game_looks_ahead_only_so_far() -> None:
+    env, _ = play(SMALL, max_steps=10**9)
+    text = FrozenLakeText(env, TextOptions())
+    assert text.parse(text.solve()).actions[0] in (DOWN, RIGHT)
+    assert best_chances(env.lake, 1.0, 500).shape[0] == 501
+
+
 def test_prompt_tells_of_slippery_ice() -> None:
     assert "slippery" in FrozenLakeText(FrozenLake(), TextOptions()).system_prompt()
     assert "slippery" not in FrozenLakeText(FrozenLake(is_slippery=False), TextOptions()).system_prompt()
@@ -160,7 +167,9 @@ def test_picture_shows_every_cell() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "told"),
     [
-        ({"size": 1}, "size=1 is not a whole number from 2"),
+        ({"size": 1}, "size=1 is not a whole number from 2 to 64"),
+        ({"size": 10**6}, "size=1000000"),
+        ({"is_slippery": "no"}, "is_slippery='no' is neither True nor False"),
         ({"p": 1.5}, r"p=1.5 is not a number from 0 to 1"),
         ({"success_rate": "high"}, "success_rate='high'"),
         ({"max_steps": 0}, "max_steps=0"),
@@ -172,8 +181,8 @@ def test_wrong_keyword_arguments(kwargs: dict[str, Any], told: str) -> None:
 
 
 def test_ice_too_thin_for_a_way() -> None:
-    with pytest.raises(UsageError, match="make p larger"):
-        FrozenLake(size=40, p=0.0).reset(seed=1)
+    with pytest.raises(UsageError, match=r"split='val' with size=2, p=0.0: make one of them larger"):
+        FrozenLake(size=2, p=0.0, split="val").reset(seed=1)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +194,7 @@ def test_wrong_maps(task: str, told: str) -> None:
         FrozenLake().reset(options={"task": task})
 
 
-@pytest.mark.parametrize("action", [0, 5, "left"])
+@pytest.mark.parametrize("action", [0, 5, "left", 1.0, True])
 def test_wrong_action(action: Any) -> None:
     with pytest.raises(ValueError, match=r"1 \(left\)"):
         play(SMALL, action)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -10,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -59,6 +61,12 @@ def project(reply: str, **options: Any) -> Parsed:
         ["x + 1", "x+1", "X+1"],
         ["10:05", "10:05.", " 10:05"],
         ["five million", "Five Million"],
+        ["5", "x = 5", "(5)", "$x=5$", "x = (5)", r"y = $\frac{10}{2}$", "( 5 )", "n = 5 cm", "(5 apples)"],
+        ["3", "3 m", "3 g", "3 L", "3 h", "3 s", "3 km", "3 km^2", "3 dollars a day"],
+        ["y = 2x + 1", "2x+1", "2 x + 1"],
+        ["3 x", "3x", "$3x$"],
+        ["5 pi", "5pi", "$5 pi$"],
+        ["(1, 234)", "(1,234)"],
     ],
 )
 def test_forms_of_the_same_answer(forms: list[str]) -> None:
@@ -75,6 +83,19 @@ def test_forms_of_the_same_answer(forms: list[str]) -> None:
         ("10,00", "1000"),
         ("1,2", "12"),
         ("5x", "5"),
+        ("5 pi", "5"),
+        ("5 pi cm", "5 cm"),
+        ("5 \u03c0", "5"),
+        ("5 sqrt x", "5"),
+        *((f"3 {letter}", "3") for letter in "xyznabcieXN"),
+        ("3 x", "3 y"),
+        ("3 x^2", "3"),
+        ("xy = 5", "5"),
+        ("x =", "="),
+        ("(1,234)", "1234"),
+        ("((5))", "5"),
+        ("12 34", "1234"),
+        ("12 $34", "1234"),
         ("5 million", "5"),
         ("5 and a half", "5"),
         ("5 pm", "5 am"),
@@ -127,6 +148,39 @@ def test_comparing_and_finding_never_raises(one: str, other: str) -> None:
     assert same_answer(one, other) == same_answer(other, one)
     assert len(answer_of(f"The answer is {one}")) <= len(one)
     assert len(stated_answer(one)) <= len(one)
+
+
+def between(start: str, filling: str, end: str) -> str:
+    return start + filling * ((LONGEST_ANSWER - len(start + end)) // len(filling)) + end
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        between("-", " ", "="),
+        between("-", "~", "="),
+        between("-", "\\ ", "="),
+        between("-$", "\u00a0", "="),
+        between("5", " ", "="),
+        between("1", " ", "/"),
+        between("^", " ", "="),
+        between("\\frac{1", " ", "="),
+        between("\\text", " ", "="),
+        between("5 a", " a", "1"),
+        between("5 m", "^", "1"),
+        between("5 ", "m", "="),
+        between("", "9", "="),
+        between("1", ",000", "="),
+        between("\\boxed{", "{}", "1"),
+        between("x", " ", "= 6"),
+        between("(", " ", "6)"),
+    ],
+)
+def test_no_pattern_takes_more_than_linear_time(hostile: str) -> None:
+    started_at = time.process_time()
+    assert not same_answer(hostile, "5")
+    assert not same_answer("5", hostile)
+    assert time.process_time() - started_at < 1  # 2 ms are usual, and a cubic pattern takes many seconds
 
 
 @pytest.mark.parametrize("text", ["x", "9", "$", " ", "{", "\\boxed{", "\\text{", "answer is ", "1,", "1/", "e"])
@@ -309,6 +363,17 @@ def test_problems_from_a_file(tmp_path: Path, suffix: str) -> None:
     assert env.skipped == 1
     assert env.reset(options={"task": 3}) == ("Double 3.", {"type": "GSM_AnsAug"})
     assert env.step("6.0")[1] == 1.0
+
+
+def test_row_without_a_type(tmp_path: Path) -> None:
+    path = tmp_path / "problems.json"
+    path.write_text(json.dumps([{**ROWS[0], "type": None}]))
+    assert MetaMathQA(data_path=path).reset(options={"task": 0}) == ("Double 0.", {"type": ""})
+
+
+def test_attempts_may_be_a_number_of_numpy() -> None:
+    _, _, _, truncated, _ = started(max_attempts=np.int64(1)).step("no idea")
+    assert truncated is True
 
 
 def test_wordings_of_one_question_share_a_split(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Questions of the reasoning-gym package: made from numbers, scored by the package, and safe from what is answered."""
 
+import gc
 import math
 import os
 import random
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from asyncrollout import MissingExtraError, Parsed, TextOptions, UsageError
 from asyncrollout.replies import LONGEST
 from asyncrollout_envs.reasoning import ReasoningGym, ReasoningGymText
 from asyncrollout_envs.reasoning.env import known_answer
+from asyncrollout_envs.reasoning.questions import open_questions
 from asyncrollout_envs.reasoning.scoring import LONGEST_ANSWER, check_arithmetic, safe_score
 
 KINDS = [
@@ -141,7 +144,8 @@ def test_configuration_is_the_datasets_own() -> None:
         ({"dataset": "chain_sums"}, r"no dataset is called 'chain_sums': did you mean 'chain_sum'"),
         ({"dataset": "composite"}, "dataset 'composite' is not offered: open its parts"),
         ({"dataset": "codeio"}, "dataset 'codeio' is not offered: .* reads the clock"),
-        ({"dataset": None}, "no dataset is called None"),
+        ({"dataset": None}, "dataset=None is not the name of a dataset"),
+        ({"dataset": []}, r"dataset=\[\] is not the name of a dataset"),
         ({"min_term": 3}, "dataset 'chain_sum' takes no 'min_term': did you mean 'min_terms'"),
         ({"seed": 3}, "'seed' is not for you to give"),
         ({"size": 3}, "'size' is not for you to give"),
@@ -154,6 +158,19 @@ def test_configuration_is_the_datasets_own() -> None:
 def test_wrong_keywords_are_told(kwargs: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=f"reasoning_gym: {told}"):
         ReasoningGym(**kwargs)
+
+
+def test_questions_are_kept_for_the_next_env_but_not_for_ever() -> None:
+    def opened(terms: int) -> Any:
+        return open_questions("chain_sum", {"min_terms": 2, "max_terms": terms})
+
+    often, seldom = opened(2), weakref.ref(opened(3))
+    assert opened(3) is seldom()
+    for terms in range(4, 40):
+        opened(terms)
+        assert opened(2) is often
+    gc.collect()
+    assert seldom() is None
 
 
 def test_dataset_that_depends_on_hashes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +343,47 @@ def test_answers_that_would_take_for_ever_are_wrong(dataset: str) -> None:
         "x" * 1_000_000,
     ):
         assert not env.step(answer)[4]["success"]
+
+
+@pytest.mark.parametrize("dataset", [*KINDS, "complex_arithmetic", "game_of_life_halting", "polynomial_equations"])
+def test_no_number_is_worth_nothing(dataset: str) -> None:
+    env = started(dataset, max_attempts=1000)
+    words = [
+        "nan",
+        "inf",
+        "-inf",
+        "Infinity",
+        "NaN+NaNj",
+        "nani",
+        "1 + nan",
+        "inf-infi",
+        "1e999",
+        "1e+9_9_9",
+        "9" * 400,
+    ]
+    for answer in (*words, "n an", *(f"[{word}]" for word in words)):
+        info = env.step(answer)[4]
+        assert not info["success"]
+        assert info["score"] == 0 or answer == "n an"
+
+
+def test_words_are_not_taken_for_numbers() -> None:
+    """The right answer may be "nan", and a part of a word is no number."""
+    score = safe_score("spell_backward", started("spell_backward")._questions._dataset)
+    for word in ("nan", "Infinity", "nankeen", "1e999", "7" * 400):
+        assert score(word, {"answer": word, "metadata": {}}) == 1.0
+    assert score("nanke", {"answer": "nankeen", "metadata": {}}) > 0
+
+
+@pytest.mark.parametrize("dataset", ["coin_flip", "game_of_life_halting", "complex_arithmetic"])
+def test_only_right_answers_are_right(dataset: str) -> None:
+    env = ReasoningGym(dataset=dataset, max_attempts=10)
+    for seed in range(10):
+        env.reset(seed=seed)
+        right = known_answer(env.entry)
+        for wrong in ({"True": "False", "False": "True"}.get(right, right[:2]), "0", "0.", "zzz"):
+            assert not env.step(wrong)[4]["success"]
+        assert env.step(right)[4]["success"]
 
 
 def test_lists_still_earn_their_part() -> None:

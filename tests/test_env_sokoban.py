@@ -26,6 +26,10 @@ def play(task: str, *actions: int, **kwargs: Any) -> tuple[Sokoban, list[tuple[A
     return env, [env.step(action) for action in actions]
 
 
+def int_of_numpy(number: int) -> Any:
+    return np.int64(number)
+
+
 def shown(env: Sokoban) -> str:
     return grids.to_text(env.cells, SYMBOLS)
 
@@ -86,10 +90,12 @@ def test_max_steps_truncates() -> None:
     assert [step[2:4] for step in steps] == [(False, False), (False, False), (False, True)]
 
 
-@pytest.mark.parametrize("action", [0, 5, "up", None])
+@pytest.mark.parametrize("action", [0, 5, "up", None, 1.0, True])
 def test_wrong_action(action: Any) -> None:
-    with pytest.raises(ValueError, match=r"1 \(up\)"):
-        play(CORRIDOR, action)
+    env, _ = play(CORRIDOR)
+    with pytest.raises(ValueError, match=r"is not one of 1 \(up\), 2 \(down\), 3 \(left\), 4 \(right\)"):
+        env.step(action)
+    assert env.steps == 0
 
 
 @given(seed=st.integers(0, 2**63), dim=st.tuples(st.integers(5, 9), st.integers(5, 9)), boxes=st.integers(1, 3))
@@ -166,7 +172,18 @@ def test_expert_of_a_lost_room_still_moves() -> None:
     env = Sokoban()
     text = SokobanText(env, TextOptions())
     env.reset(options={"task": "#####\n#X_P#\n#__O#\n#####"})
-    assert text.parse(text.solve()).valid
+    for _ in range(4):
+        (action,) = text.parse(text.solve()).actions
+        assert env.step(action)[4]["action_is_effective"]
+    env.reset(options={"task": CORRIDOR})
+    assert text.solve().endswith("<answer>Right || Right</answer>")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    one, six, seven = (int_of_numpy(number) for number in (1, 6, 7))
+    env = Sokoban(dim_room=[seven, six], num_boxes=one)
+    assert env.reset(seed=1)[0].shape == (7, 6)
+    env.step(one)
 
 
 def test_picture_shows_every_cell() -> None:
@@ -185,8 +202,11 @@ def test_picture_shows_every_cell() -> None:
     ("kwargs", "told"),
     [
         ({"dim_room": (6,)}, r"dim_room=\(6,\)"),
-        ({"dim_room": (3, 6)}, "from 4 to 64"),
+        ({"dim_room": (3, 6)}, r"dim_room\[0\]=3 is not a whole number from 4 to 64"),
+        ({"dim_room": (6, 65)}, r"dim_room\[1\]=65"),
         ({"dim_room": "66"}, "dim_room='66'"),
+        ({"dim_room": 6}, "dim_room=6 is not a height and a width"),
+        ({"dim_room": None}, "dim_room=None"),
         ({"num_boxes": 0}, "num_boxes=0 is not a whole number from 1"),
         ({"max_steps": 1.5}, "max_steps=1.5"),
         ({"search_depth": True}, "search_depth=True"),
@@ -199,7 +219,7 @@ def test_wrong_keyword_arguments(kwargs: dict[str, Any], told: str) -> None:
 
 
 def test_too_many_boxes_for_the_room() -> None:
-    with pytest.raises(UsageError, match=r"no room was found with dim_room=\(4, 4\), num_boxes=3"):
+    with pytest.raises(UsageError, match=r"no room was found for split='train' with dim_room=\(4, 4\), num_boxes=3"):
         Sokoban(dim_room=(4, 4), num_boxes=3).reset(seed=1)
 
 

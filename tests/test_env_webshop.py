@@ -319,7 +319,7 @@ def test_a_task_is_a_goals_place_in_its_split() -> None:
         ({"max_steps": 2.5}, "max_steps=2.5"),
         ({"reward": "points"}, "reward='points' is not one of score, binary"),
         ({"data_path": 5}, "data_path=5"),
-        ({"human_goals": "yes"}, "human_goals='yes'"),
+        ({"human_goals": "yes"}, "human_goals='yes' is neither True nor False"),
     ],
 )
 def test_wrong_arguments_are_named(kwargs: dict[str, Any], message: str) -> None:

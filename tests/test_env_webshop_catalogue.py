@@ -1,5 +1,6 @@
 """The generated catalogue, how it is searched, and how it is kept on disk and shared."""
 
+import fcntl
 import gc
 import itertools
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -188,6 +190,67 @@ def test_the_cache_directory_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_directory() == tmp_path / ".cache" / "asyncrollout"
+    monkeypatch.setenv("ASYNCROLLOUT_CACHE", "~/x")
+    assert cache_directory() == tmp_path / "x"
+
+
+def test_without_a_home_it_is_built_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCROLLOUT_CACHE", "~nobody-of-this-name/x")
+    assert played()
+
+
+BLOCKED = """
+import sys
+from asyncrollout_envs.webshop.cache import open_catalogue
+
+class Blocked:
+    def key(self):
+        return "blocked"
+
+    def stock(self):
+        print("building", flush=True)
+        sys.stdin.read()
+        return iter(())
+
+open_catalogue(Blocked())
+"""
+
+
+@contextmanager
+def builder() -> Iterator[None]:
+    """A process in the middle of building a catalogue, killed at the end."""
+    with subprocess.Popen([sys.executable, "-c", BLOCKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"building\n"
+            yield
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_builder_leaves_is_removed(cache: Path) -> None:
+    with builder():
+        pass
+    (left,) = cache.iterdir()
+    (cache / "webshop-notes.txt").touch()
+    (cache / "other.partial").touch()
+    open_catalogue(Twins())
+    names = {file.name for file in cache.iterdir()}
+    assert left.name not in names
+    assert names > {"webshop-notes.txt", "other.partial"}
+    assert len(names) == 3
+
+
+def test_without_locks_nothing_of_another_builder_is_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_lock(*_: object) -> None:
+        raise OSError("this file system knows no locks")
+
+    with builder():
+        (partial,) = cache.iterdir()
+        monkeypatch.setattr(fcntl, "flock", no_lock)
+        open_catalogue(Twins())
+        assert partial.exists()
+        assert len(list(cache.iterdir())) == 2
 
 
 def open_files(directory: Path) -> list[str]:

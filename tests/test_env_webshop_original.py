@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -285,5 +287,36 @@ def test_a_wrong_field_is_told_with_its_product(tmp_path: Path) -> None:
 
 def test_a_split_without_goals_is_an_error(tmp_path: Path) -> None:
     data = write(tmp_path / "data", ITEMS[:5])
-    with pytest.raises(UsageError, match="split='test' has no goals, as there are 5 in all"):
+    with pytest.raises(UsageError, match=r"data_path='.*/data' has 5 goals in all, and none for split='test'"):
         WebShop(split="test", data_path=data)
+
+
+def build(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "asyncrollout_envs.webshop", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("human_goals", [True, False])
+def test_a_catalogue_is_built_ahead_of_time(data: Path, tmp_path: Path, human_goals: bool) -> None:
+    wanted = "--human-goals" if human_goals else "--no-human-goals"
+    run = build(data, wanted)
+    (file,) = (tmp_path / "cache").iterdir()
+    assert (run.returncode, run.stdout.strip()) == (0, str(file))
+    assert "12 products" in run.stderr
+    built = file.stat()
+    WebShop(data_path=data, human_goals=human_goals).close()
+    assert [one.stat().st_ino for one in (tmp_path / "cache").iterdir()] == [built.st_ino]
+    again = build(data, wanted)
+    assert (again.returncode, again.stdout, again.stderr) == (0, run.stdout, "")
+
+
+def test_a_catalogue_that_cannot_be_built_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
+    run = build(tmp_path / "nowhere")
+    assert run.returncode == 1
+    assert run.stderr.startswith("webshop: data_path=")
+    (tmp_path / "file").write_text("not a directory")
+    monkeypatch.setenv("ASYNCROLLOUT_CACHE", str(tmp_path / "file"))
+    run = build(data)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "products" not in run.stderr
+    assert str(tmp_path / "file") in run.stderr

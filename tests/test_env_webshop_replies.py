@@ -29,7 +29,8 @@ STRICT = TextOptions(strict=True)
         ("<answer>< prev</answer>", ["click[< prev]"]),
         ("<answer>My action: search[red shoes]</answer>", ["search[red shoes]"]),
         ("search[red shoes]", ["search[red shoes]"]),
-        ("First search[a], no: I will click[red].", ["click[red]"]),
+        ("I will click[red]. Yes, Click[ Red ].", ["click[red]"]),
+        ("search[red shoes] || click[b0]", ["search[red shoes]", "click[b0]"]),
         ("<think>click[a]</think> I will search[b] now", ["search[b]"]),
     ],
 )
@@ -55,6 +56,12 @@ def test_replies_are_read(reply: str, actions: list[str]) -> None:
         "<answer>search[a] || nonsense</answer>",
         "research[red shoes]",
         "click[buy",
+        "First search[a], no: I will click[red].",
+        "I would search[red shoes] and then click[buy now]",
+        "search[shoes] is done. Not ready to click[buy now] yet.",
+        "I could search[red shoes] || click[b0] at last",
+        "I click[red], not click[size [xl]]",
+        "<answer>click[red], not click[size [xl]]</answer>",
     ],
 )
 def test_replies_that_mean_nothing_are_invalid(reply: str) -> None:

@@ -24,7 +24,8 @@ from asyncrollout import (
 )
 from asyncrollout.registry import load_factory
 from asyncrollout.testing import check_env
-from tests.shipped import BY_CHANCE, FORMS
+from asyncrollout.testing.text import HOSTILE, hostile_forms
+from tests.shipped import BY_CHANCE, FORMS, SHARING
 
 NAMES = sorted({name for name, _ in FORMS.values()})
 TASKS = 200
@@ -93,15 +94,17 @@ async def test_invalid_reply_costs_the_penalty_and_nothing_else(form: tuple[str,
         assert [then.info[key] for key in ("action_is_valid", "action_is_effective", "success")] == [False] * 3
 
 
-async def test_splits_share_no_episode(form: tuple[str, Mapping[str, Any]]) -> None:
-    name, kwargs = form
-    seeds = range(6)
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in SHARING])
+async def test_splits_share_no_episode(form: str) -> None:
+    name, kwargs = FORMS[form]
     async with EnvPool(backend="inline") as pool:
-        starts = {}
+        starts: dict[str, set[str]] = {}
         for split in ("train", "val", "test"):
             async with pool.open(name, split=split, **kwargs) as env:
-                starts[split] = [(await env.reset(seed=seed)).observation.text for seed in seeds]
-    assert len({tuple(texts) for texts in starts.values()}) == 3
+                starts[split] = {(await env.reset(seed=seed)).observation.text for seed in range(TASKS)}
+    assert not starts["train"] & starts["val"]
+    assert not starts["train"] & starts["test"]
+    assert not starts["val"] & starts["test"]
 
 
 async def test_different_seeds_differ(form: tuple[str, Mapping[str, Any]]) -> None:
@@ -157,6 +160,22 @@ def test_no_reply_upsets_a_projection(name: str, reply: str, strict: bool) -> No
     if not valid:
         interface: Any = load_factory(find_env(name).text_interface)
         assert action == interface.default_action
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_hostile_answer_upsets_an_env(name: str) -> None:
+    env: Any = load_factory(find_env(name).factory)()
+    try:
+        text: Any = load_factory(find_env(name).text_interface)(env, TextOptions())
+        env.reset(seed=1)
+        for hostile in (*HOSTILE, *hostile_forms(text.solve())):
+            for reply in (hostile, f"<answer>{hostile}</answer>"):
+                for action in text.parse(reply).actions[:1]:
+                    env.reset(seed=1)
+                    assert math.isfinite(env.step(action)[1])
+    finally:
+        if hasattr(env, "close"):
+            env.close()
 
 
 @pytest.mark.parametrize("name", NAMES)

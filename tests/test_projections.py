@@ -63,6 +63,13 @@ def test_unknown_option_of_a_projection() -> None:
         create_projection_function("sokoban", stric=True)
 
 
+def test_wrong_option_of_a_projection() -> None:
+    with pytest.raises(UsageError, match="max_actions_per_turn"):
+        create_projection_function("sokoban", max_actions_per_turn=0)
+    with pytest.raises(UsageError, match="format_penalty=nan"):
+        create_projection_function("sokoban", format_penalty=float("nan"))
+
+
 def test_unknown_env_of_a_projection() -> None:
     with pytest.raises(UsageError, match="did you mean 'sokoban'"):
         create_projection_function("sokobam")
@@ -74,5 +81,6 @@ def test_env_without_a_projection() -> None:
 
 
 def test_one_string_is_no_list_of_replies() -> None:
-    with pytest.raises(UsageError, match="a list of replies"):
-        create_projection_function("sokoban")("up")
+    for wrong in ("up", [None], ["up", 3]):
+        with pytest.raises(UsageError, match="a list of replies, all of them texts"):
+            create_projection_function("sokoban")(wrong)  # type: ignore[arg-type]

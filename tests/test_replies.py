@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import Parsed, TextOptions
-from asyncrollout.replies import LONGEST, find_answer, read_choice, read_reply, turn_format
+from asyncrollout.replies import LONGEST, find_answer, find_stated, read_choice, read_reply, turn_format
 
 MOVES = {"up": 1, "down": 2, "left": 3, "right": 4, "1": 1, "2": 2, "3": 3, "4": 4}
 LENIENT, STRICT = TextOptions(), TextOptions(strict=True)
@@ -38,6 +38,9 @@ def read(reply: str, options: TextOptions = LENIENT) -> Parsed:
         ("<think><answer>down</answer></think><answer>up</answer>", [1]),
         ("<answer>up</answer><think>or <answer>down</answer></think>", [1]),
         ("<think>not closed <answer>up</answer>", [1]),
+        ("<think>not closed, not <answer>down</answer> but <answer>up</answer>\n", [1]),
+        ("<answer>up</answer> or <think>not closed <answer>down</answer>", [1]),
+        ("<answer>left</answer> no: <ANSWER>up</ANSWER>", [1]),
         ("<think>a</think><answer>up", [1]),
         ("<answer>up</answer> and <answer>", [1]),
         ("I will go up.", [1]),
@@ -73,6 +76,11 @@ def test_what_counts(reply: str, actions: list[int]) -> None:
         ("<answer>jump</answer> up", "not an action: 'jump'"),
         ("<think>up</think>", "nothing outside <think>"),
         ("<think>up", "nothing outside <think>"),
+        ("<think>not closed, and <answer>up</answer> is wrong", "nothing outside <think>"),
+        ("<think>cut off in <answer>up", "nothing outside <think>"),
+        ("<THINK>up</THINK>", "nothing outside <think>"),
+        ("<think >up</ think>", "nothing outside <think>"),
+        ("<thinking>up</thinking>", "nothing outside <think>"),
         ("<think><answer>up</answer></think>", "nothing outside <think>"),
         ("<answer>" + "up " * LONGEST + "</answer>", "longer than"),
         ("up" + " and so on" * LONGEST, "no action"),
@@ -121,6 +129,23 @@ def test_separator_is_an_option() -> None:
 
 def test_one_action_is_not_split() -> None:
     assert read_reply("<answer>||v|| = 3</answer>", LENIENT, str, several=False) == Parsed(("||v|| = 3",))
+
+
+@pytest.mark.parametrize(
+    ("prose", "stated"),
+    [
+        ("5", "5"),
+        ("The answer is 5.", "5"),
+        ("First 3.\nAnswer: 5\n", "5"),
+        ("**Answer:** `5`", "5"),
+        ("The answer is .5.", ".5"),
+        ("Is it 3 or 5", "Is it 3 or 5"),
+        ("...", None),
+        ("", None),
+    ],
+)
+def test_what_prose_states(prose: str, stated: str | None) -> None:
+    assert find_stated(prose) == stated
 
 
 def test_prompt_tells_the_form_that_is_read() -> None:

@@ -214,8 +214,9 @@ def test_numbers_are_taken_exactly_or_refused(numbers: list[float]) -> None:
         ("<answer>2</answer>", 2),
         ("<answer> [2] </answer>", 2),
         ("<answer>Action: 2.</answer>", 2),
-        ("I think that 2 is best: 2", 2),
-        ("<think>0 or 1 or 3</think> I take 2.", 2),
+        ("I think that 3 is bad.\nMy action: 2", 2),
+        ("<think>0 or 1 or 3</think> So the best one is **2**.", 2),
+        ("[2]", 2),
         ("<answer>+2</answer>", 2),
         ("<answer>002</answer>", 2),
     ],
@@ -228,7 +229,21 @@ def test_discrete(reply: str, action: int) -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    ["4", "-1", "<answer>1 or 2</answer>", "2.5", "x2", "2x", "2-3", "٢", "9" * 5_000, "<answer>two</answer>", "1e0"],
+    [
+        *(
+            "4",
+            "-1",
+            "- 1",
+            "<answer>- 1</answer>",
+            "<answer>1 or 2</answer>",
+            "<answer>3- 1</answer>",
+            "2.5",
+            "x2",
+            "2x",
+        ),
+        *("2-3", "٢", "9" * 5_000, "<answer>two</answer>", "1e0", "<answer>1,1</answer>", "<answer>1%</answer>"),
+        *("In 3 steps I win", "I take 2.", "My action: 2\nIt wins.", "The best is 1 or 2", "It takes 2 || 3 steps"),
+    ],
 )
 def test_not_discrete(reply: str) -> None:
     assert refused(spaces.Discrete(4), reply).endswith("an action is a whole number from 0 to 3")
@@ -238,6 +253,18 @@ def test_discrete_counts_from_its_start() -> None:
     space = spaces.Discrete(3, start=-1)
     assert action_of(space, "<answer>-1</answer>") == -1
     assert "from -1 to 1" in refused(space, "2")
+
+
+@pytest.mark.parametrize("text", ["- 1", "-  1", "-\n1", "0- 1", "-(1)", "-[1]", "- `1`"])
+def test_sign_that_stands_apart_is_not_left_out(text: str) -> None:
+    refused(spaces.Discrete(3, start=-1), f"<answer>{text}</answer>")
+    refused(spaces.Box(-1, 1, (1,)), f"<answer>{text}</answer>")
+
+
+@pytest.mark.parametrize("dash", "\N{MINUS SIGN}\N{EN DASH}\N{NON-BREAKING HYPHEN}\N{FULLWIDTH HYPHEN-MINUS}")
+def test_any_dash_is_a_minus(dash: str) -> None:
+    assert action_of(spaces.Discrete(3, start=-1), f"<answer>{dash}1</answer>") == -1
+    assert action_of(spaces.Text(9, charset=f"a{dash}"), f"<answer>a{dash}a</answer>") == f"a{dash}a"
 
 
 def test_strict_wants_the_number_alone() -> None:
@@ -261,7 +288,8 @@ def test_several_actions_in_one_reply() -> None:
         "<answer>[0.5, \N{MINUS SIGN}1]</answer>",
         "<answer>**[0.5, -1]**</answer>",
         "<answer>action = [0.5, -1]</answer>",
-        "At 3 m from the wall, I choose [0.5, -1].",
+        "<answer>At 3 m from the wall, I choose [0.5, -1].</answer>",
+        "At 3 m from the wall, I choose: [0.5, -1].",
     ],
 )
 def test_box(reply: str) -> None:
@@ -280,9 +308,44 @@ def test_not_box(reply: str) -> None:
 
 def test_one_number_needs_no_brackets() -> None:
     space = spaces.Box(-2, 2, (1,))
-    assert action_of(space, "I apply a torque of -1.5 now.").tolist() == [-1.5]
-    assert action_of(space, "With 3 ideas, I take [-1.5]").tolist() == [-1.5]
+    assert action_of(space, "<answer>I apply a torque of -1.5 now.</answer>").tolist() == [-1.5]
+    assert action_of(space, "<answer>With 3 ideas, I take [-1.5]</answer>").tolist() == [-1.5]
+    assert action_of(space, "With 3 ideas, the torque is -1.5.").tolist() == [-1.5]
     assert "a number from -2.0 to 2.0" in refused(space, "<answer>2.5</answer>")
+    for prose in ("I apply a torque of -1.5 now.", "With 3 ideas, I take [-1.5]", "In 1.5 s I win"):
+        refused(space, prose)
+
+
+@pytest.mark.parametrize(
+    "text", ["0.75N", "0.5m", "force 0.9Nm", "-0.5m", "0.5-0.6", "1.5e", "1.2.3", "0." + "1" * 40, "1,1", "1%"]
+)
+def test_part_of_a_number_is_not_read(text: str) -> None:
+    for reply in (text, f"The action is {text}", f"<answer>{text}</answer>", f"<answer>I take {text} now</answer>"):
+        refused(spaces.Box(-9, 9, (1,)), reply)
+
+
+@pytest.mark.parametrize("form", ["{}", "The action is {}", "The action is **{}**.", "<answer>I take {} now</answer>"])
+def test_point_is_not_left_out(form: str) -> None:
+    for text in (".5", "-.5", "0.5", "5e-1", "5."):
+        assert action_of(spaces.Box(-9, 9, (1,)), form.format(text)).tolist() == [float(text)]
+
+
+def test_number_is_not_cut_where_the_search_begins() -> None:
+    for length in range(8_180, 8_200):
+        refused(spaces.Discrete(4), "<answer>so 12345678" + " " + "x" * length + "</answer>")
+
+
+@given(
+    number=st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.decimals(-9, 9, places=3),
+    suffix=st.text(st.characters(categories=["L"]), min_size=1, max_size=3),
+    form=st.sampled_from(["{}", "It is {}", "<answer>{}</answer>", "<answer>so {} it is</answer>"]),
+)
+def test_number_with_letters_is_never_another_one(number: Any, suffix: str, form: str) -> None:
+    reply = form.format(f"{number}{suffix}")
+    parsed = text_of(spaces.Box(-np.inf, np.inf, (1,), np.float64)).parse(reply)
+    assert not parsed.valid or parsed.actions[0] == float(number)
+    parsed = text_of(spaces.Discrete(2**40, start=-(2**39))).parse(reply)
+    assert not parsed.valid or parsed.actions[0] == number
 
 
 def test_bounds_are_told_so_that_they_are_inside() -> None:
@@ -318,6 +381,9 @@ def test_parts_are_read_as_json() -> None:
     action = action_of(space, f"<answer>```json\n{json.dumps(said)}\n```</answer>")
     assert action["move"] == 2
     assert action["at"].tolist() == said["at"]
+    prose = f"I would go on with {json.dumps(said)} for now."
+    assert action_of(space, prose)["move"] == 2
+    assert action_of(space, "so " * LONGEST + prose)["move"] == 2
     for wrong in (
         {"move": 1},
         {**said, "x": 1},
@@ -375,7 +441,8 @@ def test_names_that_an_env_offers_are_actions(where: str, names: Any) -> None:
     text = SpaceText(Named(where, names, spaces.Discrete(3)), TextOptions())
     assert text.parse("<answer>Pick_Up || 1 || left</answer>").actions == (2, 1, 0)
     assert text.parse("So I go right.").actions == (1,)
-    assert text.parse("So I take 1.").actions == (1,)
+    assert text.parse("So I take: 1.").actions == (1,)
+    assert not text.parse("So I take 1 step.").valid
     assert not text.parse("<answer>left or right</answer>").valid
     assert [text.tell(number) for number in range(3)] == ["left", "right", "pick_up"]
     assert "An action is one of: left (or 0), right (or 1), pick_up (or 2)." in text.system_prompt()
@@ -564,6 +631,38 @@ def test_anchors_are_of_the_content(one: Any, other: Any) -> None:
     text.describe(other)
     assert text.anchor() == key
     assert hash(key) is not None
+
+
+@pytest.mark.parametrize("shape", [(1024, 1024), (400, 600, 3), (2**20,)])
+def test_anchor_of_a_large_array_is_that_of_a_sample(shape: tuple[int, ...]) -> None:
+    text = text_of()
+    array = np.zeros(shape, np.uint8)
+    text.describe(array)
+    before = text.anchor()
+    for place in range(shape[-1] if len(shape) > 1 else 0):  # a column, or a channel
+        changed = array.copy()
+        changed[..., place] = 1
+        text.describe(changed)
+        assert text.anchor() != before
+    text.describe(np.asfortranarray(array))
+    assert text.anchor() == before
+    for other in (array.astype(np.int8), array.reshape(2, -1)):
+        text.describe(other)
+        assert text.anchor() != before
+
+
+def test_anchor_of_a_large_array_does_not_read_all_of_it() -> None:
+    text = text_of()
+    array = np.zeros((1000, 1000), np.float32)
+    missed = 0
+    text.describe(array)
+    before = text.anchor()
+    for place in range(100):
+        array[0, place] = 1
+        text.describe(array)
+        missed += text.anchor() == before
+        array[0, place] = 0
+    assert 90 < missed < 100
 
 
 # --- real envs

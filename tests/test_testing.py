@@ -258,3 +258,9 @@ def test_difference_names_the_place() -> None:
     assert difference([first], [Outcome("x")]) == "after reset its observation was 'a', then 'x'"
     assert difference([first, second, last], [first, second]) == "after step 2 the one has ended, the other has not"
     assert difference([Outcome("a", info={"t": 1})], [Outcome("a", info={"t": 2})]) is None
+
+
+async def test_env_of_chance_gets_its_member_in_every_point() -> None:
+    report = await check_env(f"{ENVS}:Dice", actions=[0] * 4)
+    assert "an observation is not changed by later steps" in report.checked
+    assert str(report).startswith(f"env '{ENVS}:Dice' keeps the contract: ")

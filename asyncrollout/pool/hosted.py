@@ -89,6 +89,14 @@ def _keywords(factory: Callable[..., Any]) -> list[str]:
     return [parameter.name for parameter in parameters]
 
 
+def reset_options(env: Any, task: Any, member: int = 0) -> dict[str, Any] | None:
+    """What an env is reset with: its task, and if it plays by chance, which member of a group it is."""
+    options = {} if task is None else {"task": task}
+    if getattr(env, "plays_by_chance", False):
+        options["member"] = member
+    return options or None
+
+
 def is_async(spec: EnvSpec) -> bool:
     """Whether an `io` env's steps are coroutines, which run on the event loop; its class tells."""
     if spec.runs != "io":
@@ -122,7 +130,6 @@ class HostedEnv:
         if self.awaits and not is_async(spec):
             raise UsageError(f"env {spec.name!r} has coroutines for methods: register its class with runs='io'")
         self.waits = spec.runs == "io"
-        self._plays_by_chance = bool(getattr(self.env, "plays_by_chance", False))
         self._dialogue: Dialogue | None = None
         if opening.text:
             interface = load_factory(spec.text_interface)(self.env, opening.options)
@@ -148,7 +155,7 @@ class HostedEnv:
         raise UsageError(f"an env knows no {op!r}")
 
     async def reset(self, seed: int, task: Any, member: int = 0) -> Fields:
-        result = self.env.reset(seed=seed, options=self._reset_options(task, member))
+        result = self.env.reset(seed=seed, options=reset_options(self.env, task, member))
         if self.awaits:
             result = await result
         if not isinstance(result, _SEQUENCES) or len(result) != 2:
@@ -157,12 +164,6 @@ class HostedEnv:
         if self._dialogue is not None:
             observation = self._dialogue.begin(observation, info)
         return observation, 0.0, False, False, info
-
-    def _reset_options(self, task: Any, member: int) -> dict[str, Any] | None:
-        options = {} if task is None else {"task": task}
-        if self._plays_by_chance:
-            options["member"] = member
-        return options or None
 
     def step_now(self, action: Any) -> Fields:
         """A synchronous env's step. That of a raw env costs no coroutine."""

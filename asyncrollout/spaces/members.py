@@ -12,19 +12,24 @@ import numpy as np
 from asyncrollout.spaces.kinds import bounds_of, ends_of, kind_of, parts_of, short
 
 _MOST_NAMES = 100
-_SEARCHED = 8_192  # characters
-_INTEGER = re.compile(r"(?<![\w.+-])[+-]?[0-9]{1,19}(?![\w-]|\.[0-9])")
-_NUMBER = re.compile(
-    r"(?<![\w.+-])[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?(?![\w-])"
+_SEARCHED = 8_192  # characters, of the end of an answer
+# All of a number or nothing (hence the atomic group): 0.5m is not 0, nor 1.5e 1. A sign that stands apart may be meant,
+# a comma may be a decimal point, and a percentage is no number at all.
+_BEGIN, _END = r"(?<![\w.,+-])(?<![+-] )[+-]?", r"(?![\w%-]|[.,][0-9])"
+_INTEGER = re.compile(_BEGIN + r"[0-9]{1,19}" + _END)
+_NUMBER = re.compile(_BEGIN + r"(?>(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?)" + _END)
+_LIST = re.compile(r"(?<![+-])\[[^\[\]]{1,2000}\]")
+_BRACKETS = str.maketrans(dict.fromkeys("[]()`*", " "))
+_PUNCTUATION = _BRACKETS | str.maketrans(dict.fromkeys(",;", " "))
+_DASHES = str.maketrans(
+    dict.fromkeys("\N{MINUS SIGN}\N{EN DASH}\N{NON-BREAKING HYPHEN}\N{FULLWIDTH HYPHEN-MINUS}", "-")
 )
-_LIST = re.compile(r"\[[^\[\]]{1,2000}\]")
-_PUNCTUATION = str.maketrans(dict.fromkeys("[](),;`*", " "))
 
 
 def read(space: Any, text: str, *, strict: bool = False) -> Any:
     """The member that a text stands for, or None. `strict` wants nothing else in the text."""
     try:
-        member = _member(space, _value(space, text.replace("\N{MINUS SIGN}", "-"), strict))
+        member = _member(space, _value(space, text, strict))
         return member if space.contains(member) else None
     except Exception:  # noqa: BLE001 (a space of the env's own may raise anything, and parse() never does)
         return None
@@ -96,25 +101,34 @@ def _value(space: Any, text: str, strict: bool) -> Any:
     match kind_of(space):
         case "Text":
             return text
-        case "Discrete":
-            return int(_only(_INTEGER, text, strict))
         case "Dict":
             return msgspec.json.decode(text if strict else text[text.index("{") : text.rindex("}") + 1])
         case "Tuple":
             return msgspec.json.decode(text if strict else text[text.index("[") : text.rindex("]") + 1])
+    if len(text) > _SEARCHED:
+        if strict:
+            raise ValueError("too long for a number")
+        text = text[-_SEARCHED:].partition(" ")[2]  # not with half a number
+    text = text.translate(_DASHES)
+    if kind_of(space) == "Discrete":
+        return int(_only_number(_INTEGER, text, strict))
     size = int(np.prod(space.shape))
     tokens = text.translate(_PUNCTUATION).split()
     if not strict and not (len(tokens) == size and all(map(_NUMBER.fullmatch, tokens))):
-        pattern = _NUMBER if size == 1 and not _LIST.search(text) else _LIST
-        tokens = _only(pattern, text, strict).translate(_PUNCTUATION).split()
+        one = size == 1 and not _LIST.search(text)
+        tokens = [_only_number(_NUMBER, text, strict)] if one else _only(_LIST, text).translate(_PUNCTUATION).split()
     return [_number(token) for token in tokens[: size + 1]]
 
 
-def _only(pattern: re.Pattern[str], text: str, strict: bool) -> str:
-    """The one thing of its kind in a text's end; ValueError if there is none, or several that differ."""
+def _only_number(pattern: re.Pattern[str], text: str, strict: bool) -> str:
     if strict:
         return text if pattern.fullmatch(text) else ""
-    (found,) = {*pattern.findall(text[-_SEARCHED:])}
+    return _only(pattern, " ".join(text.translate(_BRACKETS).split()))
+
+
+def _only(pattern: re.Pattern[str], text: str) -> str:
+    """The one thing of its kind in a text; ValueError if there is none, or several that differ."""
+    (found,) = {*pattern.findall(text)}
     return str(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.errors import UsageError
-from asyncrollout.replies import LONGEST, read_choice, read_reply, turn_format
+from asyncrollout.replies import LONGEST, Answer, find_answer, find_stated, read_choice, read_reply, turn_format
 from asyncrollout.spaces import members, values
 from asyncrollout.spaces.kinds import MOST_IN_ACTION, can_be_written, form_of, kind_of, short
 from asyncrollout.types import Observation, Parsed, TextOptions
@@ -22,7 +22,8 @@ class SpaceText:
     """Observations are told by their space, replies read as members of the action space.
 
     Without an `action_space`, the answer's text is the action. Without an `observation_space`, and for kinds of spaces
-    that are not known here, an observation is told by its value.
+    that are not known here, an observation is told by its value. In a reply without tags a number is an action only as
+    what the reply states; a name, or an action written as JSON, may stand anywhere in it.
     """
 
     def __init__(self, env: Any, options: TextOptions) -> None:
@@ -41,20 +42,15 @@ class SpaceText:
         self._names = members.names_of(self._space, getattr(env, "unwrapped", env)) if own else {}
         self._choices = {name: number for number, name in self._names.items()}
         self._choices |= {str(number): number for number in self._names}
-        in_json = ", written as JSON" if kind_of(self._space) in ("Dict", "Tuple") else ""
-        self._form = form_of(self._space, self._names) + in_json
+        self._in_json = kind_of(self._space) in ("Dict", "Tuple")
+        self._form = form_of(self._space, self._names) + (", written as JSON" if self._in_json else "")
         self._last: Any = None
         self.default_action = members.default(self._space)
         self._prompt = self._write_prompt(env)
 
     def parse(self, reply: str) -> Parsed:
-        if self._names:
-            parsed = read_choice(reply, self._options, self._choices)
-            if parsed.valid:
-                return parsed
-        parsed = read_reply(
-            reply, self._options, self._read, None if self._is_text else _all_of_it, several=not self._is_text
-        )
+        answer = find_answer(reply, strict=self._options.strict)
+        parsed = Parsed((), valid=False, reason=answer.reason) if answer.reason else self._read_answer(answer)
         if parsed.valid:
             return parsed
         return Parsed((), valid=False, reason=f"{parsed.reason}; an action is {self._form}")
@@ -71,7 +67,7 @@ class SpaceText:
         return self._prompt
 
     def anchor(self) -> Hashable:
-        """A key of the last observation described."""
+        """A key of the last observation described; of an array of more than 128 KB, of a sample."""
         return values.digest(self._last)
 
     def tell(self, action: Any) -> str:
@@ -82,8 +78,20 @@ class SpaceText:
         name = self._names.get(plain) if isinstance(plain, int) else None
         return name or json.dumps(plain, ensure_ascii=False)
 
-    def _read(self, text: str) -> Any:
-        return text if self._space is None else members.read(self._space, text, strict=self._options.strict)
+    def _read_answer(self, answer: Answer) -> Parsed:
+        # long replies take milliseconds to look through, and this is done twice
+        brief = f"<think></think><answer>{answer.text}</answer>" if answer.tagged else answer.text[-LONGEST - 1 :]
+        if self._names:
+            parsed = read_choice(brief, self._options, self._choices)
+            if parsed.valid:
+                return parsed
+        alone = self._options.strict or not (self._in_json or answer.tagged)
+
+        def read(text: str) -> Any:
+            return text if self._space is None else members.read(self._space, text, strict=alone)
+
+        find_bare = None if self._is_text else str if self._in_json else _find_number
+        return read_reply(brief, self._options, read, find_bare, several=not self._is_text)
 
     def _write_prompt(self, env: Any) -> str:
         example = "your action" if self._is_text else self.tell(self.default_action)
@@ -97,9 +105,9 @@ class SpaceText:
         return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-def _all_of_it(text: str) -> str:
-    """What to read of prose without tags: `members.read` itself finds the one action in it."""
-    return text
+def _find_number(prose: str) -> str | None:
+    """What a reply states, without the brackets that a number may stand in."""
+    return (find_stated(prose) or "").strip("[]() ") or None
 
 
 def _name(env: Any) -> str:

@@ -1,6 +1,7 @@
 """Observations of any kind: in words, and as a digest."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from asyncrollout.spaces.kinds import Array, ends_of, kind_of, parts_of, short, 
 
 _MOST_NUMBERS = 256
 _MOST_PARTS = 64
+_MOST_DIGESTED = 2**17  # bytes of an array; those of an Atari frame are fewer, and take 0.2 ms
+_SAMPLES = 2**14
 _SMALLEST_PICTURE = 32  # pixels; below, three channels of bytes are more likely a grid of codes
 
 
@@ -36,7 +39,11 @@ def tell(value: Any, space: Any, pictures: list[Any]) -> str:
 
 
 def digest(value: Any) -> str:
-    """A key of a value's content, the same in every process."""
+    """A key of a value's content, the same in every process.
+
+    Of an array of more than 128 KB only a sample counts, besides its shape and type: to read a large one takes longer
+    than a step may.
+    """
     key = hashlib.blake2b(digest_size=16)
     _feed(key, value)
     return key.hexdigest()
@@ -85,13 +92,22 @@ def _rows(numbers: Any) -> str:
     return "[" + (",\n" if nested else ", ").join(map(_rows, numbers)) + "]"
 
 
+def _sample(array: Array) -> Array:
+    """Numbers at a stride that no dimension is a multiple of, so that it comes through every column and channel."""
+    stride = -(-array.size // _SAMPLES)
+    while math.gcd(stride, array.size) > 1:
+        stride += 1
+    flat = array.reshape(-1) if array.flags.c_contiguous else array.flat  # a picture's axes are often swapped
+    return flat[::stride]
+
+
 def _feed(key: Any, value: Any) -> None:
     """Add a value to a digest, with its lengths, so that no two contents are fed alike."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         key.update(f"{value.dtype.str}{value.shape}".encode())
-        key.update(np.ascontiguousarray(value).tobytes())
+        key.update((value if value.nbytes <= _MOST_DIGESTED else _sample(value)).tobytes())
     elif isinstance(value, np.ndarray | list | tuple | set | frozenset):
         items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
         key.update(f"[{len(items)}".encode())

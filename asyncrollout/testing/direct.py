@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from asyncrollout.pool.hosted import reset_options
 from asyncrollout.registry import load_factory
 from asyncrollout.testing.cases import Case, Episode
 from asyncrollout.testing.compare import same, shown
@@ -43,8 +44,7 @@ class Direct:
             await settled(self.env.close())
 
     async def reset(self, seed: int) -> Any:
-        options = None if self._task is None else {"task": self._task}
-        return await settled(self.env.reset(seed=seed, options=options))
+        return await settled(self.env.reset(seed=seed, options=reset_options(self.env, self._task)))
 
     async def walk(self, episode: Episode, look: Look) -> None:
         """Play an episode, looking at every state."""

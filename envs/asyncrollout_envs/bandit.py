@@ -1,5 +1,6 @@
 """Bandit: choose an arm. One of them pays much, but seldom; is it the better one?"""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import read_choice, turn_format
+from asyncrollout.replies import LONGEST, read_choice, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.kwargs import check_number, check_share, check_whole
 from asyncrollout_envs.seeding import Split, check_split, fresh_seed, generator
@@ -32,6 +33,7 @@ RISKY_NAMES = {
 }
 _LUCK = 1  # the number of the generator that the arms draw from
 _MOST_NUMBERS = 100
+_NUMBERED = re.compile(r"(?:\b(?:arm|number|arm number) ?#?|#)([0-9]{1,3})(?![\w-])", re.IGNORECASE)
 
 
 class Bandit:
@@ -59,14 +61,13 @@ class Bandit:
         check_whole("bandit", max_steps=max_steps)
         check_number("bandit", low_score=low_score, high_score=high_score)
         check_share("bandit", high_probability=high_probability)
-        if isinstance(names, str) or len(names) < 2 or len({str(name).strip().lower() for name in names}) != len(names):
-            raise UsageError(f"bandit: names={names!r} are not two or more different names")
+        self.names = _checked_names(names)
         most = len(STEADY_NAMES[split]) + 1
         if num_arms is not None:
             check_whole("bandit", least=2, num_arms=num_arms)
             if num_arms > most:
                 raise UsageError(f"bandit: num_arms={num_arms}: there are words for {most} arms; give names=[...]")
-        self.names, self.num_arms, self.max_steps, self.split = tuple(names), num_arms, max_steps, split
+        self.num_arms, self.max_steps, self.split = num_arms, max_steps, split
         self.low_score, self.high_score = float(low_score), float(high_score)
         self.high_probability = float(high_probability)
         self.arms: tuple[str, ...] = ()
@@ -105,10 +106,11 @@ class Bandit:
     def _arm(self, action: str | int) -> str:
         if isinstance(action, str) and action in self.arms:
             return action
-        if isinstance(action, int | np.integer) and 1 <= action <= len(self.arms):
+        is_number = isinstance(action, int | np.integer) and not isinstance(action, bool)
+        if is_number and 1 <= int(action) <= len(self.arms):
             return self.arms[int(action) - 1]
         raise ValueError(
-            f"{action!r} is neither an arm, {', '.join(self.arms)}, nor a number from 1 to {len(self.arms)}"
+            f"{action!r:.100} is neither an arm, {', '.join(self.arms)}, nor a number from 1 to {len(self.arms)}"
         )
 
     def _told(self, news: str) -> str:
@@ -128,10 +130,10 @@ class BanditText:
     @staticmethod
     def project(reply: str, options: TextOptions) -> Parsed:
         """Every name that the env has of itself, and any number; whether this episode has it, the env knows."""
-        return read_choice(reply, options, _choices(_ALL_NAMES, _MOST_NUMBERS))
+        return _read(reply, options, _ALL_NAMES, _MOST_NUMBERS)
 
     def parse(self, reply: str) -> Parsed:
-        return read_choice(reply, self._options, _choices(self._env.arms, len(self._env.arms)))
+        return _read(reply, self._options, self._env.arms, len(self._env.arms))
 
     def describe(self, observation: str) -> str:
         return observation
@@ -158,5 +160,21 @@ class BanditText:
 _ALL_NAMES = (*PAIR, *(name for words in (STEADY_NAMES, RISKY_NAMES) for split in words.values() for name in split))
 
 
-def _choices(names: Sequence[str], numbers: int) -> dict[str, str | int]:
-    return {**{str(number): number for number in range(1, numbers + 1)}, **{name.lower(): name for name in names}}
+def _read(reply: str, options: TextOptions, names: Sequence[str], numbers: int) -> Parsed:
+    """An arm by its name, by its number, or by its number with a word before it, as in "arm 2"."""
+    counted = range(1, numbers + 1)
+    choices: dict[str, str | int] = {str(number): number for number in counted}
+    choices |= {f"arm-{number}": number for number in counted} | {name.lower(): name for name in names}
+    as_words = reply[:-LONGEST] + _NUMBERED.sub(r"arm-\1", reply[-LONGEST:])
+    return read_choice(as_words, options, choices)
+
+
+def _checked_names(names: Any) -> tuple[str, ...]:
+    is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    plain = tuple(name.strip() for name in names) if is_list else ()
+    if len(plain) < 2 or len({name.lower() for name in plain}) != len(plain):
+        raise UsageError(f"bandit: names={names!r:.200} are not two or more different names")
+    for name in plain:
+        if not name or name.isdigit() or _NUMBERED.search(name):
+            raise UsageError(f"bandit: names={names!r:.200}: {name!r} is no name that can be told from a number")
+    return plain

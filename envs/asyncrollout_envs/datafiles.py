@@ -5,6 +5,8 @@ Rows about the same thing (the same puzzle; a question asked in other words) cou
 and all go where it goes: what is tested on was never trained on.
 """
 
+import os
+import stat
 from codecs import BOM_UTF8
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache, partial
@@ -16,9 +18,8 @@ import msgspec
 import numpy as np
 
 from asyncrollout.errors import MissingExtraError, UsageError
-from asyncrollout_envs.seeding import Split, generator
+from asyncrollout_envs.seeding import PARTS, generator, split_of
 
-_PARTS: tuple[Split, ...] = ("train",) * 8 + ("val", "test")
 _KINDS = {".json": "row", ".jsonl": "line", ".ndjson": "line", ".parquet": "row"}
 _FILES_KEPT = 4
 
@@ -33,11 +34,6 @@ class Rows(msgspec.Struct, Generic[Item], frozen=True):
     skipped: int
 
 
-def split_of(number: int) -> Split:
-    """Which split the row, or whatever else is numbered, is for."""
-    return _PARTS[number % len(_PARTS)]
-
-
 def load_split(
     env: str, data_path: str | Path, split: str, row: type[Row], read: Callable[[Row], tuple[Hashable, Item] | None]
 ) -> Rows[Item]:
@@ -47,12 +43,12 @@ def load_split(
     """
     if not isinstance(data_path, str | Path):
         raise UsageError(f"{env}: data_path={data_path!r} is no path")
-    path = Path(data_path).expanduser()
+    path = Path(data_path)
     if path.suffix.lower() not in _KINDS:
         raise UsageError(f"{env}: data_path={str(path)!r} must end in one of {', '.join(_KINDS)}")
+    path, status = _found(env, path)
     try:
-        status = path.stat()
-        splits, skipped = _load(env, path.absolute(), status.st_mtime_ns, status.st_size, row, read)
+        splits, skipped = _load(env, path, status.st_mtime_ns, status.st_size, row, read)
     except OSError as error:
         raise UsageError(f"{env}: data_path={str(path)!r} cannot be read: {error.strerror or error}") from error
     if not any(splits.values()):
@@ -60,7 +56,7 @@ def load_split(
     if not splits[split]:
         raise UsageError(
             f"{env}: data_path={str(path)!r} has too few different rows for split={split!r}: it gets one of every ten, "
-            f"from number {_PARTS.index(split) + 1} on"
+            f"from number {PARTS.index(split) + 1} on"
         )
     return Rows(splits[split], skipped)
 
@@ -72,6 +68,18 @@ def choose_row(env: str, count: int, split: str, seed: int | None, task: Any) ->
     if isinstance(task, bool) or not isinstance(task, int | np.integer) or not 0 <= task < count:
         raise UsageError(f"{env}: task={task!r} is not the index of a row: split={split!r} has 0 to {count - 1}")
     return int(task)
+
+
+def _found(env: str, path: Path) -> tuple[Path, os.stat_result]:
+    try:
+        whole = path.expanduser().absolute()
+        status = whole.stat()
+    except (OSError, ValueError, RuntimeError) as error:  # also for a NUL, and for the home of an unknown user
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{env}: data_path={str(path)!r} cannot be read: {reason}") from error
+    if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for a writer
+        raise UsageError(f"{env}: data_path={str(path)!r} is not a regular file")
+    return whole, status
 
 
 @lru_cache(maxsize=_FILES_KEPT)
@@ -87,13 +95,13 @@ def _load(
     is_parquet = path.suffix.lower() == ".parquet"
     rows = _parquet_rows(env, path, row.__struct_fields__) if is_parquet else _json_rows(env, path, kind)
     decode = partial(msgspec.convert, type=row) if is_parquet else msgspec.json.Decoder(row).decode
-    splits: dict[str, list[Any]] = {part: [] for part in _PARTS}
+    splits: dict[str, list[Any]] = {part: [] for part in PARTS}
     numbers: dict[Hashable, int] = {}
     skipped = 0
     for place, raw in rows:
         try:
             found = read(decode(raw))
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, RecursionError, msgspec.DecodeError) as error:
             raise UsageError(f"{env}: {path}, {kind} {place}: {error}") from error
         if found is None:
             skipped += 1
@@ -113,7 +121,7 @@ def _json_rows(env: str, path: Path, kind: str) -> Iterator[tuple[int, Any]]:
         content = file.read()
     try:
         rows = msgspec.json.decode(content, type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
+    except (RecursionError, msgspec.DecodeError) as error:
         raise UsageError(f"{env}: {path} is no JSON list (one object per line is .jsonl): {error}") from error
     yield from enumerate(rows, start=1)
 
@@ -131,5 +139,5 @@ def _parquet_rows(env: str, path: Path, wanted: tuple[str, ...]) -> Iterator[tup
             columns = [name for name in file.schema_arrow.names if name in wanted]
             batches = (batch.to_pylist() for batch in file.iter_batches(columns=columns))
             yield from enumerate(chain.from_iterable(batches), start=1)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, ValueError) as error:
         raise UsageError(f"{env}: {path} is no Parquet file that can be read: {error}") from error

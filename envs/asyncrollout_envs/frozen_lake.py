@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import read_choice, turn_format
-from asyncrollout.types import Parsed, TextOptions
+from asyncrollout.replies import turn_format
 from asyncrollout_envs import grids
-from asyncrollout_envs.grids import Cells
-from asyncrollout_envs.kwargs import check_share, check_whole
-from asyncrollout_envs.seeding import Split, check_split, fresh_seed, generator
+from asyncrollout_envs.grids import Cells, GridText
+from asyncrollout_envs.kwargs import check_bool, check_share, check_whole
+from asyncrollout_envs.seeding import PARTS, Split, check_split, fresh_seed, generator, split_by_content
 
 SPEC = EnvSpec(
     name="frozen_lake",
@@ -29,14 +28,12 @@ SYMBOLS = "P_OGX√"
 ACTIONS = LEFT, DOWN, RIGHT, UP = 1, 2, 3, 4
 NAMES = ("Left", "Down", "Right", "Up")
 
+_LARGEST = 64
+_FORESIGHT = 500  # steps that the expert looks ahead, at most
 _TRIES = 300
 _SOONER = 1 - 1e-9
 _LUCK = 1  # the number of the generator that the ice draws from
 _STEPS = {LEFT: (0, -1), DOWN: (1, 0), RIGHT: (0, 1), UP: (-1, 0)}
-_CHOICES = {
-    **{name.lower(): action for name, action in zip(NAMES, ACTIONS, strict=True)},
-    **{str(action): action for action in ACTIONS},
-}
 
 
 def _drawn() -> tuple[grids.Tile, ...]:
@@ -90,16 +87,22 @@ class Lake:
 
 @functools.lru_cache(maxsize=1024)
 def make_lake(seed: int, split: str, size: int, p: float) -> Lake:
-    """The map of a seed, always the same one, with a way from its start to its goal."""
+    """The map of a seed, always the same one, with a way from its start to its goal.
+
+    All that is on it says which split a map is for, so that no two splits share one.
+    """
     rng = generator(seed, split)
-    for _ in range(_TRIES):
+    for _ in range(_TRIES * len(PARTS)):
         is_hole = rng.random((size, size)) >= p
         start, goal = (divmod(int(at), size) for at in rng.choice(size * size, size=2, replace=False))
         holes = frozenset((int(row), int(column)) for row, column in np.argwhere(is_hole)) - {start, goal}
         lake = Lake(size, size, start, goal, holes)
-        if lake.connected:
+        if split_by_content((size, start, goal, sorted(holes))) == split and lake.connected:
             return lake
-    raise UsageError(f"frozen_lake: no map with a way to the goal was found with size={size}, p={p}: make p larger")
+    raise UsageError(
+        f"frozen_lake: no map with a way to the goal was found for split={split!r} with size={size}, p={p}: "
+        "make one of them larger"
+    )
 
 
 def read_lake(text: Any) -> Lake:
@@ -157,8 +160,9 @@ class FrozenLake:
         max_steps: int = 100,
         split: Split = "train",
     ) -> None:
-        check_whole("frozen_lake", least=2, size=size)
+        check_whole("frozen_lake", least=2, most=_LARGEST, size=size)
         check_whole("frozen_lake", max_steps=max_steps)
+        check_bool("frozen_lake", is_slippery=is_slippery)
         check_share("frozen_lake", p=p, success_rate=success_rate)
         check_split("frozen_lake", split)
         self.size, self.p, self.max_steps, self.split = size, float(p), max_steps, split
@@ -196,8 +200,7 @@ class FrozenLake:
         return self.cells, {}
 
     def step(self, action: int) -> tuple[Cells, float, bool, bool, dict[str, Any]]:
-        if action not in ACTIONS:
-            raise ValueError(f"action {action!r} is not one of 1 (left), 2 (down), 3 (right), 4 (up)")
+        action = grids.check_action(action, NAMES)
         self.steps += 1
         before, self.player = self.player, self.lake.after(self.player, self._slip(action))
         success, fell = self.player == self.lake.goal, self.player in self.lake.holes
@@ -227,39 +230,21 @@ Your actions are: Left, Down, Right, Up."""
 _SLIPPERY = "\nThe ice is slippery: you may slide to the left or right of where you wanted to go."
 
 
-class FrozenLakeText:
-    """Grids of symbols in, names of directions out; the expert knows how the ice slips, but not when."""
+class FrozenLakeText(GridText[FrozenLake]):
+    """The expert knows how the ice slips, but not when."""
 
-    default_action = LEFT
-
-    def __init__(self, env: FrozenLake, options: TextOptions) -> None:
-        self._env = env
-        self._options = options
-
-    @staticmethod
-    def project(reply: str, options: TextOptions) -> Parsed:
-        return read_choice(reply, options, _CHOICES)
-
-    def parse(self, reply: str) -> Parsed:
-        return self.project(reply, self._options)
-
-    def describe(self, observation: Cells) -> str:
-        return grids.to_text(observation, SYMBOLS)
+    symbols, names = SYMBOLS, NAMES
 
     def system_prompt(self) -> str:
         rules = _RULES.format(ice=_SLIPPERY if self._env.success_rate < 1 else "")
         return f"{rules}\n\n{turn_format(self._options, 'Right')}"
 
-    def anchor(self) -> str:
-        return grids.to_text(self._env.cells, SYMBOLS)
-
-    def tell(self, action: int) -> str:
-        return NAMES[action - 1]
-
     def solve(self) -> str:
         """One action at a time, as the next one depends on where the ice leads."""
         env = self._env
-        chances = best_chances(env.lake, env.success_rate, env.max_steps)[env.max_steps - env.steps - 1]
+        steps = min(env.max_steps, _FORESIGHT)
+        left = min(env.max_steps - env.steps - 1, steps)
+        chances = best_chances(env.lake, env.success_rate, steps)[left]
         moved = [chances[env.lake.after(env.player, action)] for action in ACTIONS]
         slipped = [(moved[at - 1] + moved[(at + 1) % 4]) / 2 for at in range(4)]
         best = np.argmax([env.success_rate * moved[at] + (1 - env.success_rate) * slipped[at] for at in range(4)])

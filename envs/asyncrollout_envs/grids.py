@@ -1,12 +1,14 @@
-"""Grid worlds: cells to text and back, and pictures of them made of small tiles."""
+"""What grid worlds share: cells as text and back, actions with names, pictures made of small tiles."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
+from asyncrollout.replies import read_choice
+from asyncrollout.types import Parsed, TextOptions
 
 Cells = NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -31,6 +33,52 @@ def from_text(env: str, text: Any, symbols: str) -> Cells:
     if unknown:
         raise UsageError(f"{env}: {unknown[0]!r} is no symbol of a map; these are: {' '.join(symbols)}")
     return np.array([[symbols.index(symbol) for symbol in row] for row in rows], dtype=np.uint8)
+
+
+class Grid(Protocol):
+    @property
+    def cells(self) -> Cells: ...
+
+
+G = TypeVar("G", bound=Grid)
+
+
+class GridText(Generic[G]):
+    """The text interface but for prompt and expert: grids of symbols in, names of actions out, which count from 1."""
+
+    symbols: ClassVar[str]
+    names: ClassVar[tuple[str, ...]]
+    default_action = 1
+
+    def __init__(self, env: G, options: TextOptions) -> None:
+        self._env = env
+        self._options = options
+
+    @classmethod
+    def project(cls, reply: str, options: TextOptions) -> Parsed:
+        numbered = list(enumerate(cls.names, start=1))
+        choices = {name.lower(): action for action, name in numbered} | {str(action): action for action, _ in numbered}
+        return read_choice(reply, options, choices)
+
+    def parse(self, reply: str) -> Parsed:
+        return self.project(reply, self._options)
+
+    def describe(self, observation: Cells) -> str:
+        return to_text(observation, self.symbols)
+
+    def anchor(self) -> str:
+        return to_text(self._env.cells, self.symbols)
+
+    def tell(self, action: int) -> str:
+        return self.names[action - 1]
+
+
+def check_action(action: Any, names: Sequence[str]) -> int:
+    """An action of an env with these names; one that is none is told what there is."""
+    if isinstance(action, int | np.integer) and not isinstance(action, bool) and 1 <= action <= len(names):
+        return int(action)
+    known = ", ".join(f"{number} ({name.lower()})" for number, name in enumerate(names, start=1))
+    raise ValueError(f"action {action!r:.100} is not one of {known}")
 
 
 def draw(cells: Cells, tiles: Sequence[Tile]) -> NDArray[np.uint8]:

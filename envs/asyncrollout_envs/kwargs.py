@@ -1,21 +1,25 @@
 """Checks of keyword arguments; an error names the env, the key, the value and what would be valid."""
 
 import math
+from numbers import Integral, Real
 from typing import Any
 
 from asyncrollout.errors import UsageError
 
 
-def check_whole(env: str, *, least: int = 1, **values: Any) -> None:
+def check_whole(env: str, *, least: int = 1, most: int | None = None, **values: Any) -> None:
+    """Numbers of numpy's count, too."""
     for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{env}: {key}={value!r} is not a whole number from {least}")
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not is_whole or value < least or (most is not None and value > most):
+            bounds = f"from {least}" if most is None else f"from {least} to {most}"
+            raise UsageError(f"{env}: {key}={value!r:.200} is not a whole number {bounds}")
 
 
 def check_number(env: str, **values: Any) -> None:
     for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise UsageError(f"{env}: {key}={value!r} is not a number")
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise UsageError(f"{env}: {key}={value!r:.200} is not a number")
 
 
 def check_share(env: str, **values: Any) -> None:
@@ -25,6 +29,12 @@ def check_share(env: str, **values: Any) -> None:
             raise UsageError(f"{env}: {key}={value!r} is not a number from 0 to 1")
 
 
+def check_bool(env: str, **values: Any) -> None:
+    for key, value in values.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"{env}: {key}={value!r:.200} is neither True nor False")
+
+
 def check_one_of(env: str, key: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{env}: {key}={value!r} is not one of {', '.join(known)}")
+    if not isinstance(value, str) or value not in known:
+        raise UsageError(f"{env}: {key}={value!r:.200} is not one of {', '.join(known)}")

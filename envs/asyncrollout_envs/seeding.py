@@ -1,17 +1,31 @@
-"""Episodes from seeds: the splits never share one, and nothing global is drawn from."""
+"""Episodes from seeds: no split shares what is played with another, and nothing global is drawn from."""
 
-from typing import Literal, get_args
+import zlib
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from asyncrollout_envs.kwargs import check_one_of
 
 Split = Literal["train", "val", "test"]
+PARTS: tuple[Split, ...] = ("train",) * 8 + ("val", "test")
+"""Of every ten, eight are for train."""
+
 _SPLITS: tuple[str, ...] = get_args(Split)
 
 
 def check_split(env: str, split: str) -> None:
     check_one_of(env, "split", split, _SPLITS)
+
+
+def split_of(number: int) -> Split:
+    """Which split a row, or whatever else is numbered, is for."""
+    return PARTS[number % len(PARTS)]
+
+
+def split_by_content(content: Any) -> Split:
+    """Which split something made is for, as two seeds may make the same; of numbers, texts and tuples of them."""
+    return split_of(zlib.crc32(repr(content).encode()))
 
 
 def generator(seed: int | None, split: str, *more: int) -> np.random.Generator:

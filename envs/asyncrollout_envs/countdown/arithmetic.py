@@ -25,12 +25,6 @@ _LATEX = re.compile(r"\\(?:times|cdot|div|left|right|[()\[\]])")
 _LATEX_OPERATORS = {"\\times": "*", "\\cdot": "*", "\\div": "/"}
 _RANKS = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, "sign": 3}
 
-_RUN = re.compile(r"[-+*/()0-9 \t]+")
-_MOST_RUNS = 200
-_SEARCHED = 8_192  # characters of a text's end; all of a long one would take too many milliseconds
-_NOT_BEFORE = re.compile(r"[\w.^√]")
-_NOT_AFTER = re.compile(r"[\w^%]|\.[0-9]")
-
 
 class Expression(msgspec.Struct, frozen=True):
     """What a text is worth: its numbers in order and its value.
@@ -68,22 +62,6 @@ def evaluate(text: str) -> Expression:
     return Expression(text, tuple(reader.numbers), value, reason="it divides by zero" if value is None else "")
 
 
-def find_expression(prose: str) -> str | None:
-    """The last readable expression with an operator in the end of a text; no part of something else, as `sqrt(9)+1`."""
-    prose = _plain(prose[-_SEARCHED:])
-    for run in list(_RUN.finditer(prose))[: -_MOST_RUNS - 1 : -1]:
-        text = _trimmed(run[0])
-        if not _touches(prose, run) and len(evaluate(text).numbers) > 1:
-            return text
-    return None
-
-
-def _touches(prose: str, run: re.Match[str]) -> bool:
-    """Whether what stands right before or after belongs to it."""
-    before = run[0][0] not in " \t" and run.start() > 0 and _NOT_BEFORE.match(prose, run.start() - 1)
-    return bool(before or (run[0][-1] not in " \t(" and _NOT_AFTER.match(prose, run.end())))
-
-
 def _plain(text: str) -> str:
     return _LATEX.sub(lambda command: _LATEX_OPERATORS.get(command[0], " "), text.translate(_OPERATORS))
 
@@ -91,13 +69,6 @@ def _plain(text: str) -> str:
 def _without_result(text: str) -> str:
     expression, _, result = text.rpartition("=")
     return expression.rstrip() if expression and _RESULT.fullmatch(result) else text
-
-
-def _trimmed(run: str) -> str:
-    """Without bold marks, list marks, and dashes and parentheses of the sentence around it."""
-    text = run.replace("**", " ").strip().removeprefix("- ").removeprefix("* ").removesuffix(" -")
-    text = text.lstrip(") \t").rstrip("( \t")
-    return text.removesuffix(")" * max(text.count(")") - text.count("("), 0))
 
 
 class _Reader:

@@ -4,22 +4,23 @@ One step per episode. The score is 0 if the numbers used are not the given ones,
 if they are but the value is wrong, also for a division by zero; 1 if the value is exactly the target.
 """
 
-import zlib
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import read_reply, turn_format
+from asyncrollout.replies import LONGEST, find_answer, find_stated, turn_format
 from asyncrollout.types import Parsed, TextOptions
-from asyncrollout_envs.countdown.arithmetic import MOST_DIGITS, MOST_NUMBERS, Expression, evaluate, find_expression
+from asyncrollout_envs.countdown.arithmetic import MOST_DIGITS, MOST_NUMBERS, Expression, evaluate
 from asyncrollout_envs.countdown.puzzles import MOST_SEARCHED, Puzzle, draw_puzzle, solve_puzzle
-from asyncrollout_envs.datafiles import choose_row, load_split, split_of
+from asyncrollout_envs.datafiles import choose_row, load_split
 from asyncrollout_envs.kwargs import check_whole
-from asyncrollout_envs.seeding import Split, check_split, generator
+from asyncrollout_envs.seeding import Split, check_split, generator, split_by_content
 
 SPEC = EnvSpec(
     name="countdown",
@@ -78,7 +79,7 @@ class Countdown:
             raise UsageError(
                 f"{SPEC.name}: max_number={max_number} and max_target={max_target} must not be above {_LARGEST_LIMIT}"
             )
-        self._limits = max_number, max_target
+        self._limits = int(max_number), int(max_target)
         self._split = split
         self._rows: tuple[Puzzle, ...] = ()
         if data_path is not None:
@@ -103,7 +104,7 @@ class Countdown:
     def _puzzle(self, seed: int | None, task: Any) -> Puzzle:
         if isinstance(task, Mapping):
             try:
-                return msgspec.convert(dict(task), PuzzleRow).read()[1]
+                return msgspec.convert(_without_numpy(task), PuzzleRow).read()[1]
             except (ValueError, msgspec.ValidationError) as error:
                 raise UsageError(f"{SPEC.name}: task={task!r:.300}: {error}") from error
         if self._rows:
@@ -120,7 +121,7 @@ class Countdown:
         count = int(rng.integers(self._counts[0], self._counts[1] + 1))
         for _ in range(_DRAWS):
             puzzle = draw_puzzle(rng, count, *self._limits)
-            if puzzle and split_of(zlib.crc32(repr(puzzle.identity).encode())) == self._split:
+            if puzzle and split_by_content(puzzle.identity) == self._split:
                 return puzzle
         max_number, max_target = self._limits
         raise UsageError(
@@ -138,15 +139,23 @@ def score(expression: Expression, puzzle: Puzzle) -> float:
 
 def _checked_counts(num_numbers: Any) -> tuple[int, int]:
     counts = num_numbers if isinstance(num_numbers, tuple | list) else (num_numbers, num_numbers)
-    if len(counts) != 2 or any(type(count) is not int for count in counts):
+    if len(counts) != 2 or any(isinstance(count, bool) or not isinstance(count, Integral) for count in counts):
         counts = (0, 0)
-    fewest, most = counts
+    fewest, most = map(int, counts)
     if not _FEWEST <= fewest <= most <= MOST_SEARCHED:
         raise UsageError(
             f"{SPEC.name}: num_numbers={num_numbers!r} is neither a count from {_FEWEST} to {MOST_SEARCHED} nor a pair "
             "of them, the smaller first"
         )
     return fewest, most
+
+
+def _without_numpy(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.integer):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _without_numpy(inner) for key, inner in value.items()}
+    return [_without_numpy(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _shown(puzzle: Puzzle) -> str:
@@ -167,8 +176,8 @@ def _told(expression: Expression, puzzle: Puzzle) -> str:
 class CountdownText:
     """The puzzle in words; an action is an expression.
 
-    A reply without tags counts by its last expression outside `<think>`. An invalid reply is projected to the empty
-    expression, which scores 0.
+    A reply without tags counts if what it states is an expression of several numbers and nothing else. An invalid reply
+    is projected to the empty expression, which scores 0.
     """
 
     default_action = ""
@@ -179,7 +188,15 @@ class CountdownText:
 
     @staticmethod
     def project(reply: str, options: TextOptions) -> Parsed:
-        return read_reply(reply, options, _read, find_expression, several=False)
+        answer = find_answer(reply, strict=options.strict)
+        if answer.reason:
+            return Parsed((), valid=False, reason=answer.reason)
+        found = evaluate(answer.text if answer.tagged else find_stated(answer.text[-LONGEST:]) or "")
+        if not found.numbers:
+            return Parsed((), valid=False, reason=f"not an expression: {found.reason}")
+        if len(found.numbers) == 1 and not answer.tagged:
+            return Parsed((), valid=False, reason="no <answer> tag, and no expression in the text outside <think>")
+        return Parsed((found.text,))
 
     def parse(self, reply: str) -> Parsed:
         return self.project(reply, self._options)
@@ -211,8 +228,3 @@ class CountdownText:
     @staticmethod
     def tell(action: str) -> str:
         return action
-
-
-def _read(text: str) -> str | None:
-    expression = evaluate(text)
-    return expression.text if expression.numbers else None

@@ -2,8 +2,9 @@ r"""Answers to mathematical questions: found in a solution or a reply, and compa
 
 Two answers that are both numbers are compared as numbers, exactly: 1,000 = $1000.00, 1/2 = 0.5 = \frac{1}{2},
 1 1/2 = 1.5, 2e3 = 2000, but 1/3 is not 0.333. A unit after a space is left out, as it is spelled in many ways and
-given by the question: 5 cm = 5. So is a percent sign: 50% = 50, and not 0.5. All else is compared as text, without
-case, white space, math signs and closing punctuation.
+given by the question: 5 cm = 5, but 5 pi is not 5. So is a percent sign: 50% = 50, and not 0.5. All else is compared as
+text, without case, math signs, closing punctuation, and white space that is not between digits. What a single letter
+is said to equal stands for the whole, x = 5 for 5, and so does a number in parentheses.
 """
 
 import re
@@ -22,23 +23,29 @@ _COMMANDS = (_BOXED, "\\text{", "\\textbf{", "\\mathrm{", "\\mbox{")
 _CLOSING = ".,;:!?"
 _MOST_LAYERS = 8
 
-_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}")
-_LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([-+]?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))")
-_DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°")
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*+\{([^{}]*+)\}")
 _SPACES = re.compile(r"\\[ ;:]|~")
 _NOTHING = re.compile(r"\\(?:left|right)\b|\\[,!]")
 _REPLACED = (("\u2212", "-"), ("{,}", ","), ("\\%", "%"), ("\\$", "$"), ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"))
+
+# From here on white space is one space at most, and no pattern has to give back what it took.
+_LATEX_FRACTION = re.compile(r"\\[dtc]?frac ?(?:\{ ?([-+]?[0-9]++) ?\} ?\{ ?([0-9]++) ?\}|([0-9]) ?([0-9]))")
+_DEGREES = re.compile(r"\^ ?\{? ?\\circ ?\}?|°")
+_LEFT_SIDE = re.compile(r"[^\W\d_] ?= ?(?=[^ =])")
 _NUMBER = re.compile(
-    r"""(?P<sign>[-+]?)\s*[$€£¥]?\s*(?P<inner_sign>[-+]?)
-    (?: (?:(?P<whole>[0-9]+)\s+)? (?P<top>[0-9]+) \s*/\s* (?P<bottom>[0-9]+)
-      | (?P<decimal> (?: [0-9]{1,3}(?:,[0-9]{3})+ | [0-9]* ) (?:\.[0-9]*)? ) (?:e(?P<exponent>[-+]?[0-9]{1,3}))? )
-    \s*(?:%|\s(?P<unit>[^\W\d_][^0-9,;:=+*<>()\\]*(?:\^\s*\{?[23]\}?)?))?""",
+    r"""(?P<sign>[-+]?)[ ]?[$€£¥]?[ ]?(?P<inner_sign>[-+]?)
+    (?: (?:(?P<whole>[0-9]++)[ ])? (?P<top>[0-9]++) [ ]?/[ ]? (?P<bottom>[0-9]++)
+      | (?P<decimal> (?: [0-9]{1,3}(?:,[0-9]{3})++ | [0-9]*+ ) (?:\.[0-9]*+)? ) (?:e(?P<exponent>[-+]?[0-9]{1,3}+))? )
+    (?:[ ]?%|[ ](?P<unit>[^\W\d_][^0-9,;:=+*<>()\\^]*+(?:\^[ ]?\{?[23]\}?)?))?""",
     re.VERBOSE,
 )
+_ENCLOSED = re.compile(r"\(([^(),]*+)\)")
 _NO_UNIT = re.compile(
     r"\b(?:and|or|to|over|hal(?:f|ves)|thirds?|quarters?|times|squared|cubed|minus|plus|point|[ap]\.?m|dozen|hundred|"
-    r"thousand|[mbtr]+illion)\b"
+    r"thousand|[mbtr]++illion)\b"
+    r"|\A(?:pi|sqrt|[a-fijkn-rt-z\u03b1-\u03c9])\b"  # factors: of the single letters, only g, h, l, m and s are units
 )
+_LOOSE_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 
 
 def answer_of(response: str) -> str:
@@ -107,8 +114,14 @@ def _plain(text: str) -> str:
     for old, new in _REPLACED:
         text = text.replace(old, new)
     text = _TEXT.sub(r" \1 ", _SPACES.sub(" ", _NOTHING.sub("", text)))
-    text = _DEGREES.sub(" degrees", _LATEX_FRACTION.sub(_slashed, text))
-    return _unwrapped(text).casefold()
+    text = _DEGREES.sub(" degrees", _LATEX_FRACTION.sub(_slashed, _single_spaced(text)))
+    text = _unwrapped(_single_spaced(text))
+    left_side = _LEFT_SIDE.match(text)
+    return _unwrapped(text[left_side.end() :] if left_side else text).casefold()
+
+
+def _single_spaced(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _slashed(fraction: re.Match[str]) -> str:
@@ -118,7 +131,9 @@ def _slashed(fraction: re.Match[str]) -> str:
 
 def _number(text: str) -> Fraction | None:
     """The value of a number in any of its forms, with or without a unit."""
-    found = _NUMBER.fullmatch(text.strip())
+    text = text.strip()
+    enclosed = _ENCLOSED.fullmatch(text)
+    found = _NUMBER.fullmatch(enclosed[1].strip() if enclosed else text)
     if found is None or _NO_UNIT.search(found["unit"] or ""):
         return None
     whole, top, bottom, decimal, exponent = found.group("whole", "top", "bottom", "decimal", "exponent")
@@ -135,4 +150,5 @@ def _number(text: str) -> Fraction | None:
 
 
 def _squeezed(text: str) -> str:
-    return "".join(text.split()).replace("$", "").rstrip(_CLOSING)
+    """Without the white space that means nothing: 12 34 is not 1234."""
+    return _LOOSE_SPACE.sub("", _single_spaced(text.replace("$", " "))).rstrip(_CLOSING)

@@ -39,14 +39,14 @@ class ProblemRow(msgspec.Struct):
 
     query: str
     response: str
-    type: str = ""
+    type: str | None = None
     original_question: str | None = None
 
     def read(self) -> tuple[str, Problem] | None:
         answer = answer_of(self.response)
         if not answer or not self.query.strip():
             return None
-        return self.original_question or self.query, Problem(self.query, answer, self.type)
+        return self.original_question or self.query, Problem(self.query, answer, self.type or "")
 
 
 class MetaMathQA:
@@ -64,7 +64,7 @@ class MetaMathQA:
             check_whole(SPEC.name, max_attempts=max_attempts)
         path = OWN_PROBLEMS if data_path is None else data_path
         rows = load_split(SPEC.name, path, split, ProblemRow, ProblemRow.read)
-        self.max_attempts = max_attempts
+        self.max_attempts = None if max_attempts is None else int(max_attempts)
         self.skipped = rows.skipped
         self.row = 0
         self.attempts = 0

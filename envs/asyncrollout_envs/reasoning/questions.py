@@ -35,8 +35,10 @@ _NOT_OFFERED = {
     "composite": "open its parts as envs of their own",
 }
 _OWN_KEYS = frozenset({"seed", "size"})
+_MOST_OPEN = 16
 
 _opened: dict[str, "Questions"] = {}
+"""The last used ones; the latest stands last."""
 
 
 class Questions:
@@ -66,13 +68,17 @@ class Questions:
 
 
 def open_questions(name: str, config: Mapping[str, Any]) -> Questions:
-    """The questions of a dataset; made once per process, as some read large files."""
+    """The questions of a dataset; kept for the next env that asks for them, as some read large files."""
     key = repr((name, sorted(config.items())))
-    if key not in _opened:
+    questions = _opened.pop(key, None)
+    if questions is None:
         package = _load()
         _check(name, config, package.factory.DATASETS)
-        _opened[key] = Questions(package, name, config)
-    return _opened[key]
+        questions = Questions(package, name, config)
+    _opened[key] = questions
+    if len(_opened) > _MOST_OPEN:
+        _opened.pop(next(iter(_opened)), None)
+    return questions
 
 
 def _load() -> Any:
@@ -85,11 +91,13 @@ def _load() -> Any:
 
 
 def _check(name: str, config: Mapping[str, Any], datasets: Mapping[str, tuple[Any, type[Any]]]) -> None:
+    if not isinstance(name, str):
+        raise UsageError(f"{ENV}: dataset={name!r:.100} is not the name of a dataset")
     if name in _NOT_OFFERED:
         raise UsageError(f"{ENV}: dataset {name!r} is not offered: {_NOT_OFFERED[name]}")
     if name not in datasets:
         offered = sorted({*datasets} - {*_NOT_OFFERED})
-        raise UsageError(f"{ENV}: no dataset is called {name!r}{nearest(str(name), offered)}")
+        raise UsageError(f"{ENV}: no dataset is called {name!r}{nearest(name, offered)}")
     if name in _BY_HASH and os.environ.get("PYTHONHASHSEED", "random") == "random":
         raise UsageError(
             f"{ENV}: the questions of dataset {name!r} depend on the hashes of texts, and so differ from process to "

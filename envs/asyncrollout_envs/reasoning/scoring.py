@@ -3,7 +3,8 @@
 Four scorers call `eval` on the answer and five parse it with sympy, which does the same: whatever a model writes would
 be run. Here such a scorer reads literals and plain arithmetic only, and formulas are compared by their values at a few
 points, as to simplify one can take minutes. Other scorers write out numbers such as 1e99999999, or play as many moves
-as the answer says; such answers are worth 0 unasked, as are those that are too long.
+as the answer says; such answers are worth 0 unasked, as are those that are too long. Three give 1 to answers that are
+wrong; they are mended.
 """
 
 import ast
@@ -27,6 +28,17 @@ _ENDLESS = {
 }
 """What keeps the scorer of a dataset busy for seconds, or for ever."""
 
+_MENDED: dict[str, dict[str, Any]] = {
+    "coin_flip": {"min": max},  # "0" has all of its digits in common with 0.125
+    "complex_arithmetic": {"min": lambda _most, score: score},  # min(1.0, nan) is 1.0
+    "game_of_life_halting": {"bool": lambda text: str(text).strip().lower()},  # bool("False") is True
+}
+"""What the names in the scorer of a dataset should mean."""
+
+_HARDLY_FINITE = re.compile(
+    r"(?<![a-z])(?:nan|inf|infinity)[ij]?(?![a-z])|(?<![\d_.])[\d.](?:[\d_.]*+e\+?\d[\d_]{2,}|[\d_.]{300,})",
+    re.IGNORECASE,
+)
 _HEAVIEST = 300
 _FUNCTIONS = re.compile(r"Abs|a?(?:sin|cos|tan)h?|sec|csc|cot|exp|log|ln|sqrt")
 _FUNCTION_WEIGHT = 4  # nested ones grow beyond all bounds when they are simplified
@@ -41,11 +53,14 @@ def safe_score(name: str, dataset: Any) -> Score:
     """The score, from 0 to 1, of an answer to an entry; never raises, and 0 where the dataset's own scorer does."""
     own: FunctionType = type(dataset).score_answer
     # the same code with other names around it, as the package itself must stay as it is for its other users
-    scorer = FunctionType(own.__code__, _tamed(own.__globals__), own.__name__, own.__defaults__, own.__closure__)
+    names = _tamed(own.__globals__) | _MENDED.get(name, {})
+    scorer = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
     endless = _ENDLESS.get(name)
 
     def score(answer: str, entry: Mapping[str, Any]) -> float:
         if len(answer) > LONGEST_ANSWER or (endless and endless.search(answer)):
+            return 0.0
+        if not _is_finite(answer) and _is_finite(str(entry.get("answer"))):
             return 0.0
         try:
             value = float(scorer(dataset, answer, entry))
@@ -54,6 +69,18 @@ def safe_score(name: str, dataset: Any) -> Score:
         return 0.0 if math.isnan(value) else min(max(value, 0.0), 1.0)
 
     return score
+
+
+def _is_finite(text: str) -> bool:
+    """Whether no number in a text is NaN or infinite, as 1e999 is."""
+    return all(map(_is_finite_number, _HARDLY_FINITE.findall(text)))
+
+
+def _is_finite_number(word: str) -> bool:
+    try:
+        return math.isfinite(float(word.rstrip("ijIJ")))
+    except ValueError:  # 1.2.3
+        return True
 
 
 def _tamed(names: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from asyncrollout_envs.grids import Cells
 
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 SYMBOLS = "#_O√XPS"
-ACTIONS = (1, 2, 3, 4)  # up, down, left, right
+ACTIONS = (1, 2, 3, 4)
+NAMES = ("Up", "Down", "Left", "Right")
 
 Push = tuple[int, int]
 """The cell of a box, and the action that pushes it on."""

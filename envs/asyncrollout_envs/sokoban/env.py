@@ -15,6 +15,7 @@ from asyncrollout_envs.sokoban import boards
 from asyncrollout_envs.sokoban.rooms import Room, make_room
 
 STEP, BOX_PLACED, SOLVED = -0.1, 1.0, 10.0
+_LARGEST = 64
 
 _FLOOR = grids.framed(grids.plain((222, 214, 198)), (208, 199, 181))
 _WALL = grids.framed(grids.square(grids.plain((84, 72, 66)), (116, 101, 92), inset=3), (64, 54, 50), inset=11)
@@ -62,11 +63,13 @@ class Sokoban:
         search_depth: int = 300,
         split: Split = "train",
     ) -> None:
-        if len(dim_room) != 2 or not all(type(side) is int and 4 <= side <= 64 for side in dim_room):
-            raise UsageError(f"sokoban: dim_room={dim_room!r} is not a height and a width from 4 to 64")
+        if not isinstance(dim_room, tuple | list) or len(dim_room) != 2:
+            raise UsageError(f"sokoban: dim_room={dim_room!r} is not a height and a width, such as (6, 6)")
+        height, width = dim_room
+        check_whole("sokoban", least=4, most=_LARGEST, **{"dim_room[0]": height, "dim_room[1]": width})
         check_whole("sokoban", num_boxes=num_boxes, max_steps=max_steps, search_depth=search_depth)
         check_split("sokoban", split)
-        self.dim_room = (dim_room[0], dim_room[1])
+        self.dim_room = int(height), int(width)
         self.num_boxes, self.max_steps, self.search_depth, self.split = num_boxes, max_steps, search_depth, split
         self.steps = 0
         self.player, self.boxes = 0, 0
@@ -112,8 +115,7 @@ class Sokoban:
         return self.cells, {}
 
     def step(self, action: int) -> tuple[Cells, float, bool, bool, dict[str, Any]]:
-        if action not in boards.ACTIONS:
-            raise ValueError(f"action {action!r} is not one of 1 (up), 2 (down), 3 (left), 4 (right)")
+        action = grids.check_action(action, boards.NAMES)
         self.steps += 1
         placed = (self.boxes & self.room.board.targets).bit_count()
         before = self.player

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncrollout.errors import UsageError
-from asyncrollout_envs.seeding import generator
+from asyncrollout_envs.seeding import PARTS, generator, split_by_content
 from asyncrollout_envs.sokoban.boards import ACTIONS, Board, Push, bits, shifted
 
-_TRIES = 200
+_TRIES = 100
 _MOST_STATES = 500  # of one reverse play: a few milliseconds
 _TURN = 0.35
 _BRUSHES = (  # the cells around the walker that become floor
@@ -49,10 +49,19 @@ class _Pulled:
 def make_room(
     seed: int, split: str, *, dim_room: tuple[int, int], num_boxes: int, search_depth: int, max_moves: int
 ) -> Room:
-    """The room of a seed, always the same one; members of a group, who share it, find it made."""
+    """The room of a seed, always the same one; members of a group, who share it, find it made.
+
+    The shape of its floor says which split a room is for, so that no two splits share one.
+    """
     rng = generator(seed, split)
-    for _ in range(_TRIES):
+    tries = 0
+    for _ in range(_TRIES * len(PARTS)):
         floor = _dig(rng, *dim_room)
+        if split_by_content((dim_room, floor)) != split:
+            continue
+        tries += 1
+        if tries > _TRIES:
+            break
         cells = list(bits(floor))
         if len(cells) > num_boxes:
             targets = sorted(int(at) for at in rng.choice(cells, size=num_boxes, replace=False))
@@ -61,8 +70,8 @@ def make_room(
             if room is not None:
                 return room
     raise UsageError(
-        f"sokoban: no room was found with dim_room={dim_room}, num_boxes={num_boxes}, search_depth={search_depth}, "
-        f"max_steps={max_moves}: give fewer boxes, or more room, depth or steps"
+        f"sokoban: no room was found for split={split!r} with dim_room={dim_room}, num_boxes={num_boxes}, "
+        f"search_depth={search_depth}, max_steps={max_moves}: give fewer boxes, or more room, depth or steps"
     )
 
 

@@ -1,19 +1,12 @@
 """Sokoban in words."""
 
-from asyncrollout.replies import read_choice, turn_format
-from asyncrollout.types import Parsed, TextOptions
-from asyncrollout_envs import grids
-from asyncrollout_envs.grids import Cells
-from asyncrollout_envs.sokoban.boards import ACTIONS, SYMBOLS
+from asyncrollout.replies import turn_format
+from asyncrollout.types import TextOptions
+from asyncrollout_envs.grids import GridText
+from asyncrollout_envs.sokoban.boards import ACTIONS, NAMES, SYMBOLS
 from asyncrollout_envs.sokoban.env import Sokoban
 from asyncrollout_envs.sokoban.rooms import Room
 from asyncrollout_envs.sokoban.solver import solve
-
-NAMES = ("Up", "Down", "Left", "Right")
-_CHOICES = {
-    **{name.lower(): action for name, action in zip(NAMES, ACTIONS, strict=True)},
-    **{str(action): action for action in ACTIONS},
-}
 
 _RULES = """\
 You are solving a Sokoban puzzle. You are the player, and must push every box onto a target.
@@ -26,34 +19,18 @@ Each action costs 0.1. A box on a target gains 1, a box off it loses 1, the last
 Your actions are: Up, Down, Left, Right."""
 
 
-class SokobanText:
-    """Grids of symbols in, names of directions out; an expert follows the room's own solution, or searches."""
+class SokobanText(GridText[Sokoban]):
+    """The expert follows the room's own solution, or searches."""
 
-    default_action = ACTIONS[0]
+    symbols, names = SYMBOLS, NAMES
 
     def __init__(self, env: Sokoban, options: TextOptions) -> None:
-        self._env = env
-        self._options = options
+        super().__init__(env, options)
         self._plans: dict[tuple[Room, int, int], list[int]] = {}  # the moves to come, in each state on the way
-
-    @staticmethod
-    def project(reply: str, options: TextOptions) -> Parsed:
-        return read_choice(reply, options, _CHOICES)
-
-    def parse(self, reply: str) -> Parsed:
-        return self.project(reply, self._options)
-
-    def describe(self, observation: Cells) -> str:
-        return grids.to_text(observation, SYMBOLS)
+        self._lost: tuple[Room, int] | None = None  # the room and the boxes that no solution was found for
 
     def system_prompt(self) -> str:
         return f"{_RULES}\n\n{turn_format(self._options, 'Right')}"
-
-    def anchor(self) -> str:
-        return grids.to_text(self._env.cells, SYMBOLS)
-
-    def tell(self, action: int) -> str:
-        return NAMES[action - 1]
 
     def solve(self) -> str:
         moves = self._moves_to_come()[: self._options.max_actions_per_turn]
@@ -65,7 +42,12 @@ class SokobanText:
         room, player, boxes = env.room, env.player, env.boxes
         if (room, player, boxes) not in self._plans:
             at_start = (player, boxes) == (room.player, room.boxes)
-            moves = (at_start and list(room.solution)) or solve(room.board, player, boxes) or self._any_move()
+            moves = list(room.solution) if at_start else []
+            if not moves and self._lost != (room, boxes):
+                moves = solve(room.board, player, boxes) or []
+            if not moves:
+                self._lost = room, boxes
+                moves = self._any_move()
             self._plans = {}
             for at, move in enumerate(moves):
                 self._plans[room, player, boxes] = moves[at:]

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from asyncrollout_envs.webshop.catalogue import Catalogue, Source, fill, is_complete
 
 _CHECKED = 64 * 2**20  # bytes; what is larger takes too long to read at every start
+_PREFIX, _PARTIAL = "webshop-", ".partial"
 _CODE = ("catalogue.py", "generate.py", "original.py", "words.py")
 
 _lock = threading.Lock()
@@ -23,7 +24,7 @@ _open: WeakValueDictionary[str, Catalogue] = WeakValueDictionary()
 
 def open_catalogue(source: Source) -> Catalogue:
     """The process's one catalogue of a source; built, and kept in the cache directory, the first time ever."""
-    name = f"webshop-{_digest(_code(), source.key().encode())}.sqlite"
+    name = _file_name(source)
     with _lock:
         catalogue = _open.get(name)
         if catalogue is None:
@@ -31,13 +32,23 @@ def open_catalogue(source: Source) -> Catalogue:
         return catalogue
 
 
+def keep_catalogue(source: Source) -> Path:
+    """The file in the cache directory, built if there is none; OSError or sqlite3.OperationalError if it cannot be."""
+    path = cache_directory() / _file_name(source)
+    connection = _open_file(path) or _build(path, source)
+    if connection is None:
+        raise OSError(f"{path} was written, but cannot be read")
+    connection.close()
+    return path
+
+
 def cache_directory() -> Path:
     """`$ASYNCROLLOUT_CACHE`, else `asyncrollout` in the user's cache directory."""
-    if chosen := os.environ.get("ASYNCROLLOUT_CACHE"):
-        return Path(chosen).absolute()
-    if users := os.environ.get("XDG_CACHE_HOME"):
-        return Path(users).absolute() / "asyncrollout"
     try:
+        if chosen := os.environ.get("ASYNCROLLOUT_CACHE"):
+            return Path(chosen).expanduser().absolute()
+        if users := os.environ.get("XDG_CACHE_HOME"):
+            return Path(users).absolute() / "asyncrollout"
         return Path.home() / ".cache" / "asyncrollout"
     except RuntimeError as error:
         raise FileNotFoundError("the user has no home directory") from error
@@ -83,11 +94,14 @@ def _is_whole(connection: sqlite3.Connection) -> bool:
 def _build(path: Path, source: Source) -> sqlite3.Connection | None:
     """Make the file, unless another process does, and open it; a rename puts it in its place at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path.parent):
+    with _alone(path.parent) as alone:
         connection = _open_file(path)
         if connection is not None:
             return connection
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        if alone:  # whoever began one of these was killed
+            for left in path.parent.glob(f"{_PREFIX}*{_PARTIAL}"):
+                left.unlink(missing_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_PREFIX, suffix=_PARTIAL)
         os.close(descriptor)
         own = Path(name)
         try:
@@ -100,15 +114,21 @@ def _build(path: Path, source: Source) -> sqlite3.Connection | None:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """One process after another, as a large catalogue takes minutes and gigabytes to build."""
+def _alone(directory: Path) -> Iterator[bool]:
+    """One process after another, as a large catalogue takes minutes and gigabytes to build; tells whether it is so."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
+        locked = False
         with suppress(OSError):  # some network file systems know no locks; each process then builds its own
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+            locked = True
+        yield locked
     finally:
         os.close(descriptor)
+
+
+def _file_name(source: Source) -> str:
+    return f"{_PREFIX}{_digest(_code(), source.key().encode())}.sqlite"
 
 
 @cache

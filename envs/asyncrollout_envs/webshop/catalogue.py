@@ -132,8 +132,8 @@ class Catalogue:
         ((content,),) = self._rows(query, key)
         return bytes(content)
 
-    def _count(self, query: str, *values: Any) -> int:
-        ((count,),) = self._rows(query, *values)
+    def _count(self, query: str) -> int:
+        ((count,),) = self._rows(query)
         return int(count)
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from asyncrollout.errors import UsageError
 from asyncrollout_envs.datafiles import choose_row
-from asyncrollout_envs.kwargs import check_one_of, check_whole
+from asyncrollout_envs.kwargs import check_bool, check_one_of, check_whole
 from asyncrollout_envs.seeding import Split, check_split
 from asyncrollout_envs.webshop.cache import open_catalogue
 from asyncrollout_envs.webshop.catalogue import Catalogue, Goal, Source
@@ -43,15 +43,17 @@ class WebShop:
         check_split("webshop", split)
         check_whole("webshop", max_steps=max_steps)
         check_one_of("webshop", "reward", reward, ("score", "binary"))
+        check_bool("webshop", human_goals=human_goals)
         if data_path is not None and not isinstance(data_path, str | os.PathLike):
             raise UsageError(f"webshop: data_path={data_path!r} is not a path")
-        if type(human_goals) is not bool:
-            raise UsageError(f"webshop: human_goals={human_goals!r} is not one of True, False")
         source: Source = Generated() if data_path is None else Original(data_path, human_goals=human_goals)
         self._catalogue: Catalogue | None = open_catalogue(source)
         self._goals = split_range(split, self._catalogue.goals)
         if not self._goals:
-            raise UsageError(f"webshop: split={split!r} has no goals, as there are {self._catalogue.goals} in all")
+            raise UsageError(
+                f"webshop: data_path={str(data_path)!r} has {self._catalogue.goals} goals in all, and none for "
+                f"split={split!r}"
+            )
         self._split = split
         self._max_steps = max_steps
         self._binary = reward == "binary"

@@ -1,6 +1,7 @@
 """What makes the shop playable by a language model, and an expert customer."""
 
 import re
+from functools import cache
 
 from asyncrollout import replies
 from asyncrollout.types import Parsed, TextOptions
@@ -19,7 +20,8 @@ from asyncrollout_envs.webshop.pages import (
 )
 from asyncrollout_envs.webshop.reward import options_match
 
-_WHOLE = re.compile(r"\b(?:search|click) ?\[[^\[\]\n]+\]", re.IGNORECASE)
+_BEGUN = re.compile(r"\b(?:search|click) ?\[", re.IGNORECASE)
+_WHOLE = re.compile(_BEGUN.pattern + r"[^\[\]\n]+\]", re.IGNORECASE)
 _WORD = re.compile(r"[^\W_]+")
 _BUTTONS = {"buy": BUY, "back": BACK_TO_SEARCH, "next": NEXT, "prev": PREV} | {
     button: button for button in (BUY, BACK_TO_SEARCH, NEXT, PREV)
@@ -51,10 +53,14 @@ class WebShopText:
 
     @staticmethod
     def project(reply: str, options: TextOptions) -> Parsed:
-        def read(text: str) -> str | None:
-            return _read(text) or (None if options.strict else _read_only(text))
+        @cache
+        def is_tagged() -> bool:
+            return replies.find_answer(reply).tagged
 
-        return replies.read_reply(reply, options, read, _find_last)
+        def read(text: str) -> str | None:
+            return _read(text) or (None if options.strict or not is_tagged() else _find_only(text))
+
+        return replies.read_reply(reply, options, read, _find_only)
 
     def describe(self, observation: str) -> str:
         actions = self._env.available_actions()
@@ -131,15 +137,11 @@ def _read(text: str) -> str | None:
     return f"click[{button}]" if button else None
 
 
-def _read_only(text: str) -> str | None:
-    """The action that is all that words around it can mean."""
-    found = set(_WHOLE.findall(text))
-    return _read(found.pop()) if len(found) == 1 else None
-
-
-def _find_last(text: str) -> str | None:
+def _find_only(text: str) -> str | None:
+    """The action that is all that words around it can mean: no other one is named, or begun, among them."""
     found = _WHOLE.findall(text)
-    return found[-1] if found else None
+    actions = {*map(_read, {*found})}
+    return actions.pop() if len(actions) == 1 and len(found) == len(_BEGUN.findall(text)) else None
 
 
 def _searchable(text: str) -> str:
