@@ -20,22 +20,31 @@ _MODULES = {
         "EnvTimeout",
         "MissingExtraError",
         "PoolError",
+        "ProviderError",
         "RolloutError",
         "UnknownEnvError",
         "UsageError",
     ],
+    "asyncrollout.policies.batched": ["BatchedPolicy"],
+    "asyncrollout.policies.compose": ["cached", "fallback", "limited"],
+    "asyncrollout.policies.embedded": ["RandomPolicy", "RecordedPolicy", "ScriptedPolicy", "SolverPolicy"],
     "asyncrollout.pool.handle": ["EnvHandle"],
     "asyncrollout.pool.pool": ["EnvPool"],
     "asyncrollout.projections": ["create_projection_function"],
-    "asyncrollout.protocols": ["Env", "Snapshots", "TextInterface"],
+    "asyncrollout.protocols": ["Env", "Policy", "Snapshots", "TextInterface"],
     "asyncrollout.registry": ["EnvSpec", "env_names", "find_env", "register_env"],
     "asyncrollout.types": [
         "Durations",
+        "Generation",
         "Observation",
         "Outcome",
         "Parsed",
         "PoolStats",
+        "Request",
+        "Sampling",
         "TextOptions",
+        "Timings",
+        "Usage",
         "WorkerStats",
     ],
 }
@@ -56,13 +65,23 @@ if TYPE_CHECKING:
     from asyncrollout.errors import EnvTimeout as EnvTimeout
     from asyncrollout.errors import MissingExtraError as MissingExtraError
     from asyncrollout.errors import PoolError as PoolError
+    from asyncrollout.errors import ProviderError as ProviderError
     from asyncrollout.errors import RolloutError as RolloutError
     from asyncrollout.errors import UnknownEnvError as UnknownEnvError
     from asyncrollout.errors import UsageError as UsageError
+    from asyncrollout.policies.batched import BatchedPolicy as BatchedPolicy
+    from asyncrollout.policies.compose import cached as cached
+    from asyncrollout.policies.compose import fallback as fallback
+    from asyncrollout.policies.compose import limited as limited
+    from asyncrollout.policies.embedded import RandomPolicy as RandomPolicy
+    from asyncrollout.policies.embedded import RecordedPolicy as RecordedPolicy
+    from asyncrollout.policies.embedded import ScriptedPolicy as ScriptedPolicy
+    from asyncrollout.policies.embedded import SolverPolicy as SolverPolicy
     from asyncrollout.pool.handle import EnvHandle as EnvHandle
     from asyncrollout.pool.pool import EnvPool as EnvPool
     from asyncrollout.projections import create_projection_function as create_projection_function
     from asyncrollout.protocols import Env as Env
+    from asyncrollout.protocols import Policy as Policy
     from asyncrollout.protocols import Snapshots as Snapshots
     from asyncrollout.protocols import TextInterface as TextInterface
     from asyncrollout.registry import EnvSpec as EnvSpec
@@ -70,11 +89,16 @@ if TYPE_CHECKING:
     from asyncrollout.registry import find_env as find_env
     from asyncrollout.registry import register_env as register_env
     from asyncrollout.types import Durations as Durations
+    from asyncrollout.types import Generation as Generation
     from asyncrollout.types import Observation as Observation
     from asyncrollout.types import Outcome as Outcome
     from asyncrollout.types import Parsed as Parsed
     from asyncrollout.types import PoolStats as PoolStats
+    from asyncrollout.types import Request as Request
+    from asyncrollout.types import Sampling as Sampling
     from asyncrollout.types import TextOptions as TextOptions
+    from asyncrollout.types import Timings as Timings
+    from asyncrollout.types import Usage as Usage
     from asyncrollout.types import WorkerStats as WorkerStats
 
 

@@ -48,6 +48,10 @@ class EnvDiverged(EnvError):
     """An environment, played again from its seed and actions, did not do the same."""
 
 
+class ProviderError(RolloutError):
+    """A policy gave no answer: its server or model failed, or what came back makes no sense."""
+
+
 class PoolError(RolloutError):
     """The pool itself cannot go on."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from asyncrollout.types import Observation, Parsed
+from asyncrollout.types import Generation, Observation, Parsed, Request
 
 
 @runtime_checkable
@@ -28,6 +28,13 @@ class Snapshots(Protocol):
     def snapshot(self) -> bytes: ...
 
     def restore(self, state: bytes) -> None: ...
+
+
+class Policy(Protocol):
+    """What answers a request."""
+
+    async def generate(self, request: Request) -> Generation:
+        """The reply; a failure is a `ProviderError`, and cancellation passes."""
 
 
 class TextInterface(Protocol):

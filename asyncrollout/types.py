@@ -95,3 +95,68 @@ class PoolStats(msgspec.Struct, frozen=True):
     restored: int
     moved: int
     seconds: Durations
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to sample; None leaves it to the server. `extra` goes into the body of the request as it is."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    extra: dict[str, Any] = {}
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a policy is asked: messages (text, and pictures as arrays or data URLs), or the ids of a prompt's tokens.
+
+    `session` names the episode and `turn` its turn. `data` is the raw observation, for policies that read no text.
+    `expert` is an expert's reply, which only `SolverPolicy` reads and no server ever sees. `seconds` is how long the
+    whole call may take.
+    """
+
+    messages: list[dict[str, Any]] = []
+    prompt_ids: list[int] | None = None
+    sampling: Sampling = Sampling()
+    session: str = ""
+    turn: int = 0
+    seconds: float | None = None
+    data: Any = None
+    expert: str | None = None
+
+
+FinishReason = Literal["stop", "length", "abort", "tool_calls"]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens, as the server counted them."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Seconds: until the call was let through, until the first byte came, all in all; and how often it was tried."""
+
+    queue: float = 0.0
+    first_byte: float = 0.0
+    total: float = 0.0
+    attempts: int = 1
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A policy's reply. Token ids and logprobs are as long as each other, or None where there are none."""
+
+    text: str
+    finish_reason: FinishReason = "stop"
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    prompt_ids: list[int] | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] = []
+    action: Any = None
+    usage: Usage = Usage()
+    version: int = 0
+    timings: Timings = Timings()

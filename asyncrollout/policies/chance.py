@@ -1,0 +1,13 @@
+"""Randomness that depends on who asks, and never on when."""
+
+import hashlib
+
+import numpy as np
+
+from asyncrollout.types import Request
+
+
+def generator_for(seed: int, request: Request) -> np.random.Generator:
+    """The generator of one turn of one session."""
+    session = int.from_bytes(hashlib.blake2b(request.session.encode(), digest_size=8).digest())
+    return np.random.default_rng((seed, session, request.turn))

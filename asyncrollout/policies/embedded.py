@@ -1,0 +1,114 @@
+"""Policies without a model, for tests, demos and offline runs: the same replies in whatever order they are asked."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import numpy as np
+
+from asyncrollout.errors import ProviderError, UsageError
+from asyncrollout.policies.chance import generator_for
+from asyncrollout.types import Generation, Request, Timings
+
+Reply = str | Generation
+Script = Sequence[str] | Callable[[Request], Reply | Awaitable[Reply]]
+
+_UNSURE = "I am not sure what to do."
+
+
+class ScriptedPolicy:
+    """Replies from a list, one for each turn and then from its start again, or from a function of the request."""
+
+    def __init__(self, reply: Script) -> None:
+        if isinstance(reply, str) or (not callable(reply) and not reply):
+            raise UsageError(
+                f"ScriptedPolicy takes a list of replies, or a function of the request, not {reply!r:.100}"
+            )
+        self._reply = reply
+        self._asked = 0
+
+    async def generate(self, request: Request) -> Generation:
+        if not callable(self._reply):
+            # Without a session nobody counts turns, so that the replies go in the order of the calls.
+            turn = request.turn if request.session else self._asked
+            self._asked += 1
+            return Generation(self._reply[turn % len(self._reply)])
+        reply = self._reply(request)
+        if inspect.isawaitable(reply):
+            reply = await reply
+        return reply if isinstance(reply, Generation) else Generation(reply)
+
+
+class RandomPolicy:
+    """One of the given actions, each as likely; texts come as an answer in tags, all else as the action itself."""
+
+    def __init__(self, actions: Sequence[Any], *, seed: int = 0) -> None:
+        if isinstance(actions, str) or not len(actions):
+            raise UsageError(f"RandomPolicy takes a list of actions, not {actions!r:.100}")
+        self._actions = actions
+        self._seed = seed
+
+    async def generate(self, request: Request) -> Generation:
+        action = self._actions[int(generator_for(self._seed, request).integers(len(self._actions)))]
+        if isinstance(action, str):
+            return Generation(f"<answer>{action}</answer>")
+        return Generation("", action=action)
+
+
+class SolverPolicy:
+    """An env's own expert (open it with `expert=True`), who errs and takes time.
+
+    A mistake is a reply without an action, or part of the actions. `latency` is the mean of an exponential
+    distribution, in seconds, or a pair (least, most).
+    """
+
+    def __init__(self, error_rate: float = 0.0, latency: float | tuple[float, float] = 0.0, *, seed: int = 0) -> None:
+        if not 0 <= error_rate <= 1:
+            raise UsageError(f"SolverPolicy: error_rate={error_rate!r} is not a number from 0 to 1")
+        least, most = latency if isinstance(latency, tuple | list) else (0.0, latency)
+        if not 0 <= least <= most:
+            raise UsageError(f"SolverPolicy: latency={latency!r} is neither a time in seconds nor a pair (least, most)")
+        self._error_rate = error_rate
+        self._latency = latency
+        self._seed = seed
+
+    async def generate(self, request: Request) -> Generation:
+        if request.expert is None:
+            raise UsageError("SolverPolicy plays Request.expert, and there is none: open the env with expert=True")
+        rng = generator_for(self._seed, request)
+        seconds = self._draw_latency(rng)
+        errs = rng.random() < self._error_rate
+        text = _mistaken(request.expert, rng) if errs else request.expert
+        await anyio.sleep(seconds)
+        return Generation(text, timings=Timings(first_byte=seconds, total=seconds))
+
+    def _draw_latency(self, rng: np.random.Generator) -> float:
+        if isinstance(self._latency, tuple | list):
+            return float(rng.uniform(*self._latency))
+        return float(rng.exponential(self._latency)) if self._latency else 0.0
+
+
+class RecordedPolicy:
+    """Gives again what was generated before, by session and turn."""
+
+    def __init__(self, recorded: Mapping[tuple[str, int], Generation]) -> None:
+        self._recorded = dict(recorded)
+
+    async def generate(self, request: Request) -> Generation:
+        try:
+            return self._recorded[request.session, request.turn]
+        except KeyError:
+            known = sum(session == request.session for session, _ in self._recorded)
+            raise ProviderError(
+                f"nothing was recorded for turn {request.turn} of session {request.session!r}, which has {known} turns"
+            ) from None
+
+
+def _mistaken(expert: str, rng: np.random.Generator) -> str:
+    """A reply as a worse player might give: the last of several actions alone, or none."""
+    thought, tag, answer = expert.rpartition("<answer>")
+    actions = answer.removesuffix("</answer>").split("||")
+    if not tag or len(actions) == 1 or rng.random() < 0.5:
+        return _UNSURE
+    return f"{thought}<answer>{actions[-1].strip()}</answer>"
