@@ -28,6 +28,7 @@ _MODULES = {
     "asyncrollout.policies.batched": ["BatchedPolicy"],
     "asyncrollout.policies.compose": ["cached", "fallback", "limited"],
     "asyncrollout.policies.embedded": ["RandomPolicy", "RecordedPolicy", "ScriptedPolicy", "SolverPolicy"],
+    "asyncrollout.policies.openai": ["OpenAIPolicy"],
     "asyncrollout.pool.handle": ["EnvHandle"],
     "asyncrollout.pool.pool": ["EnvPool"],
     "asyncrollout.projections": ["create_projection_function"],
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from asyncrollout.policies.embedded import RecordedPolicy as RecordedPolicy
     from asyncrollout.policies.embedded import ScriptedPolicy as ScriptedPolicy
     from asyncrollout.policies.embedded import SolverPolicy as SolverPolicy
+    from asyncrollout.policies.openai import OpenAIPolicy as OpenAIPolicy
     from asyncrollout.pool.handle import EnvHandle as EnvHandle
     from asyncrollout.pool.pool import EnvPool as EnvPool
     from asyncrollout.projections import create_projection_function as create_projection_function

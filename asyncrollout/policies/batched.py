@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -53,12 +52,12 @@ class BatchedPolicy:
         self._open = True
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._open = False
         self._send.close()
-        return await self._group.__aexit__(kind, error, trace)
+        if kind is not None:
+            self._group.cancel_scope.cancel()
+        await self._group.__aexit__(None, None, None)  # an error of the body passes as it is
 
     async def generate(self, request: Request) -> Generation:
         if not self._open:

@@ -1,0 +1,107 @@
+"""One server: how many calls it gets at a time, whether it is up, and a call to it."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import aiohttp
+import anyio
+
+from asyncrollout.policies.limits import Limit
+
+MOST_BYTES = 64 * 2**20
+"""The largest answer that is read."""
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+    first_byte: float
+
+
+class Endpoint:
+    """Use `async with endpoint.slot():` around each call."""
+
+    def __init__(self, base_url: str, limit: Limit) -> None:
+        self.url = base_url.rstrip("/")
+        self.root = self.url.removesuffix("/v1")
+        self.limit = limit
+        self.up = True
+        self.in_flight = 0
+        self.failures = 0
+        self._waiting: deque[anyio.Event] = deque()
+
+    @property
+    def load(self) -> int:
+        return self.in_flight + len(self._waiting)
+
+    def slot(self) -> "_Slot":
+        return _Slot(self)
+
+    async def enter(self) -> None:
+        """Wait for a place, and until the server wants calls again."""
+        if self.in_flight >= self.limit.now or self._waiting:
+            await self._wait_for_turn()
+        else:
+            self.in_flight += 1
+        wait = self.limit.not_before - time.monotonic()
+        if wait > 0:
+            waited = False
+            try:
+                await anyio.sleep(wait)
+                waited = True
+            finally:
+                if not waited:
+                    self.leave()
+
+    async def _wait_for_turn(self) -> None:
+        turn = anyio.Event()
+        self._waiting.append(turn)
+        came = False
+        try:
+            await turn.wait()
+            came = True
+        finally:
+            if turn.is_set() and not came:
+                self.leave()  # whoever woke us had counted us in
+            elif not came:
+                self._waiting.remove(turn)
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        while self._waiting and self.in_flight < self.limit.now:
+            self.in_flight += 1
+            self._waiting.popleft().set()
+
+    async def post(self, client: aiohttp.ClientSession, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """A call; cancelled, it hangs up."""
+        async with client.post(f"{self.url}{path}", data=body, headers=headers) as response:
+            first_byte = time.monotonic()
+            return Answer(response.status, response.headers, await _read(response), first_byte)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    chunks, size = [], 0
+    async for chunk in response.content.iter_any():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MOST_BYTES:
+            raise aiohttp.ClientPayloadError(f"an answer of more than {MOST_BYTES} bytes")
+    return b"".join(chunks)
+
+
+class _Slot:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def __aenter__(self) -> Self:
+        await self._endpoint.enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._endpoint.leave()

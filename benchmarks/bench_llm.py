@@ -1,0 +1,139 @@
+"""What a call to an LLM server costs its client: CPU per call, side by side, against the same server on loopback.
+
+    python benchmarks/bench_llm.py [--in-flight 64 512 2000] [--json]
+
+The server runs in a process of its own and answers after 50 ms. Rivals: the openai package (`pip install openai`), and
+a bare aiohttp client that only posts and decodes.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import aiohttp
+import anyio
+import msgspec
+import uvloop
+
+try:
+    import openai
+except ImportError:
+    openai = None
+
+from asyncrollout import OpenAIPolicy, Request, Sampling
+from benchmarks.tables import aligned
+
+LATENCY = 0.05
+ROUNDS = 3
+CALLS_PER_PLACE = 4
+MESSAGES = [{"role": "system", "content": "You are at a lake. " * 20}, {"role": "user", "content": "Where do you go?"}]
+BODY = {"model": "m", "messages": MESSAGES, "max_tokens": 32, "logprobs": True}
+
+Call = Callable[[], Awaitable[Any]]
+
+
+class Row(NamedTuple):
+    in_flight: int
+    client: str
+    cpu_ms: float  # per call
+    calls_per_second: float
+
+
+@contextmanager
+def server() -> Any:
+    script = Path(__file__).resolve().parent.parent / "tests" / "llm_server.py"
+    command = [sys.executable, str(script), "--port", "0", "--kind", "openai", "--latency", str(LATENCY)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+
+
+async def spend(call: Call, in_flight: int) -> tuple[float, float]:
+    """CPU seconds and seconds for each call, with so many at a time."""
+    calls = in_flight * CALLS_PER_PLACE
+    left = iter(range(calls))
+
+    async def place() -> None:
+        for _ in left:
+            await call()
+
+    began, cpu = time.perf_counter(), time.process_time()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(in_flight):
+            tasks.start_soon(place)
+    return (time.process_time() - cpu) / calls, (time.perf_counter() - began) / calls
+
+
+async def clients(url: str, in_flight: int, stack: AsyncExitStack) -> dict[str, Call]:
+    policy = await stack.enter_async_context(OpenAIPolicy(url, "m", api_key="x", concurrency=in_flight, kind="openai"))
+    request = Request(MESSAGES, sampling=Sampling(max_tokens=32))
+    session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+    body = msgspec.json.encode(BODY)
+    headers = {"Content-Type": "application/json"}
+
+    async def bare() -> Any:
+        async with session.post(f"{url}/chat/completions", data=body, headers=headers) as response:
+            return msgspec.json.decode(await response.read())
+
+    found: dict[str, Call] = {"asyncrollout": lambda: policy.generate(request), "bare aiohttp": bare}
+    if openai is None:
+        print("openai is not installed, and left out: pip install openai", file=sys.stderr)
+        return found
+    sdk = await stack.enter_async_context(openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0, timeout=600))
+    sdk_options: Any = {"model": "m", "messages": MESSAGES, "max_tokens": 32, "logprobs": True}
+    found["openai"] = lambda: sdk.chat.completions.create(**sdk_options)
+    return found
+
+
+async def measure(url: str, in_flight: int) -> list[Row]:
+    async with AsyncExitStack() as stack:
+        calls = await clients(url, in_flight, stack)
+        spent: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+        for _ in range(ROUNDS):
+            for name, call in calls.items():
+                print(f"{in_flight} in flight, {name} ...", file=sys.stderr, flush=True)
+                spent[name].append(await spend(call, in_flight))
+    return [
+        Row(
+            in_flight,
+            name,
+            statistics.median(cpu for cpu, _ in times) * 1e3,
+            1 / statistics.median(wall for _, wall in times),
+        )
+        for name, times in spent.items()
+    ]
+
+
+def cells(row: Row, ours: float) -> tuple[str, ...]:
+    ratio = f"{row.cpu_ms / ours:.2f}x"
+    return str(row.in_flight), row.client, f"{row.cpu_ms:.3f}", ratio, f"{row.calls_per_second:,.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--in-flight", nargs="+", type=int, default=[64, 512, 2000], metavar="N")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
+    options = parser.parse_args()
+    with server() as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        rows = [row for in_flight in options.in_flight for row in runner.run(measure(url, in_flight))]
+    if options.json:
+        print("\n".join(json.dumps(row._asdict()) for row in rows))
+        return
+    ours = {row.in_flight: row.cpu_ms for row in rows if row.client == "asyncrollout"}
+    head = ("in flight", "client", "CPU ms per call", "of ours", "calls/s")
+    print(aligned([head, *(cells(row, ours[row.in_flight]) for row in rows)]))
+
+
+if __name__ == "__main__":
+    main()

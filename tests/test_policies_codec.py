@@ -1,0 +1,203 @@
+"""The OpenAI protocol: what is sent, and that nothing malformed is taken for an answer."""
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrollout import Generation, ProviderError, Request, Sampling, Usage, UsageError
+from asyncrollout.policies.codec import Mode, ServerKind, decode, encode, refusal
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def sent(
+    request: Request | None = None, mode: Mode = "chat", kind: ServerKind = "openai", *, logprobs: bool = True
+) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(encode(request or Request(HELLO), "m", mode, kind, logprobs=logprobs))
+    return body
+
+
+def answer(**fields: Any) -> dict[str, Any]:
+    """A good answer, but for the fields given."""
+    choice = {
+        "message": {"role": "assistant", "content": "Hi there"},
+        "finish_reason": "stop",
+        "logprobs": {"content": [{"token": "Hi", "logprob": -0.5}, {"token": " there", "logprob": -0.25}]},
+        **fields,
+    }
+    return {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+
+
+def read(content: Any, *, logprobs: bool = True) -> Generation:
+    return decode(content if isinstance(content, bytes) else json.dumps(content).encode(), logprobs=logprobs)
+
+
+def test_body_of_a_chat() -> None:
+    assert sent() == {"model": "m", "messages": HELLO, "logprobs": True}
+    assert sent(logprobs=False) == {"model": "m", "messages": HELLO}
+
+
+def test_sampling_is_sent_as_far_as_it_is_given() -> None:
+    sampling = Sampling(
+        temperature=0.0, top_p=0.9, max_tokens=7, stop=("a", "b"), seed=3, extra={"min_p": 0.1, "seed": 4}
+    )
+    assert sent(Request(HELLO, sampling=sampling), logprobs=False) == {
+        "model": "m",
+        "messages": HELLO,
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "max_tokens": 7,
+        "stop": ["a", "b"],
+        "seed": 4,
+        "min_p": 0.1,
+    }
+
+
+def test_expert_session_and_data_are_never_sent() -> None:
+    request = Request(HELLO, session="secret-session", turn=3, expert="secret-expert", data="secret-data")
+    assert "secret" not in json.dumps(sent(request))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("openai", {}),
+        ("vllm", {"return_token_ids": True}),
+        ("sglang", {"return_token_ids": True, "return_prompt_token_ids": True}),
+        ("llamacpp", {"stream": True, "stream_options": {"include_usage": True}}),
+    ],
+)
+def test_fields_that_only_some_servers_know(kind: ServerKind, fields: dict[str, Any]) -> None:
+    assert sent(kind=kind) == {"model": "m", "messages": HELLO, "logprobs": True, **fields}
+
+
+def test_prompt_of_a_completion() -> None:
+    assert sent(Request(prompt_ids=[1, 2]), "completions") == {"model": "m", "prompt": [1, 2], "logprobs": 1}
+    assert sent(Request(HELLO), "completions")["prompt"] == "Hello"
+    with pytest.raises(UsageError, match="prompt_ids"):
+        sent(Request(HELLO * 2), "completions")
+
+
+@pytest.mark.parametrize("wrap", [lambda picture: picture, lambda picture: {"type": "image", "image": picture}])
+def test_pictures_are_sent_as_png(wrap: Any) -> None:
+    picture = np.zeros((4, 6, 3), np.uint8)
+    message = {"role": "user", "content": ["What is it?", wrap(picture), {"type": "text", "text": "Say."}]}
+    text, image, last = sent(Request([message]))["messages"][0]["content"]
+    assert text == {"type": "text", "text": "What is it?"}
+    assert image["type"] == "image_url"
+    assert image["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgo")
+    assert last == {"type": "text", "text": "Say."}
+
+
+def test_answer_of_a_chat() -> None:
+    assert read(answer()) == Generation("Hi there", logprobs=[-0.5, -0.25], usage=Usage(3, 2))
+
+
+def test_token_ids_of_each_kind_of_server() -> None:
+    vllm = {**answer(token_ids=[5, 6]), "prompt_token_ids": [1, 2, 3]}
+    assert (read(vllm).token_ids, read(vllm).prompt_ids) == ([5, 6], [1, 2, 3])
+    entries = [{"token": "Hi", "logprob": -0.5, "id": 5}, {"token": " there", "logprob": -0.25, "id": 6}]
+    assert read(answer(logprobs={"content": entries})).token_ids == [5, 6]
+
+
+def test_answer_of_a_completion() -> None:
+    choice = {"text": "Hi", "finish_reason": "length", "logprobs": {"tokens": ["Hi"], "token_logprobs": [-0.5]}}
+    assert read({"choices": [choice]}) == Generation("Hi", "length", logprobs=[-0.5])
+
+
+def test_reasoning_and_tool_calls_are_kept() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    generation = read(answer(message=message, finish_reason="tool_calls", logprobs=None))
+    assert (generation.text, generation.reasoning, generation.tool_calls) == ("", "hm", [call])
+    assert generation.finish_reason == "tool_calls"
+
+
+def stream(*events: Any) -> bytes:
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+
+
+def part(text: str, number: int) -> dict[str, Any]:
+    entry = {"token": text, "logprob": -0.5, "id": number}
+    return {"choices": [{"delta": {"content": text}, "logprobs": {"content": [entry]}, "finish_reason": None}]}
+
+
+END = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+TOTAL = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+
+
+def test_stream_adds_up_to_an_answer() -> None:
+    whole = stream(part("Hi", 5), part(" there", 6), END, TOTAL) + b"data: [DONE]\n\n"
+    assert read(whole) == Generation("Hi there", token_ids=[5, 6], logprobs=[-0.5, -0.5], usage=Usage(3, 2))
+
+
+def test_tool_calls_of_a_stream() -> None:
+    def calls(**function: str) -> dict[str, Any]:
+        return {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": function}]}}]}
+
+    whole = stream(calls(name="f", arguments='{"a"'), calls(arguments=": 1}"), END) + b"data: [DONE]\n\n"
+    (call,) = read(whole, logprobs=False).tool_calls
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "malformed"),
+        (b"not json", "malformed"),
+        (b'{"choices": [{"message": {"con', "malformed"),
+        ({"choices": []}, "it has 0 choices"),
+        ({"choices": answer()["choices"] * 2}, "it has 2 choices"),
+        ({}, "malformed"),
+        (answer(finish_reason=None), "its finish reason is None"),
+        (answer(finish_reason="bored"), "its finish reason is 'bored'"),
+        (answer(message=None), "neither a message nor a text"),
+        (answer(message={"content": 5}), "malformed"),
+        (answer(logprobs=None), "logprobs were asked for"),
+        (answer(token_ids=[5]), "it has 1 token ids and 2 logprobs"),
+        (answer(logprobs={"content": [{"logprob": 0.5}]}), "a logprob is above 0"),
+        (answer(logprobs={"content": [{"logprob": "low"}]}), "malformed"),
+        (stream(part("Hi", 5), END), "the stream broke off"),
+        (stream(part("Hi", 5)) + b"data: {\n\ndata: [DONE]\n\n", "malformed"),
+        ({"choices": [{"text": "Hi", "finish_reason": "stop", "logprobs": {"token_logprobs": [None]}}]}, "asked for"),
+    ],
+)
+def test_malformed_answers(content: Any, why: str) -> None:
+    with pytest.raises(ProviderError, match=why) as caught:
+        read(content)
+    assert str(caught.value).startswith("malformed answer: ")
+    assert len(str(caught.value)) < 1_000
+
+
+def test_long_nonsense_is_clipped() -> None:
+    with pytest.raises(ProviderError) as caught:
+        read(b"x" * 1_000_000)
+    assert len(str(caught.value)) < 600
+
+
+@given(
+    st.binary() | st.recursive(st.none() | st.text() | st.floats() | st.integers(), st.lists).map(msgspec.json.encode)
+)
+def test_no_content_raises_anything_else(content: bytes) -> None:
+    with pytest.raises(ProviderError):
+        read(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"error": {"message": "no such model", "type": "x"}}', "no such model"),
+        (b'{"error": "busy"}', "busy"),
+        (b'{"message": "bad field"}', "bad field"),
+        (b'{"detail": [{"loc": ["body"]}]}', "[{'loc': ['body']}]"),
+        (b"<html>Bad gateway</html>", "'<html>Bad gateway</html>'"),
+        (b"", "''"),
+    ],
+)
+def test_what_a_server_says(content: bytes, said: str) -> None:
+    assert refusal(content) == said
