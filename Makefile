@@ -41,9 +41,10 @@ types: $(INSTALLED)
 layers: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache
 
-bench: $(INSTALLED)  ## the pool's table of ratios and what each env costs, in about three minutes
+bench: $(INSTALLED)  ## the tables of ratios and costs, in about four minutes
 	$(BIN)/python benchmarks/bench_pool.py
 	$(BIN)/python benchmarks/bench_envs.py
+	$(BIN)/python benchmarks/bench_llm.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

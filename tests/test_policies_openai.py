@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import numpy as np
 import pytest
 
 from asyncrollout import BatchedPolicy, ClosedError, OpenAIPolicy, ProviderError, Request, Sampling, UsageError
@@ -305,3 +307,30 @@ async def test_closed_policy_says_so() -> None:
     asked = OpenAIPolicy("http://127.0.0.1:9/v1", "m")
     with pytest.raises(ClosedError, match="async with"):
         await asked.generate(ask())
+
+
+@pytest.mark.parametrize("rounds", [20, pytest.param(200, marks=pytest.mark.slow)])
+async def test_random_cancellations_leave_a_policy_that_serves(rounds: int) -> None:
+    """Fifty calls a round, each given up after a random number of steps of the loop."""
+    rng = np.random.default_rng(5)
+
+    async def give_up(scope: anyio.CancelScope, steps: int) -> None:
+        for _ in range(steps):
+            await anyio.lowlevel.checkpoint()
+        scope.cancel()
+
+    async def one(steps: int) -> None:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(give_up, scope, steps)
+                await asked.generate(ask())
+
+    async with llm_server() as server, policy(server, concurrency=20) as asked:
+        for _ in range(rounds):
+            async with anyio.create_task_group() as tasks:
+                for steps in rng.integers(40, size=50):
+                    tasks.start_soon(one, int(steps))
+        assert asked.endpoints[0].load == 0
+        answers = await ask_all(asked, [ask(str(number)) for number in range(50)])
+        assert [answer.text for answer in answers] == [f"reply to {number}" for number in range(50)]
+        await server.until(lambda: server.in_flight == 0)

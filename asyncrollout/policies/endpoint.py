@@ -3,8 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import aiohttp
 import anyio
@@ -23,7 +22,7 @@ class Answer(NamedTuple):
 
 
 class Endpoint:
-    """Use `async with endpoint.slot():` around each call."""
+    """A call is made between `enter` and `leave`."""
 
     def __init__(self, base_url: str, limit: Limit) -> None:
         self.url = base_url.rstrip("/")
@@ -38,8 +37,13 @@ class Endpoint:
     def load(self) -> int:
         return self.in_flight + len(self._waiting)
 
-    def slot(self) -> "_Slot":
-        return _Slot(self)
+    def enter_now(self) -> bool:
+        """Take a place, if there is one and the server wants calls."""
+        is_free = self.in_flight < self.limit.now and not self._waiting
+        if not is_free or self.limit.not_before > time.monotonic():
+            return False
+        self.in_flight += 1
+        return True
 
     async def enter(self) -> None:
         """Wait for a place, and until the server wants calls again."""
@@ -91,17 +95,3 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         if size > MOST_BYTES:
             raise aiohttp.ClientPayloadError(f"an answer of more than {MOST_BYTES} bytes")
     return b"".join(chunks)
-
-
-class _Slot:
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-
-    async def __aenter__(self) -> Self:
-        await self._endpoint.enter()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._endpoint.leave()

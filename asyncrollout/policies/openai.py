@@ -110,23 +110,22 @@ class OpenAIPolicy:
                     await client.close()
 
     async def generate(self, request: Request) -> Generation:
-        began = time.monotonic()
         seconds = min(self._seconds, request.seconds or self._seconds)
         try:
-            with anyio.fail_after(seconds):
-                return await self._generate(request, began)
+            return await self._generate(request, anyio.current_time() + seconds)
         except TimeoutError:
             raise ProviderError(f"no answer within {seconds:g} s, from {self._named()}") from None
 
-    async def _generate(self, request: Request, began: float) -> Generation:
+    async def _generate(self, request: Request, deadline: float) -> Generation:
+        """A cancel scope costs as much as a tenth of a call, so that a call which need not wait has only one."""
+        began = time.monotonic()
         body = await self._encode(request)
         failures = refusals = 0
         while True:
-            await self._running.wait()
-            endpoint = self._home(request.session)
-            async with endpoint.slot():
+            endpoint = await self._enter(request.session, deadline)
+            try:
                 started, version = time.monotonic(), self.version
-                answer, trouble = await self._try(endpoint, body)
+                answer, trouble = await self._try(endpoint, body, deadline)
                 if answer is not None and answer.status == 200:
                     generation = self._accept(answer, endpoint, started)
                     timings = _timings(began, started, answer, 1 + failures + refusals)
@@ -135,6 +134,8 @@ class OpenAIPolicy:
                 if answer is not None:
                     trouble = f"HTTP {answer.status}: {codec.refusal(answer.content)}"
                     wait = self._refuse(answer, endpoint, started, trouble)
+            finally:
+                endpoint.leave()
             if not trouble:
                 continue  # stopped for new weights, and asked again after
             if answer is not None and answer.status == _TOO_MANY:
@@ -145,7 +146,20 @@ class OpenAIPolicy:
                 raise ProviderError(f"{endpoint.url}: {trouble} (after {failures} attempts)")
             if answer is None and endpoint is not self._home(request.session):
                 continue  # another one is up
-            await anyio.sleep(backoff(failures + refusals, self._jitter) if wait is None else wait)
+            with anyio.fail_after(deadline - anyio.current_time()):
+                await anyio.sleep(backoff(failures + refusals, self._jitter) if wait is None else wait)
+
+    async def _enter(self, session: str, deadline: float) -> Endpoint:
+        """A place at the session's endpoint."""
+        if self._running.is_set():
+            endpoint = self._home(session)
+            if endpoint.enter_now():
+                return endpoint
+        with anyio.fail_after(deadline - anyio.current_time()):
+            await self._running.wait()
+            endpoint = self._home(session)
+            await endpoint.enter()
+        return endpoint
 
     async def _encode(self, request: Request) -> bytes:
         if self._kind is None:
@@ -155,21 +169,26 @@ class OpenAIPolicy:
             request = msgspec.structs.replace(request, sampling=self._sampling)
         return codec.encode(request, self._model, self._mode, self._kind, logprobs=self._logprobs)
 
-    async def _try(self, endpoint: Endpoint, body: bytes) -> tuple[Answer | None, str]:
+    async def _try(self, endpoint: Endpoint, body: bytes, deadline: float) -> tuple[Answer | None, str]:
         """An answer, or what went wrong; neither, if it was stopped to be asked again."""
-        with anyio.CancelScope() as scope:
+        limit = anyio.current_time() + self._attempt_seconds
+        with anyio.CancelScope(deadline=min(limit, deadline)) as scope:
             self._under_way.add(scope)
             try:
-                with anyio.fail_after(self._attempt_seconds):
-                    return await endpoint.post(self._opened(), _PATHS[self._mode], body, self._headers), ""
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                return await endpoint.post(self._opened(), _PATHS[self._mode], body, self._headers), ""
+            except (aiohttp.ClientError, OSError) as error:
                 self._lose(endpoint)
                 return None, f"{type(error).__name__}: {error}"
             finally:
                 self._under_way.discard(scope)
                 if not self._under_way:
                     self._idle.set()
-        return None, ""
+        if anyio.current_time() >= deadline:
+            raise TimeoutError
+        if anyio.current_time() < limit:
+            return None, ""
+        self._lose(endpoint)
+        return None, f"no answer within {self._attempt_seconds:g} s"
 
     async def pause(self, mode: PauseMode = "wait") -> None:
         """Hold new calls back, for new weights: calls under way are awaited, stopped to be made again, or left alone.
