@@ -272,7 +272,7 @@ def _processes() -> Iterable[Any]:
     """anyio's process objects, which know how workers end. They have no public place, so none is fine, too."""
     try:
         processes: Iterable[Any] = anyio.to_process._process_pool_workers.get()  # noqa: SLF001
-    except (AttributeError, LookupError):
+    except (AttributeError, LookupError, RuntimeError):  # where sniffio is installed, anyio sees no loop in a callback
         return ()
     return processes
 
