@@ -154,6 +154,13 @@ class Supervisor:
         arrays = ArrayReader(config.directory)
 
         def greeted(link: Link) -> None:
+            try:
+                welcome(link)
+            except Exception as error:  # else it would be lost in a callback, and the pool would wait for ever
+                self.failure = PoolError(f"worker {self.rank} cannot be taken in: {type(error).__name__}: {error}")
+                kill_group(link.pid)
+
+        def welcome(link: Link) -> None:
             self._starting.deadline = float("inf")
             _starting.discard(self)
             server.close()
@@ -217,6 +224,8 @@ class Supervisor:
         link, page = self.home, self._page
         if link is None or page is None or self._doom is not None:
             return
+        if self._process is None:  # a callback may not see it (see `_processes`)
+            self._process = _process_of(link.pid)
         if self._process is not None and self._process.returncode is not None:
             kill_group(link.pid)  # it is dead, and a child that it forked holds its socket
             return

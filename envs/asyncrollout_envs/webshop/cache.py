@@ -7,7 +7,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -63,12 +63,10 @@ def _connect(name: str, source: Source) -> sqlite3.Connection:
     except (OSError, sqlite3.OperationalError):  # nowhere to write, or a full disk
         connection = None
     if connection is None:
-        connection = sqlite3.connect(":memory:", check_same_thread=False)
-        try:
+        with ExitStack() as undo:
+            connection = undo.enter_context(closing(sqlite3.connect(":memory:", check_same_thread=False)))
             fill(connection, source)
-        except BaseException:
-            connection.close()
-            raise
+            undo.pop_all()
     return connection
 
 
