@@ -5,7 +5,7 @@ Nothing here raises or takes long, whatever the reply: tags are found with `rfin
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -31,6 +31,30 @@ class Answer(msgspec.Struct, frozen=True):
     text: str = ""
     tagged: bool = False
     reason: str = ""
+
+
+E = TypeVar("E")
+
+
+class Projecting(Generic[E]):
+    """The start of a text interface whose projection needs no env: give it `project`, and what else a model is told.
+
+    `create_projection_function` finds both of its class's own: `project`, and the `default_action` of an invalid reply.
+    """
+
+    default_action: Any = ""
+
+    def __init__(self, env: E, options: TextOptions) -> None:
+        self._env = env
+        self._options = options
+
+    @classmethod
+    def project(cls, reply: str, options: TextOptions) -> Parsed:
+        """The actions that a reply asks for; here, the answer's text itself."""
+        return read_reply(reply, options, str)
+
+    def parse(self, reply: str) -> Parsed:
+        return self.project(reply, self._options)
 
 
 def find_answer(reply: str, *, strict: bool = False) -> Answer:

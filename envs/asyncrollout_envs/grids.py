@@ -1,13 +1,13 @@
 """What grid worlds share: cells as text and back, actions with names, pictures made of small tiles."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
-from asyncrollout.replies import read_choice
+from asyncrollout.replies import Projecting, read_choice
 from asyncrollout.types import Parsed, TextOptions
 
 Cells = NDArray[np.uint8]
@@ -43,25 +43,18 @@ class Grid(Protocol):
 G = TypeVar("G", bound=Grid)
 
 
-class GridText(Generic[G]):
+class GridText(Projecting[G]):
     """The text interface but for prompt and expert: grids of symbols in, names of actions out, which count from 1."""
 
     symbols: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
     default_action = 1
 
-    def __init__(self, env: G, options: TextOptions) -> None:
-        self._env = env
-        self._options = options
-
     @classmethod
     def project(cls, reply: str, options: TextOptions) -> Parsed:
         numbered = list(enumerate(cls.names, start=1))
         choices = {name.lower(): action for action, name in numbered} | {str(action): action for action, _ in numbered}
         return read_choice(reply, options, choices)
-
-    def parse(self, reply: str) -> Parsed:
-        return self.project(reply, self._options)
 
     def describe(self, observation: Cells) -> str:
         return to_text(observation, self.symbols)

@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import LONGEST, find_answer, find_stated, turn_format
+from asyncrollout.replies import LONGEST, Projecting, find_answer, find_stated, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.countdown.arithmetic import MOST_DIGITS, MOST_NUMBERS, Expression, evaluate
 from asyncrollout_envs.countdown.puzzles import MOST_SEARCHED, Puzzle, draw_puzzle, solve_puzzle
@@ -173,21 +173,15 @@ def _told(expression: Expression, puzzle: Puzzle) -> str:
     return f"Your expression gives {expression.value}, {verdict}."
 
 
-class CountdownText:
+class CountdownText(Projecting[Countdown]):
     """The puzzle in words; an action is an expression.
 
     A reply without tags counts if what it states is an expression of several numbers and nothing else. An invalid reply
     is projected to the empty expression, which scores 0.
     """
 
-    default_action = ""
-
-    def __init__(self, env: Countdown, options: TextOptions) -> None:
-        self._env = env
-        self._options = options
-
-    @staticmethod
-    def project(reply: str, options: TextOptions) -> Parsed:
+    @classmethod
+    def project(cls, reply: str, options: TextOptions) -> Parsed:
         answer = find_answer(reply, strict=options.strict)
         if answer.reason:
             return Parsed((), valid=False, reason=answer.reason)
@@ -197,9 +191,6 @@ class CountdownText:
         if len(found.numbers) == 1 and not answer.tagged:
             return Parsed((), valid=False, reason="no <answer> tag, and no expression in the text outside <think>")
         return Parsed((found.text,))
-
-    def parse(self, reply: str) -> Parsed:
-        return self.project(reply, self._options)
 
     def describe(self, obs: str) -> str:
         return obs

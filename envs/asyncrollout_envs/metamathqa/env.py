@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import LONGEST, find_answer, turn_format
+from asyncrollout.replies import LONGEST, Projecting, find_answer, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.datafiles import choose_row, load_split
 from asyncrollout_envs.kwargs import check_whole
@@ -92,20 +92,14 @@ class MetaMathQA:
         return "Incorrect. Please think again.", reward, False, self.attempts == self.max_attempts, info
 
 
-class MetaMathQAText:
+class MetaMathQAText(Projecting[MetaMathQA]):
     """The question in words; an action is an answer, and all that a reply answers is one action.
 
     Any answer is valid. An invalid reply, one without any, is projected to the empty answer, which is wrong.
     """
 
-    default_action = ""
-
-    def __init__(self, env: MetaMathQA, options: TextOptions) -> None:
-        self._env = env
-        self._options = options
-
-    @staticmethod
-    def project(reply: str, options: TextOptions) -> Parsed:
+    @classmethod
+    def project(cls, reply: str, options: TextOptions) -> Parsed:
         found = find_answer(reply, strict=options.strict)
         if found.reason:
             return Parsed((), valid=False, reason=found.reason)
@@ -113,9 +107,6 @@ class MetaMathQAText:
             return Parsed((found.text,))
         text = found.text[-LONGEST:]
         return Parsed((stated_answer(text) or (text if found.tagged else text.rpartition("\n")[2].strip()),))
-
-    def parse(self, reply: str) -> Parsed:
-        return self.project(reply, self._options)
 
     def describe(self, obs: str) -> str:
         return obs if obs == self._env.problem.question else f"{obs}\n{self._env.problem.question}"

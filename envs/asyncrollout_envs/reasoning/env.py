@@ -8,7 +8,7 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import find_answer, turn_format
+from asyncrollout.replies import Projecting, find_answer, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.kwargs import check_whole
 from asyncrollout_envs.reasoning.questions import ENV, MOST_ENTRIES, open_questions
@@ -78,20 +78,14 @@ class ReasoningGym:
         return len(_SPLITS) * int(generator(seed, self._split).integers(third)) + _SPLITS.index(self._split)
 
 
-class ReasoningGymText:
+class ReasoningGymText(Projecting[ReasoningGym]):
     """The question in words; what a reply answers is one action: in tags all of it, else its last line.
 
     An invalid reply is projected to the empty answer.
     """
 
-    default_action = ""
-
-    def __init__(self, env: ReasoningGym, options: TextOptions) -> None:
-        self._env = env
-        self._options = options
-
-    @staticmethod
-    def project(reply: str, options: TextOptions) -> Parsed:
+    @classmethod
+    def project(cls, reply: str, options: TextOptions) -> Parsed:
         found = find_answer(reply, strict=options.strict)
         if found.reason:
             return Parsed((), valid=False, reason=found.reason)
@@ -99,9 +93,6 @@ class ReasoningGymText:
         if len(answer) > LONGEST_ANSWER:
             return Parsed((), valid=False, reason=f"the answer is longer than {LONGEST_ANSWER} characters")
         return Parsed((answer,))
-
-    def parse(self, reply: str) -> Parsed:
-        return self.project(reply, self._options)
 
     def describe(self, obs: str) -> str:
         return obs if obs == self._env.question else f"{obs}\n{self._env.question}"

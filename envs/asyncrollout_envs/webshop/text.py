@@ -38,21 +38,14 @@ The score is highest if the kind of product, its attributes, every option and th
 Example: {_EXAMPLE}, then click[b0a1b2c3d4], then click[red], then click[{BUY}]."""
 
 
-class WebShopText:
+class WebShopText(replies.Projecting[WebShop]):
     """Replies are actions of `WebShop`; the buttons for buying and for turning pages may stand without `click[]`."""
 
     default_action = f"click[{BACK_TO_SEARCH}]"
     """It buys nothing, and from it all can still be done; on the search page it does nothing."""
 
-    def __init__(self, env: WebShop, options: TextOptions) -> None:
-        self._env = env
-        self._options = options
-
-    def parse(self, reply: str) -> Parsed:
-        return self.project(reply, self._options)
-
-    @staticmethod
-    def project(reply: str, options: TextOptions) -> Parsed:
+    @classmethod
+    def project(cls, reply: str, options: TextOptions) -> Parsed:
         @cache
         def is_tagged() -> bool:
             return replies.find_answer(reply).tagged
