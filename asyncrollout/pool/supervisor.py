@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_process
 import structlog
 
@@ -224,8 +225,6 @@ class Supervisor:
         link, page = self.home, self._page
         if link is None or page is None or self._doom is not None:
             return
-        if self._process is None:  # a callback may not see it (see `_processes`)
-            self._process = _process_of(link.pid)
         if self._process is not None and self._process.returncode is not None:
             kill_group(link.pid)  # it is dead, and a child that it forked holds its socket
             return
@@ -278,10 +277,14 @@ def _start_error(rank: int, cause: BaseException | None, tail: str) -> PoolError
 
 
 def _processes() -> Iterable[Any]:
-    """anyio's process objects, which know how workers end. They have no public place, so none is fine, too."""
+    """anyio's process objects, which know how workers end. They have no public place, so none is fine, too.
+
+    Not by `RunVar.get()`: in a callback of the loop it finds no loop, if the package sniffio is installed.
+    """
     try:
-        processes: Iterable[Any] = anyio.to_process._process_pool_workers.get()  # noqa: SLF001
-    except (AttributeError, LookupError, RuntimeError):  # where sniffio is installed, anyio sees no loop in a callback
+        variables = anyio.lowlevel._run_vars[asyncio.get_running_loop()]  # noqa: SLF001
+        processes: Iterable[Any] = variables[anyio.to_process._process_pool_workers]  # noqa: SLF001
+    except (AttributeError, LookupError):
         return ()
     return processes
 
