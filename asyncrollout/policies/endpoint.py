@@ -30,7 +30,6 @@ class Endpoint:
         self.limit = limit
         self.up = True
         self.in_flight = 0
-        self.failures = 0
         self._waiting: deque[anyio.Event] = deque()
 
     @property

@@ -218,7 +218,6 @@ class OpenAIPolicy:
                 await post_page(self._opened(), endpoint, page, mode, self._headers)
 
     def _accept(self, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
-        endpoint.failures = 0
         endpoint.limit.succeeded(started, time.monotonic())
         return codec.decode(answer.content, logprobs=self._logprobs)
 
@@ -251,7 +250,6 @@ class OpenAIPolicy:
 
     def _lose(self, endpoint: Endpoint) -> None:
         """No answer: others are asked until it is healthy again."""
-        endpoint.failures += 1
         if endpoint.up:
             endpoint.up = False
             self._group.start_soon(self._bring_back, endpoint)
