@@ -10,6 +10,7 @@ import random
 import signal
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Seen:
     status: int | None = None  # of the answer, once begun
     hung_up: bool = False  # the client left before the answer was complete
     done: bool = False
+    came: float = field(default_factory=time.monotonic)
 
 
 _SEEN = web.RequestKey("seen", Seen)

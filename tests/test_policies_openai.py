@@ -1,18 +1,23 @@
 """`OpenAIPolicy` against a real HTTP server on loopback that plays faults."""
 
+import email.utils
+import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
 import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
 
 from asyncrollout import BatchedPolicy, ClosedError, OpenAIPolicy, ProviderError, Request, Sampling, UsageError
+from asyncrollout.policies.endpoint import MOST_BYTES
+from asyncrollout.policies.retries import read_retry_after
 from tests import llm_faults as faults
-from tests.llm_faults import Answer, Cut, Hold, Reply
+from tests.llm_faults import Answer, Cut, Edit, Hold, Reply, Trickle
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
 
@@ -117,21 +122,91 @@ async def test_limit_finds_what_the_server_bears() -> None:
     assert all(not isinstance(answer, ProviderError) for answer in answers)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        faults.BAD_JSON,
-        faults.WRONG_TYPE,
-        faults.EMPTY_CHOICES,
-        faults.NO_LOGPROBS,
-    ],
-    ids=["bad json", "html", "empty choices", "no logprobs"],
-)
+@pytest.mark.parametrize("after", ["0.3", "date"])
+async def test_no_call_is_made_before_its_time(after: str) -> None:
+    """Twenty calls are refused; neither they nor new ones go out earlier than the server said."""
+    if after == "date":  # of whole seconds, so that it must be a later one
+        after = email.utils.formatdate(time.time() + 2, usegmt=True)
+    refusal = Answer(429, headers={"Retry-After": after})
+    async with llm_server(script=[refusal] * 20) as server, policy(server, concurrency=20, kind="openai") as asked:
+        answers = await ask_all(asked, [ask(str(number)) for number in range(40)])
+        assert not any(isinstance(answer, ProviderError) for answer in answers)
+        refused = [request.came for request in calls(server) if request.status == 429]
+        told = read_retry_after(after, now=time.time() - (time.monotonic() - max(refused)))
+        granted = [request.came for request in calls(server) if request.status == 200]
+        assert (len(refused), len(granted)) == (20, 40)
+        assert min(granted) >= min(refused) + min(told or 0.0, 0.3)
+
+
+@pytest.mark.parametrize("after", ["1e9", "Fri, 31 Dec 9999 23:59:59 GMT", "inf", "9" * 5000])
+async def test_waits_beyond_all_reason_end_with_the_deadline(after: str) -> None:
+    refusal = Answer(429, headers={"Retry-After": after})
+    async with llm_server(script=lambda *_: refusal) as server, policy(server) as asked:
+        with pytest.raises(ProviderError, match=r"no answer within 0.1 s"):
+            await asked.generate(ask(seconds=0.1))
+
+
+MALFORMED = {
+    "bad json": faults.BAD_JSON,
+    "html": faults.WRONG_TYPE,
+    "empty": Answer(body=b""),
+    "null": Answer(body=b"null"),
+    "empty choices": faults.EMPTY_CHOICES,
+    "no logprobs": faults.NO_LOGPROBS,
+    "two choices": Edit(lambda whole: whole["choices"].append(whole["choices"][0])),
+    "no finish": Edit(lambda whole: whole["choices"][0].update(finish_reason=None)),
+    "logprobs above 0": Edit(
+        lambda whole: [token.update(logprob=1.0) for token in whole["choices"][0]["logprobs"]["content"]]
+    ),
+    "junk of 1 MB": Answer(body=b"x" * 2**20),
+}
+
+
+@pytest.mark.parametrize("fault", MALFORMED.values(), ids=MALFORMED)
 async def test_malformed_answers_are_errors(fault: Any) -> None:
     async with llm_server(script=[fault]) as server, policy(server) as asked:
+        with pytest.raises(ProviderError, match="malformed answer") as caught:
+            await asked.generate(ask())
+        assert len(str(caught.value)) < 1_000
+        assert len(calls(server)) == 1
+        assert (await asked.generate(ask())).text == "reply to Hello"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
+@pytest.mark.parametrize("fault", [faults.SHORT_LOGPROBS, faults.SHORT_TOKEN_IDS], ids=["logprobs", "token ids"])
+async def test_tokens_and_logprobs_that_do_not_match_are_errors(kind: Any, fault: Any) -> None:
+    if kind == "llamacpp":
+        return  # has each id beside its logprob, so that neither can be short
+    async with llm_server(kind=kind, script=[fault]) as server, policy(server) as asked:
         with pytest.raises(ProviderError, match="malformed answer"):
             await asked.generate(ask())
+
+
+async def test_stream_that_breaks_off_is_an_error() -> None:
+    async with llm_server(kind="llamacpp", script=[faults.NO_DONE]) as server, policy(server) as asked:
+        with pytest.raises(ProviderError, match="the stream broke off"):
+            await asked.generate(ask())
+
+
+async def test_answer_without_end_is_given_up() -> None:
+    huge = faults.huge(MOST_BYTES // 2**20 + 1)
+    async with llm_server(script=lambda *_: huge) as server, policy(server) as asked:
+        with pytest.raises(ProviderError, match="malformed answer: it has more than 67108864 bytes"):
+            await asked.generate(ask())
+
+
+async def test_answer_in_small_pieces() -> None:
+    async with llm_server(script=[Trickle(size=7)]) as server, policy(server) as asked:
         assert (await asked.generate(ask())).text == "reply to Hello"
+
+
+async def test_retried_call_is_one_call() -> None:
+    """An answer that was lost on its way is sampled again, and only the second one counts."""
+    async with llm_server(script=[Cut(sent=0.5)]) as server, policy(server) as asked:
+        generation = await asked.generate(ask())
+        assert len(calls(server)) == 2
+    assert generation.usage.completion == len(generation.logprobs or ())
+    assert generation.timings.attempts == 2
 
 
 async def test_reasoning_and_tool_calls_arrive() -> None:
@@ -218,6 +293,35 @@ async def test_server_that_is_gone_costs_no_call_and_comes_back() -> None:
                         await ask_all(asked, [ask(str(number)) for number in range(4)])
 
 
+async def test_server_in_trouble_is_left_for_another_one() -> None:
+    async with llm_server(script=lambda *_: Answer(503, "no")) as ill, llm_server() as well, policy(ill, well) as asked:
+        requests = [ask(str(number), session=f"s{number}") for number in range(10)]
+        answers = await ask_all(asked, requests)
+        assert [answer.text for answer in answers] == [f"reply to {number}" for number in range(10)]
+        assert max(answer.timings.attempts for answer in answers) == 2
+        asked_before = len(calls(ill))
+        await ask_all(asked, requests)
+        assert len(calls(ill)) == asked_before  # the sessions have moved
+
+
+async def test_calls_that_wait_for_a_lost_server_go_to_another_one() -> None:
+    go = anyio.Event()
+    async with (
+        llm_server(script=[Hold(until=go, then=Cut())]) as lost,
+        llm_server() as other,
+        policy(lost, other, concurrency=1, kind="openai") as asked,
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(asked.generate, ask("first", session="a"))
+            await lost.until(lambda: lost.in_flight == 1)
+            tasks.start_soon(asked.generate, ask("second", session="a"))
+            await anyio.wait_all_tasks_blocked()
+            asked.endpoints[0].up = False
+            go.set()
+        assert [said(request) for request in calls(lost)] == ["first"]
+        assert {said(request) for request in calls(other)} == {"first", "second"}
+
+
 async def test_error_of_the_body_passes_as_it_is() -> None:
     with pytest.raises(KeyError, match="mine"):
         async with OpenAIPolicy("http://127.0.0.1:9/v1", "m"), BatchedPolicy(lambda _: []):
@@ -268,6 +372,70 @@ async def test_pause_may_stop_calls_which_are_made_again_with_the_new_weights() 
     assert answers[0].timings.attempts == 1
 
 
+async def test_pause_holds_back_calls_that_wait_for_a_place() -> None:
+    go = anyio.Event()
+    async with (
+        llm_server(script=[Hold(until=go)]) as server,
+        policy(server, concurrency=1, kind="openai") as asked,
+        anyio.create_task_group() as tasks,
+    ):
+        for number in range(3):
+            tasks.start_soon(asked.generate, ask(str(number)))
+        await server.until(lambda: server.in_flight == 1)
+        async with anyio.create_task_group() as pausing:
+            pausing.start_soon(asked.pause)
+            pausing.start_soon(asked.pause)
+            await anyio.wait_all_tasks_blocked()
+            go.set()
+        await anyio.wait_all_tasks_blocked()
+        assert len(calls(server)) == 1
+        await asked.resume()
+    assert len(calls(server)) == 3
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("mode", ["wait", "abort", "continue"])
+async def test_pause_of_a_server_at_work(kind: Any, mode: Any) -> None:
+    go = anyio.Event()
+    answers: list[Any] = []
+
+    async def one() -> None:
+        answers.append(await asked.generate(ask()))
+
+    async with llm_server(kind=kind, script=[Hold(until=go)]) as server, policy(server, kind=kind) as asked:
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one)
+                await server.until(lambda: server.in_flight == 1)
+                tasks.start_soon(asked.pause, mode)
+                await anyio.wait_all_tasks_blocked()
+                go.set()
+                await server.until(lambda: server.paused)
+                await asked.resume(1)
+    assert answers[0].text == "reply to Hello"
+    assert answers[0].version == (1 if mode == "abort" else 0)
+
+
+async def test_calls_that_the_server_itself_stops_for_new_weights_are_made_again() -> None:
+    async with llm_server(kind="vllm", script=[Hold()]) as server, policy(server, kind="vllm") as asked:
+        answers: list[Any] = []
+
+        async def one() -> None:
+            answers.append(await asked.generate(ask()))
+
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one)
+                await server.until(lambda: server.in_flight == 1)
+                tasks.start_soon(asked.pause)
+                await anyio.wait_all_tasks_blocked()
+                async with aiohttp.ClientSession() as client, client.post(f"{server.root}/abort_requests"):
+                    await server.until(lambda: server.paused)
+                assert not answers
+                await asked.resume(1)
+    assert (answers[0].finish_reason, answers[0].version) == ("stop", 1)
+
+
 @pytest.mark.parametrize(
     ("kind", "pages"),
     [("vllm", ["/pause", "/resume"]), ("sglang", ["/pause_generation", "/continue_generation"])],
@@ -301,6 +469,12 @@ async def test_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> N
 def test_wrong_options(url: Any, options: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         OpenAIPolicy(url, "m", **options)
+
+
+async def test_closing_with_a_lost_server_and_nobody_waiting() -> None:
+    async with OpenAIPolicy("http://127.0.0.1:9/v1", "m", attempts=1) as asked:
+        with pytest.raises(ProviderError, match="after 1 attempts"):
+            await asked.generate(ask())
 
 
 async def test_closed_policy_says_so() -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import aiohttp
 import anyio
 
+from asyncrollout.policies.codec import malformed
 from asyncrollout.policies.limits import Limit
 
 MOST_BYTES = 64 * 2**20
@@ -50,15 +51,14 @@ class Endpoint:
             await self._wait_for_turn()
         else:
             self.in_flight += 1
-        wait = self.limit.not_before - time.monotonic()
-        if wait > 0:
-            waited = False
-            try:
+        waited = False
+        try:
+            while (wait := self.limit.not_before - time.monotonic()) > 0:  # noqa: ASYNC110 (it may be put off meanwhile)
                 await anyio.sleep(wait)
-                waited = True
-            finally:
-                if not waited:
-                    self.leave()
+            waited = True
+        finally:
+            if not waited:
+                self.leave()
 
     async def _wait_for_turn(self) -> None:
         turn = anyio.Event()
@@ -92,5 +92,5 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         if size > MOST_BYTES:
-            raise aiohttp.ClientPayloadError(f"an answer of more than {MOST_BYTES} bytes")
+            raise malformed(f"it has more than {MOST_BYTES} bytes", chunks[0])
     return b"".join(chunks)

@@ -121,13 +121,16 @@ class OpenAIPolicy:
         began = time.monotonic()
         body = await self._encode(request)
         failures = refusals = 0
+        failed: Endpoint | None = None
         while True:
-            endpoint = await self._enter(request.session, deadline)
+            endpoint = await self._enter(request.session, deadline, failed)
             try:
                 started, version = time.monotonic(), self.version
                 answer, trouble = await self._try(endpoint, body, deadline)
                 if answer is not None and answer.status == 200:
                     generation = self._accept(answer, endpoint, started)
+                    if generation.finish_reason == "abort" and not self._running.is_set():
+                        continue  # stopped by the server for new weights
                     timings = _timings(began, started, answer, 1 + failures + refusals)
                     return msgspec.structs.replace(generation, version=version, timings=timings)
                 wait = None
@@ -142,24 +145,29 @@ class OpenAIPolicy:
                 refusals += 1  # a matter of waiting, which `seconds` bounds
             else:
                 failures += 1
+                failed = endpoint
             if failures == self._attempts:
                 raise ProviderError(f"{endpoint.url}: {trouble} (after {failures} attempts)")
-            if answer is None and endpoint is not self._home(request.session):
-                continue  # another one is up
+            if 0 < failures < len(self.endpoints) and endpoint is not self._home(request.session, failed):
+                continue  # each may be asked once without a pause
             with anyio.fail_after(deadline - anyio.current_time()):
                 await anyio.sleep(backoff(failures + refusals, self._jitter) if wait is None else wait)
 
-    async def _enter(self, session: str, deadline: float) -> Endpoint:
-        """A place at the session's endpoint."""
+    async def _enter(self, session: str, deadline: float, failed: Endpoint | None) -> Endpoint:
+        """A place at the session's endpoint, or rather at another one than that which just failed."""
         if self._running.is_set():
-            endpoint = self._home(session)
+            endpoint = self._home(session, failed)
             if endpoint.enter_now():
                 return endpoint
         with anyio.fail_after(deadline - anyio.current_time()):
-            await self._running.wait()
-            endpoint = self._home(session)
-            await endpoint.enter()
-        return endpoint
+            while True:
+                await self._running.wait()
+                endpoint = self._home(session, failed)
+                await endpoint.enter()
+                is_best = endpoint.up or not any(other.up for other in self.endpoints)
+                if is_best and self._running.is_set():
+                    return endpoint
+                endpoint.leave()  # it was lost, or all calls are held back, since we began to wait
 
     async def _encode(self, request: Request) -> bytes:
         if self._kind is None:
@@ -195,15 +203,17 @@ class OpenAIPolicy:
 
         A vLLM or SGLang server is told, too, if it has pages for that.
         """
-        self._running = anyio.Event()
-        await self._tell(PAUSES, mode)
+        if self._running.is_set():
+            self._running = anyio.Event()
         if mode == "abort":
             for scope in tuple(self._under_way):
                 scope.cancel()
         if mode != "continue":
             while self._under_way:
-                self._idle = anyio.Event()
+                if self._idle.is_set():
+                    self._idle = anyio.Event()
                 await self._idle.wait()
+        await self._tell(PAUSES, mode)
 
     async def resume(self, version: int | None = None) -> None:
         """Let calls through again; what they give is of this version of the weights."""
@@ -214,8 +224,9 @@ class OpenAIPolicy:
     async def _tell(self, pages: Mapping[ServerKind, Page], mode: PauseMode | None) -> None:
         page = pages.get(self._kind or "openai")
         if page is not None:
-            for endpoint in self.endpoints:
-                await post_page(self._opened(), endpoint, page, mode, self._headers)
+            async with anyio.create_task_group() as telling:
+                for endpoint in self.endpoints:
+                    telling.start_soon(post_page, self._opened(), endpoint, page, mode, self._headers)
 
     def _accept(self, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
         endpoint.limit.succeeded(started, time.monotonic())
@@ -235,12 +246,13 @@ class OpenAIPolicy:
                 endpoint.limit.failed(now)
         return None
 
-    def _home(self, session: str) -> Endpoint:
+    def _home(self, session: str, failed: Endpoint | None = None) -> Endpoint:
         """The endpoint of a session, as long as it is up, so that its cache of prefixes is of use."""
         home = self._homes.get(session) if session else None
-        if home is None or not home.up:
+        if home is None or not home.up or home is failed:
             up = [endpoint for endpoint in self.endpoints if endpoint.up]
-            home = min(up or self.endpoints, key=lambda endpoint: endpoint.load)
+            others = [endpoint for endpoint in up if endpoint is not failed]
+            home = min(others or up or self.endpoints, key=lambda endpoint: endpoint.load)
         if session:
             self._homes[session] = home
             self._homes.move_to_end(session)
@@ -252,10 +264,9 @@ class OpenAIPolicy:
         """No answer: others are asked until it is healthy again."""
         if endpoint.up:
             endpoint.up = False
-            self._group.start_soon(self._bring_back, endpoint)
+            self._group.start_soon(self._bring_back, self._opened(), endpoint)
 
-    async def _bring_back(self, endpoint: Endpoint) -> None:
-        client = self._opened()
+    async def _bring_back(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> None:
         while not await is_healthy(client, endpoint, self._headers):  # noqa: ASYNC110 (a server sends no event)
             await anyio.sleep(_BETWEEN_CHECKS)
         endpoint.up = True
