@@ -3,7 +3,8 @@
     python benchmarks/bench_llm.py [--in-flight 64 512 2000] [--json]
 
 The server runs in a process of its own and answers after 50 ms. Rivals: the openai package (`pip install openai`), and
-a bare aiohttp client that only posts and decodes.
+a bare aiohttp client that only posts and decodes. Then, two trials of what may go wrong: one of two servers is killed,
+and calls are given up at random.
 """
 
 import argparse
@@ -23,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import aiohttp
 import anyio
 import msgspec
+import numpy as np
+import psutil
 import uvloop
 
 try:
@@ -30,7 +33,7 @@ try:
 except ImportError:
     openai = None
 
-from asyncrollout import OpenAIPolicy, Request, Sampling
+from asyncrollout import OpenAIPolicy, ProviderError, Request, Sampling
 from benchmarks.tables import aligned
 
 LATENCY = 0.05
@@ -50,12 +53,12 @@ class Row(NamedTuple):
 
 
 @contextmanager
-def server() -> Any:
+def server_process() -> Any:
     script = Path(__file__).resolve().parent.parent / "tests" / "llm_server.py"
     command = [sys.executable, str(script), "--port", "0", "--kind", "openai", "--latency", str(LATENCY)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        yield process.stdout.readline().strip(), process
         process.terminate()
 
 
@@ -115,6 +118,74 @@ async def measure(url: str, in_flight: int) -> list[Row]:
     ]
 
 
+async def lose_one(in_flight: int, seconds: float = 3.0) -> dict[str, float]:
+    """Calls per second of one server, of two from a second after one was killed, and how many failed."""
+    done: list[float] = []
+    failed = 0
+    over = False
+
+    async def place(policy: OpenAIPolicy, number: int) -> None:
+        nonlocal failed
+        turn = 0
+        while not over:
+            turn += 1
+            try:
+                await policy.generate(
+                    Request(MESSAGES, sampling=Sampling(max_tokens=32), session=f"{number}-{turn // 8}")
+                )
+            except ProviderError:
+                failed += 1
+            done.append(time.perf_counter())
+
+    async def rate(urls: list[str], disturb: Callable[[], None]) -> float:
+        nonlocal over
+        over = False
+        async with (
+            OpenAIPolicy(urls, "m", api_key="x", concurrency=in_flight // 2, kind="openai") as policy,
+            anyio.create_task_group() as tasks,
+        ):
+            for number in range(in_flight):
+                tasks.start_soon(place, policy, number)
+            await anyio.sleep(1.5)
+            disturb()
+            disturbed = time.perf_counter()
+            await anyio.sleep(1.0 + seconds)
+            over = True
+        return sum(disturbed + 1.0 <= at < disturbed + 1.0 + seconds for at in done) / seconds
+
+    with server_process() as (staying, _), server_process() as (leaving, process):
+        alone = await rate([staying], lambda: None)
+        after = await rate([leaving, staying], process.kill)
+    return {"one server": alone, "after the loss of one of two": after, "ratio": after / alone, "failed": failed}
+
+
+async def give_up(url: str, calls: int = 10_000, at_once: int = 200) -> dict[str, float]:
+    """What is left of calls that were given up after a random time: open files, memory, and calls that still work."""
+    process = psutil.Process()
+    rng = np.random.default_rng(0)
+    left = iter(range(calls))
+
+    async def place(policy: OpenAIPolicy) -> None:
+        for _ in left:
+            with anyio.move_on_after(rng.uniform(0, 2 * LATENCY)):
+                await policy.generate(Request(MESSAGES))
+
+    async def serve(policy: OpenAIPolicy) -> int:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(at_once):
+                tasks.start_soon(policy.generate, Request(MESSAGES))
+        return process.num_fds()
+
+    async with OpenAIPolicy(url, "m", api_key="x", concurrency=at_once, kind="openai") as policy:
+        fds, memory = await serve(policy), process.memory_info().rss
+        async with anyio.create_task_group() as tasks:
+            for _ in range(at_once):
+                tasks.start_soon(place, policy)
+        after = await serve(policy)
+        grown = (process.memory_info().rss - memory) / 2**20
+    return {"calls": calls, "open files before": fds, "after": after, "MB grown": grown}
+
+
 def cells(row: Row, ours: float) -> tuple[str, ...]:
     ratio = f"{row.cpu_ms / ours:.2f}x"
     return str(row.in_flight), row.client, f"{row.cpu_ms:.3f}", ratio, f"{row.calls_per_second:,.0f}"
@@ -125,14 +196,20 @@ def main() -> None:
     parser.add_argument("--in-flight", nargs="+", type=int, default=[64, 512, 2000], metavar="N")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
     options = parser.parse_args()
-    with server() as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with server_process() as (url, _), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         rows = [row for in_flight in options.in_flight for row in runner.run(measure(url, in_flight))]
+        print("calls given up ...", file=sys.stderr, flush=True)
+        given_up = runner.run(give_up(url))
+        print("a server killed ...", file=sys.stderr, flush=True)
+        lost = runner.run(lose_one(64))
     if options.json:
-        print("\n".join(json.dumps(row._asdict()) for row in rows))
+        print("\n".join(json.dumps(row) for row in [*(row._asdict() for row in rows), given_up, lost]))
         return
     ours = {row.in_flight: row.cpu_ms for row in rows if row.client == "asyncrollout"}
     head = ("in flight", "client", "CPU ms per call", "of ours", "calls/s")
     print(aligned([head, *(cells(row, ours[row.in_flight]) for row in rows)]))
+    for title, trial in (("Calls given up at random", given_up), ("One of two servers killed, calls/s", lost)):
+        print(f"\n{title}: " + ", ".join(f"{name} {value:,.4g}" for name, value in trial.items()))
 
 
 if __name__ == "__main__":

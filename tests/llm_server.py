@@ -6,6 +6,7 @@ Alone, for benchmarks: `python tests/llm_server.py --kind vllm --latency 0.05` p
 import argparse
 import asyncio
 import json
+import logging
 import random
 import signal
 import socket
@@ -337,6 +338,7 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="more at once get a 429")
     given = parser.parse_args()
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # clients that hang up are no news
 
     def latency(rng: random.Random) -> float:
         return float(given.latency * rng.lognormvariate(0.0, given.spread))
