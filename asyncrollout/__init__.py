@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 _MODULES = {
+    "asyncrollout.agents.chat": ["ChatAgent"],
+    "asyncrollout.agents.numeric": ["MarkovAgent", "MemoryAgent", "MemoryMarkovAgent", "RandomAgent", "Recalled"],
+    "asyncrollout.arrays.batch": ["Batch"],
     "asyncrollout.errors": [
         "ClosedError",
+        "ContextError",
         "EnvBuildError",
         "EnvCheckError",
         "EnvCrashed",
@@ -18,22 +22,34 @@ _MODULES = {
         "EnvError",
         "EnvResourceError",
         "EnvTimeout",
+        "ExhaustedError",
+        "LimitError",
         "MissingExtraError",
         "PoolError",
         "ProviderError",
         "RolloutError",
+        "ScoreError",
+        "StalledError",
         "UnknownEnvError",
         "UsageError",
     ],
     "asyncrollout.policies.batched": ["BatchedPolicy"],
     "asyncrollout.policies.compose": ["cached", "fallback", "limited"],
     "asyncrollout.policies.embedded": ["RandomPolicy", "RecordedPolicy", "ScriptedPolicy", "SolverPolicy"],
+    "asyncrollout.policies.local": ["local_llm"],
     "asyncrollout.policies.openai": ["OpenAIPolicy"],
     "asyncrollout.pool.handle": ["EnvHandle"],
     "asyncrollout.pool.pool": ["EnvPool"],
     "asyncrollout.projections": ["create_projection_function"],
-    "asyncrollout.protocols": ["Env", "Policy", "Snapshots", "TextInterface"],
+    "asyncrollout.protocols": ["Agent", "Env", "Player", "Policy", "Snapshots", "TextInterface"],
     "asyncrollout.registry": ["EnvSpec", "env_names", "find_env", "register_env"],
+    "asyncrollout.rollout.episode": ["run_rollout"],
+    "asyncrollout.rollout.group": ["Failures", "run_group"],
+    "asyncrollout.rollouts.evaluation": ["Evaluation"],
+    "asyncrollout.rollouts.facade": ["Rollouts", "RolloutsStats"],
+    "asyncrollout.sampler.draws": ["Share", "Task"],
+    "asyncrollout.sampler.ledger": ["Ledger"],
+    "asyncrollout.trajectories": ["Group", "Limits", "Move", "StopReason", "Trajectory", "Turn", "Verdict"],
     "asyncrollout.types": [
         "Durations",
         "Generation",
@@ -50,13 +66,24 @@ _MODULES = {
     ],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-_SUBMODULES = ("testing",)
+_SUBMODULES = ("advantages", "filters", "rewards", "testing")
 
 __all__ = [*_HOME, *_SUBMODULES, "__version__"]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from asyncrollout import advantages as advantages
+    from asyncrollout import filters as filters
+    from asyncrollout import rewards as rewards
     from asyncrollout import testing as testing
+    from asyncrollout.agents.chat import ChatAgent as ChatAgent
+    from asyncrollout.agents.numeric import MarkovAgent as MarkovAgent
+    from asyncrollout.agents.numeric import MemoryAgent as MemoryAgent
+    from asyncrollout.agents.numeric import MemoryMarkovAgent as MemoryMarkovAgent
+    from asyncrollout.agents.numeric import RandomAgent as RandomAgent
+    from asyncrollout.agents.numeric import Recalled as Recalled
+    from asyncrollout.arrays.batch import Batch as Batch
     from asyncrollout.errors import ClosedError as ClosedError
+    from asyncrollout.errors import ContextError as ContextError
     from asyncrollout.errors import EnvBuildError as EnvBuildError
     from asyncrollout.errors import EnvCheckError as EnvCheckError
     from asyncrollout.errors import EnvCrashed as EnvCrashed
@@ -64,10 +91,14 @@ if TYPE_CHECKING:
     from asyncrollout.errors import EnvError as EnvError
     from asyncrollout.errors import EnvResourceError as EnvResourceError
     from asyncrollout.errors import EnvTimeout as EnvTimeout
+    from asyncrollout.errors import ExhaustedError as ExhaustedError
+    from asyncrollout.errors import LimitError as LimitError
     from asyncrollout.errors import MissingExtraError as MissingExtraError
     from asyncrollout.errors import PoolError as PoolError
     from asyncrollout.errors import ProviderError as ProviderError
     from asyncrollout.errors import RolloutError as RolloutError
+    from asyncrollout.errors import ScoreError as ScoreError
+    from asyncrollout.errors import StalledError as StalledError
     from asyncrollout.errors import UnknownEnvError as UnknownEnvError
     from asyncrollout.errors import UsageError as UsageError
     from asyncrollout.policies.batched import BatchedPolicy as BatchedPolicy
@@ -78,11 +109,14 @@ if TYPE_CHECKING:
     from asyncrollout.policies.embedded import RecordedPolicy as RecordedPolicy
     from asyncrollout.policies.embedded import ScriptedPolicy as ScriptedPolicy
     from asyncrollout.policies.embedded import SolverPolicy as SolverPolicy
+    from asyncrollout.policies.local import local_llm as local_llm
     from asyncrollout.policies.openai import OpenAIPolicy as OpenAIPolicy
     from asyncrollout.pool.handle import EnvHandle as EnvHandle
     from asyncrollout.pool.pool import EnvPool as EnvPool
     from asyncrollout.projections import create_projection_function as create_projection_function
+    from asyncrollout.protocols import Agent as Agent
     from asyncrollout.protocols import Env as Env
+    from asyncrollout.protocols import Player as Player
     from asyncrollout.protocols import Policy as Policy
     from asyncrollout.protocols import Snapshots as Snapshots
     from asyncrollout.protocols import TextInterface as TextInterface
@@ -90,6 +124,22 @@ if TYPE_CHECKING:
     from asyncrollout.registry import env_names as env_names
     from asyncrollout.registry import find_env as find_env
     from asyncrollout.registry import register_env as register_env
+    from asyncrollout.rollout.episode import run_rollout as run_rollout
+    from asyncrollout.rollout.group import Failures as Failures
+    from asyncrollout.rollout.group import run_group as run_group
+    from asyncrollout.rollouts.evaluation import Evaluation as Evaluation
+    from asyncrollout.rollouts.facade import Rollouts as Rollouts
+    from asyncrollout.rollouts.facade import RolloutsStats as RolloutsStats
+    from asyncrollout.sampler.draws import Share as Share
+    from asyncrollout.sampler.draws import Task as Task
+    from asyncrollout.sampler.ledger import Ledger as Ledger
+    from asyncrollout.trajectories import Group as Group
+    from asyncrollout.trajectories import Limits as Limits
+    from asyncrollout.trajectories import Move as Move
+    from asyncrollout.trajectories import StopReason as StopReason
+    from asyncrollout.trajectories import Trajectory as Trajectory
+    from asyncrollout.trajectories import Turn as Turn
+    from asyncrollout.trajectories import Verdict as Verdict
     from asyncrollout.types import Durations as Durations
     from asyncrollout.types import Generation as Generation
     from asyncrollout.types import Observation as Observation

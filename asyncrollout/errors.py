@@ -52,6 +52,26 @@ class ProviderError(RolloutError):
     """A policy gave no answer: its server or model failed, or what came back makes no sense."""
 
 
+class ContextError(ProviderError):
+    """A prompt, with the reply to come, is longer than the model's context."""
+
+
+class LimitError(RolloutError):
+    """A rollout took more time than it may."""
+
+
+class ScoreError(RolloutError):
+    """The hook that scores rollouts failed, or gave no number."""
+
+
+class StalledError(RolloutError):
+    """Nothing moved for too long; the message names what is being waited for."""
+
+
+class ExhaustedError(RolloutError):
+    """Too few groups were kept within the allowed number of draws; the message counts what was dropped, and why."""
+
+
 class PoolError(RolloutError):
     """The pool itself cannot go on."""
 

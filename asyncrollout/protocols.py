@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from asyncrollout.types import Generation, Observation, Parsed, Request
+from asyncrollout.trajectories import Move
+from asyncrollout.types import Generation, Observation, Outcome, Parsed, Request
 
 
 @runtime_checkable
@@ -35,6 +36,23 @@ class Policy(Protocol):
 
     async def generate(self, request: Request) -> Generation:
         """The reply; a failure is a `ProviderError`, and cancellation passes."""
+
+
+class Player(Protocol):
+    """An agent's part in one episode."""
+
+    messages: list[dict[str, Any]]
+    """The conversation so far, if there is one."""
+
+    async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
+        """The next move, from what a reset or a step gave; if cancelled, it may be asked for again."""
+
+
+class Agent(Protocol):
+    """What plays episodes; one agent plays any number of them at a time."""
+
+    def open(self, session: str, seed: int) -> Player:
+        """Begin an episode. The session's name is unique; the seed is for sampling, and not the env's."""
 
 
 class TextInterface(Protocol):

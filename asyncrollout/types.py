@@ -147,7 +147,10 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A policy's reply. Token ids and logprobs are as long as each other, or None where there are none."""
+    """A policy's reply. Token ids and logprobs are as long as each other, or None where there are none.
+
+    A numeric policy gives an `action` instead of a text, and the `state` of its memory after it, if it has one.
+    """
 
     text: str
     finish_reason: FinishReason = "stop"
@@ -157,6 +160,7 @@ class Generation(msgspec.Struct, frozen=True):
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] = []
     action: Any = None
+    state: Any = None
     usage: Usage = Usage()
     version: int = 0
     timings: Timings = Timings()

@@ -44,23 +44,23 @@ class BatchedPolicy:
         self._thread = anyio.CapacityLimiter(1)
         self._send, self._receive = anyio.create_memory_object_stream[_Asked](0)
         self._group = anyio.create_task_group()
-        self._open = False
+        self.is_open = False
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
         self._group.start_soon(self._serve)
-        self._open = True
+        self.is_open = True
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._open = False
+        self.is_open = False
         self._send.close()
         if kind is not None:
             self._group.cancel_scope.cancel()
         await self._group.__aexit__(None, None, None)  # an error of the body passes as it is
 
     async def generate(self, request: Request) -> Generation:
-        if not self._open:
+        if not self.is_open:
             raise ClosedError("this BatchedPolicy is not open: use it within 'async with'")
         asked = _Asked(request)
         try:

@@ -10,4 +10,5 @@ from asyncrollout.types import Request
 def generator_for(seed: int, request: Request) -> np.random.Generator:
     """The generator of one turn of one session."""
     session = int.from_bytes(hashlib.blake2b(request.session.encode(), digest_size=8).digest())
-    return np.random.default_rng((seed, session, request.turn))
+    sampling = () if request.sampling.seed is None else (request.sampling.seed,)
+    return np.random.default_rng((seed, session, request.turn, *sampling))

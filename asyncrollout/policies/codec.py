@@ -1,13 +1,13 @@
 """The OpenAI protocol: requests to bodies, and answers to generations. What makes no sense is a `ProviderError`."""
 
-import base64
+import re
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from asyncrollout.errors import ProviderError, UsageError
-from asyncrollout.pictures import encode_png
+from asyncrollout.pictures import data_url
 from asyncrollout.types import FinishReason, Generation, Request, Usage
 
 Mode = Literal["chat", "completions"]
@@ -34,6 +34,7 @@ _FINISHED: dict[str | None, FinishReason] = {
     "abort": "abort",
     "content_filter": "abort",
 }
+_CONTEXT = re.compile(r"context[ _](length|size|window)|exceed_context", re.IGNORECASE)
 _SHOWN = 300
 
 
@@ -124,8 +125,11 @@ def encode(request: Request, model: str, mode: Mode, kind: ServerKind, *, logpro
     return msgspec.json.encode({**body, **_STREAMED.get(kind, {}), **sampling.extra})
 
 
-def decode(content: bytes, *, logprobs: bool) -> Generation:
-    """The one choice of an answer, whole or streamed; token ids and logprobs are all there, or none."""
+def decode(content: bytes, *, logprobs: bool, stops: bool = False) -> Generation:
+    """The one choice of an answer, whole or streamed; token ids and logprobs are all there, or none.
+
+    `stops` is whether the request had texts to stop at.
+    """
     try:
         reply = _join(content) if content.startswith(b"data:") else _reply.decode(content)
     except msgspec.DecodeError as error:
@@ -138,8 +142,8 @@ def decode(content: bytes, *, logprobs: bool) -> Generation:
         raise malformed(f"its finish reason is {choice.finish_reason!r}", content)
     if choice.message is None and choice.text is None:
         raise malformed("it has neither a message nor a text", content)
-    token_ids, numbers = _tokens(choice, content) if logprobs else (choice.ids, None)
     usage = reply.usage or _Usage()
+    token_ids, numbers = _tokens(choice, usage, content, stops=stops) if logprobs else (choice.ids, None)
     details = usage.prompt_tokens_details
     return Generation(
         text=message.content or "",
@@ -151,6 +155,11 @@ def decode(content: bytes, *, logprobs: bool) -> Generation:
         tool_calls=message.tool_calls or [],
         usage=Usage(usage.prompt_tokens, usage.completion_tokens or 0, (details and details.cached_tokens) or 0),
     )
+
+
+def is_context_full(said: str) -> bool:
+    """Whether a refusal means that the conversation has become too long, in the words of the servers we know."""
+    return _CONTEXT.search(said) is not None
 
 
 def refusal(content: bytes) -> str:
@@ -182,13 +191,16 @@ def _join(stream: bytes) -> _Reply:
     deltas = [part.delta or _Message(content=part.text) for part in parts]
     tokens = [token for part in parts if part.logprobs for token in part.logprobs.content or ()]
     ids = [token for part in parts for token in part.token_ids or ()]
+    text = "".join(delta.content or "" for delta in deltas)
+    message = _Message(
+        content=text,
+        reasoning_content="".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas) or None,
+        tool_calls=_join_calls([call for delta in deltas for call in delta.tool_calls or ()]),
+    )
     whole = _Choice(
         finish_reason=next((part.finish_reason for part in reversed(parts) if part.finish_reason), None),
-        message=_Message(
-            content="".join(delta.content or "" for delta in deltas),
-            reasoning_content="".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas) or None,
-            tool_calls=_join_calls([call for delta in deltas for call in delta.tool_calls or ()]),
-        ),
+        message=message if any(part.delta for part in parts) else None,
+        text=text,
         logprobs=_Logprobs(content=tokens) if tokens else None,
         token_ids=ids or None,
     )
@@ -210,7 +222,9 @@ def _join_calls(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(calls.values())
 
 
-def _tokens(choice: _Choice, content: bytes) -> tuple[list[int] | None, list[float]]:
+def _tokens(
+    choice: _Choice, usage: _Usage, content: bytes, *, stops: bool
+) -> tuple[list[int] | None, list[float] | None]:
     given = choice.logprobs or _Logprobs()
     if given.content is not None:
         numbers = [token.logprob for token in given.content]
@@ -226,7 +240,20 @@ def _tokens(choice: _Choice, content: bytes) -> tuple[list[int] | None, list[flo
         raise malformed(f"it has {len(token_ids)} token ids and {len(numbers)} logprobs", content)
     if not all(number <= 1e-6 for number in numbers):
         raise malformed("a logprob is above 0", content)
+    if ids and choice.ids is None and not _are_all(len(ids), choice, usage, stops=stops):
+        return None, None
     return token_ids, numbers
+
+
+def _are_all(known: int, choice: _Choice, usage: _Usage, *, stops: bool) -> bool:
+    """Whether llama.cpp has told every token: it leaves those out that end within a character (half an emoji).
+
+    Of a streamed chat it also leaves out those that add no text: the one that ends it, and the beginning of a text to
+    stop at, which may be anywhere.
+    """
+    unseen = (usage.completion_tokens or known) - known
+    ended = choice.message is not None and choice.finish_reason == "stop" and not stops
+    return unseen == 0 or (unseen == 1 and ended)
 
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
@@ -240,8 +267,7 @@ def _plain_part(part: Any) -> Any:
     """Pictures as data URLs; an array may stand alone, or as `{"type": "image", "image": array}`."""
     picture = part.get("image") if isinstance(part, dict) and part.get("type") == "image" else part
     if isinstance(picture, np.ndarray):
-        url = "data:image/png;base64," + base64.b64encode(encode_png(picture)).decode()
-        return {"type": "image_url", "image_url": {"url": url}}
+        return {"type": "image_url", "image_url": {"url": data_url(picture)}}
     return {"type": "text", "text": part} if isinstance(part, str) else part
 
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from asyncrollout.errors import ProviderError, UsageError
@@ -29,6 +30,7 @@ class ScriptedPolicy:
         self._asked = 0
 
     async def generate(self, request: Request) -> Generation:
+        await anyio.lowlevel.checkpoint()  # who never waits could be neither cancelled nor overtaken
         if not callable(self._reply):
             # Without a session nobody counts turns, so that the replies go in the order of the calls.
             turn = request.turn if request.session else self._asked
@@ -50,6 +52,7 @@ class RandomPolicy:
         self._seed = seed
 
     async def generate(self, request: Request) -> Generation:
+        await anyio.lowlevel.checkpoint()
         action = self._actions[int(generator_for(self._seed, request).integers(len(self._actions)))]
         if isinstance(action, str):
             return Generation(f"<answer>{action}</answer>")
@@ -62,6 +65,8 @@ class SolverPolicy:
     A mistake is a reply without an action, or part of the actions. `latency` is the mean of an exponential
     distribution, in seconds, or a pair (least, most).
     """
+
+    needs_expert = True
 
     def __init__(self, error_rate: float = 0.0, latency: float | tuple[float, float] = 0.0, *, seed: int = 0) -> None:
         if not 0 <= error_rate <= 1:

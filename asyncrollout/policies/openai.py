@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import numpy as np
 
-from asyncrollout.errors import ClosedError, ProviderError, UsageError
+from asyncrollout.errors import ClosedError, ContextError, ProviderError, UsageError
 from asyncrollout.policies import codec
 from asyncrollout.policies.codec import Mode, ServerKind
 from asyncrollout.policies.endpoint import Answer, Endpoint
@@ -87,6 +87,10 @@ class OpenAIPolicy:
         self._client: aiohttp.ClientSession | None = None
         self._group = anyio.create_task_group()
 
+    @property
+    def is_open(self) -> bool:
+        return self._client is not None
+
     def __repr__(self) -> str:
         return f"OpenAIPolicy({[endpoint.url for endpoint in self.endpoints]}, model={self._model!r})"
 
@@ -128,7 +132,7 @@ class OpenAIPolicy:
                 started, version = time.monotonic(), self.version
                 answer, trouble = await self._try(endpoint, body, deadline)
                 if answer is not None and answer.status == 200:
-                    generation = self._accept(answer, endpoint, started)
+                    generation = self._accept(request, answer, endpoint, started)
                     if generation.finish_reason == "abort" and not self._running.is_set():
                         continue  # stopped by the server for new weights
                     timings = _timings(began, started, answer, 1 + failures + refusals)
@@ -228,16 +232,18 @@ class OpenAIPolicy:
                 for endpoint in self.endpoints:
                     telling.start_soon(post_page, self._opened(), endpoint, page, mode, self._headers)
 
-    def _accept(self, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
+    def _accept(self, request: Request, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
         endpoint.limit.succeeded(started, time.monotonic())
-        return codec.decode(answer.content, logprobs=self._logprobs)
+        stops = bool(request.sampling.stop or self._sampling.stop)
+        return codec.decode(answer.content, logprobs=self._logprobs, stops=stops)
 
     def _refuse(self, answer: Answer, endpoint: Endpoint, started: float, said: str) -> float | None:
         """What an answer without a generation means: an error at once, or how long to wait."""
         now = time.monotonic()
         match failure_of(answer.status):
             case "permanent":
-                raise ProviderError(f"{endpoint.url}: {said}")
+                kind = ContextError if codec.is_context_full(said) else ProviderError
+                raise kind(f"{endpoint.url}: {said}")
             case "refused":
                 wait = read_retry_after(answer.headers.get("Retry-After"))
                 endpoint.limit.refused(started, now, wait)

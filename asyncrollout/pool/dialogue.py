@@ -40,6 +40,8 @@ class Dialogue:
     def begin(self, observation: Any, info: dict[str, Any]) -> Observation:
         self.state = (0, [], observation)
         info["system_prompt"] = self.interface.system_prompt()
+        if self._options.max_actions_per_traj is not None:
+            info["actions_left"] = self._options.max_actions_per_traj
         return self._described(info, over=False)
 
     async def step(self, action: Any, step_env: Callable[[Any], Awaitable[Fields]]) -> Fields:
@@ -60,8 +62,9 @@ class Dialogue:
             effective |= bool(step_info.get("action_is_effective", True))
             if terminated or truncated:
                 break
-        if limit is not None and self._count >= limit and not terminated:
-            truncated = True
+        if limit is not None:
+            info["actions_left"] = limit - self._count
+            truncated |= self._count >= limit and not terminated
         if reason:
             reward -= abs(options.format_penalty)
             info["invalid_reason"] = reason

@@ -1,0 +1,1 @@
+"""What plays episodes: language models in conversation, and numeric policies with or without a memory."""

@@ -1,0 +1,161 @@
+"""An agent that converses: what a language model is shown each turn, and how its tokens join up."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from asyncrollout.agents.joining import TokenSequence
+from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.agents.templates import TEMPLATES, Template
+from asyncrollout.errors import ProviderError, UsageError
+from asyncrollout.pictures import data_url
+from asyncrollout.protocols import Policy
+from asyncrollout.registry import nearest
+from asyncrollout.trajectories import Move
+from asyncrollout.types import Generation, Observation, Outcome, Request, Sampling
+
+Message = dict[str, Any]
+Encode = Callable[[list[Message], bool], Sequence[int] | Awaitable[Sequence[int]]]
+
+_MOST_STOPS = 3
+_SERVERS_OWN = Sampling()
+
+
+@dataclass(frozen=True)
+class ChatAgent:
+    """Plays text envs with a language model.
+
+    `history` is how many turns before the present one the model sees; None is the whole conversation. `template` is
+    "plain", "ragen", or a function (turn, text, outcome) -> text. `system_prompt` replaces the env's own.
+
+    With `encode` it speaks in tokens, so that each prompt extends the one before exactly: `encode(messages, is_start)`
+    gives the tokens of messages that are new since the last reply, up to where the model goes on; the policy must take
+    `Request.prompt_ids`. Without it, the token ids are what the server tells, and where a prompt does not go on from
+    the one before, the turn says so (`joined` is false) and begins a sample of its own.
+
+    Each turn's `sampling.seed` is drawn from the rollout's; a server that knows no seeds needs `seeded=False`.
+    """
+
+    policy: Policy
+    _: KW_ONLY
+    history: int | None = None
+    template: Literal["plain", "ragen"] | Template = "plain"
+    system_prompt: str | None = None
+    sampling: Sampling = _SERVERS_OWN
+    seeded: bool = True
+    encode: Encode | None = None
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.policy, "generate"):
+            raise UsageError(f"ChatAgent: {self.policy!r:.100} is no policy: it has no generate()")
+        if isinstance(self.template, str) and self.template not in TEMPLATES:
+            raise UsageError(
+                f"ChatAgent: template={self.template!r} is not valid{nearest(self.template, [*TEMPLATES])}"
+            )
+        if self.history is not None and (isinstance(self.history, bool) or self.history < 0):
+            raise UsageError(f"ChatAgent: history={self.history!r} is neither None nor a number from 0")
+
+    def open(self, session: str, seed: int) -> "Conversation":
+        return Conversation(self, session, seed)
+
+
+class Conversation:
+    """One episode of a `ChatAgent`."""
+
+    def __init__(self, agent: ChatAgent, session: str, seed: int) -> None:
+        self.messages: list[Message] = []
+        self._agent = agent
+        self._template = TEMPLATES[agent.template] if isinstance(agent.template, str) else agent.template
+        self._session = session
+        self._seed = seed
+        self._turn = 0
+        self._first = 0
+        self._tokens = TokenSequence()
+
+    async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
+        new, observation = self._tell(outcome)
+        messages = [*self.messages, *new]
+        first = self._window(messages)
+        has_system = messages[0]["role"] == "system"
+        shown = messages if not first else [*messages[:has_system], *messages[first:]]
+        request = Request(
+            shown,
+            await self._encoded(shown, new, first),
+            self._sampling(tokens_left),
+            self._session,
+            self._turn,
+            data=outcome.observation,
+            expert=outcome.info.get("expert"),
+        )
+        generation = await self._ask(request)
+        self.messages = [*messages, _said(generation)]  # a new list: the request holds the other one
+        self._first = first
+        self._turn += 1
+        prompt_ids = generation.prompt_ids if request.prompt_ids is None else request.prompt_ids
+        if prompt_ids is None or generation.token_ids is None:
+            return Move(generation.text, generation, observation, first_message=first)
+        part, joined = self._tokens.add_turn(prompt_ids, generation.token_ids)
+        return Move(generation.text, generation, observation, part, joined, first)
+
+    def _tell(self, outcome: Outcome) -> tuple[list[Message], Any]:
+        """The messages that are new, and what goes on record of the observation: pictures are in the messages."""
+        observation = outcome.observation
+        seen = Observation(observation) if isinstance(observation, str) else observation
+        if not isinstance(seen, Observation):
+            raise UsageError(
+                f"ChatAgent plays text envs, and was shown a {type(observation).__name__}: open the env with text=True"
+            )
+        content: Any = self._template(self._turn, seen.text, outcome)
+        if seen.images:
+            pictures = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in seen.images]
+            content = [{"type": "text", "text": content}, *pictures]
+            observation = msgspec.structs.replace(seen, images=())
+        told: Message = {"role": "user", "content": content}
+        prompt = self._agent.system_prompt
+        if prompt is None:
+            prompt = outcome.info.get("system_prompt")
+        if self._turn or not prompt:
+            return [told], observation
+        return [{"role": "system", "content": prompt}, told], observation
+
+    def _window(self, messages: list[Message]) -> int:
+        """The first message that is shown, beside the system's: 0 if all are."""
+        history = self._agent.history
+        if history is None or self._turn <= history:
+            return 0
+        return len(messages) - 1 - 2 * history
+
+    async def _encoded(self, shown: list[Message], new: list[Message], first: int) -> list[int] | None:
+        encode = self._agent.encode
+        if encode is None:
+            return None
+        is_start = self._turn == 0 or first != self._first
+        tokens = encode(shown if is_start else new, is_start)
+        if inspect.isawaitable(tokens):
+            tokens = await tokens
+        return list(tokens) if is_start else self._tokens.extended_by(tokens)
+
+    def _sampling(self, tokens_left: int | None) -> Sampling:
+        sampling = self._agent.sampling
+        changes: dict[str, Any] = {}
+        if tokens_left is not None and (sampling.max_tokens is None or tokens_left < sampling.max_tokens):
+            changes["max_tokens"] = tokens_left
+        if self._agent.seeded:
+            changes["seed"] = sampling_seed(self._seed, self._turn)
+        return msgspec.structs.replace(sampling, **changes) if changes else sampling
+
+    async def _ask(self, request: Request) -> Generation:
+        """A whole reply: one that a server breaks off, as for new weights, is asked for again."""
+        for _ in range(_MOST_STOPS):
+            generation = await self._agent.policy.generate(request)
+            if generation.finish_reason != "abort":
+                return generation
+        raise ProviderError(f"the reply was broken off {_MOST_STOPS} times")
+
+
+def _said(generation: Generation) -> Message:
+    message: Message = {"role": "assistant", "content": generation.text}
+    return {**message, "tool_calls": generation.tool_calls} if generation.tool_calls else message

@@ -1,0 +1,75 @@
+"""Every turn of a batch in one row, and what is the same in all forms of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrollout.errors import UsageError
+from asyncrollout.trajectories import Group, Trajectory, Turn
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """The turns of all trajectories, one after the other; `trajectory` and `turn` say whose each is, and which one.
+
+    `group`, `valid` and `reward` are of trajectories, `turn_reward` is of turns. What a failed trajectory has in the
+    place of a finite reward is 0.
+    """
+
+    trajectories: list[Trajectory]
+    turns: list[Turn]
+    trajectory: Ints
+    turn: Ints
+    group: Ints
+    valid: NDArray[np.bool_]
+    reward: Floats
+    turn_reward: Floats
+
+    def columns(self, owners: Ints) -> dict[str, Any]:
+        """What each row tells of its trajectory, in every form."""
+        return {
+            "trajectory": owners,
+            "group_ids": self.group[owners],
+            "uids": [self.trajectories[owner].uid for owner in owners.tolist()],
+            "valid": self.valid[owners],
+        }
+
+    def name(self, row: int) -> str:
+        """A turn in an error message."""
+        return f"trajectory {self.trajectories[self.trajectory[row]].uid!r}, turn {self.turn[row]}"
+
+
+def lay_out(groups: Sequence[Group]) -> Played:
+    """All that was played; a reward that is no finite number is told with the trajectory that has an outcome."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if not any(trajectory.turns for trajectory in trajectories):
+        raise UsageError(_nothing(trajectories))
+    sizes = [len(trajectory.turns) for trajectory in trajectories]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    trajectory = np.repeat(np.arange(len(trajectories), dtype=np.int32), sizes)
+    turn = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    group = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups])
+    valid = np.array([trajectory.valid for trajectory in trajectories], dtype=np.bool_)
+    reward = np.array([trajectory.reward for trajectory in trajectories], dtype=np.float64)
+    turn_reward = np.array([turn.reward for turn in turns], dtype=np.float64)
+    for owner in np.flatnonzero(valid & ~np.isfinite(reward)):
+        raise UsageError(f"trajectory {trajectories[owner].uid!r} has reward {reward[owner]}: it must be finite")
+    for row in np.flatnonzero(valid[trajectory] & ~np.isfinite(turn_reward)):
+        name = f"trajectory {trajectories[trajectory[row]].uid!r}, turn {turn[row]}"
+        raise UsageError(f"{name} has reward {turn_reward[row]}: it must be finite")
+    reward[~np.isfinite(reward)] = 0.0
+    turn_reward[~np.isfinite(turn_reward)] = 0.0
+    return Played(trajectories, turns, trajectory, turn, group, valid, reward, turn_reward)
+
+
+def _nothing(trajectories: list[Trajectory]) -> str:
+    if not trajectories:
+        return "the batch is empty: there is nothing to make arrays of"
+    why = next((f"; {each.uid!r} ended with {each.error}" for each in trajectories if each.error is not None), "")
+    return f"none of the batch's {len(trajectories)} trajectories has a turn: there is nothing to make arrays of{why}"

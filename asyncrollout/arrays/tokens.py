@@ -1,0 +1,123 @@
+"""Turns as rows of tokens: the whole sequence of a sample, and for each token what a loss needs to know of it."""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrollout.arrays.played import Floats, Ints, Played
+from asyncrollout.errors import UsageError
+
+Pad = Literal["left", "right"]
+
+
+def token_arrays(played: Played, credit: Floats | None, *, pad: Pad, pad_id: int, length: int | None) -> dict[str, Any]:
+    """One row for each sample: turns whose prompts go on from each other. Those that do not begin a new one."""
+    parts = _parts(played)
+    sizes = np.array([len(part) for part in parts], dtype=np.intp).reshape(-1, 2)
+    starts = np.flatnonzero((played.turn == 0) | np.array([not turn.joined for turn in played.turns]))
+    lengths = np.add.reduceat(sizes.sum(axis=1), starts)
+    owners = played.trajectory[starts]
+    lengths, owners = lengths[lengths > 0], owners[lengths > 0]  # a sample without a single token is no row
+    sample = np.arange(len(owners)) - np.searchsorted(owners, owners)
+    shown = _mask(lengths, _width(played, lengths, owners, length), pad)
+    spoken = _filled(shown, np.repeat(np.tile([False, True], len(sizes)), sizes.ravel()), False)
+    counts = sizes[:, 1]
+    versions = np.array([turn.version for turn in played.turns], dtype=np.int32)
+    arrays = {
+        "input_ids": _filled(shown, np.concatenate(parts, dtype=np.int32, casting="unsafe"), pad_id),
+        "attention_mask": shown.astype(np.int32),
+        "position_ids": (np.cumsum(shown, axis=1, dtype=np.int32) - 1) * shown,
+        "response_mask": spoken.astype(np.int32),
+        "versions": _filled(spoken, np.repeat(versions, counts), -1),
+        "rewards": played.reward[owners],
+        "turn_rewards": _turn_rewards(played, sizes, lengths, shown),
+        "sample": sample.astype(np.int32),
+        **played.columns(owners),
+    }
+    if (logprobs := _logprobs(played, counts)) is not None:
+        arrays["old_logprobs"] = _filled(spoken, logprobs, 0)
+    if credit is not None:
+        arrays["advantages"] = _filled(spoken, np.repeat(credit, counts), 0)
+    return arrays
+
+
+def _filled(places: NDArray[np.bool_], values: NDArray[Any], otherwise: float) -> NDArray[Any]:
+    """Values of tokens, one sample after the other, put into their places."""
+    rows = np.full(places.shape, otherwise, dtype=values.dtype)
+    rows[places] = values
+    return rows
+
+
+def _parts(played: Played) -> list[Ints]:
+    """The tokens of each turn's prompt, and those that were sampled, by turns."""
+    parts = []
+    for row, turn in enumerate(played.turns):
+        if turn.prompt_ids is None or turn.token_ids is None:
+            raise UsageError(f"{played.name(row)} has no token ids; form='texts' needs none")
+        parts += [turn.prompt_ids, turn.token_ids]
+    return parts
+
+
+def _width(played: Played, lengths: NDArray[np.intp], owners: Ints, length: int | None) -> int:
+    if not lengths.size:
+        raise UsageError("the batch's turns have no tokens at all: there is nothing to make arrays of")
+    longest = int(lengths.argmax())
+    if length is not None and lengths[longest] > length:
+        uid = played.trajectories[owners[longest]].uid
+        raise UsageError(
+            f"trajectory {uid!r} has a sample of {lengths[longest]} tokens, and length={length}: "
+            "nothing is cut off here; give a greater length, or bound rollouts by their limits"
+        )
+    return int(lengths[longest]) if length is None else length
+
+
+def _mask(lengths: NDArray[np.intp], width: int, pad: Pad) -> NDArray[np.bool_]:
+    columns = np.arange(width)
+    if pad == "left":
+        return columns >= width - lengths[:, None]
+    return columns < lengths[:, None]
+
+
+def _logprobs(played: Played, counts: NDArray[np.intp]) -> NDArray[np.float32] | None:
+    """Those of all sampled tokens, in order; None if the turns have none."""
+    found = [turn.logprobs for turn in played.turns]
+    if all(logprobs is None for logprobs in found):
+        return None
+    for row, (logprobs, count) in enumerate(zip(found, counts.tolist(), strict=True)):
+        if (0 if logprobs is None else len(logprobs)) != count:
+            told = "none" if logprobs is None else len(logprobs)
+            raise UsageError(f"{played.name(row)} has {count} sampled tokens, but {told} of the logprobs")
+    return np.concatenate([part for part in found if part is not None], dtype=np.float32, casting="unsafe")
+
+
+def _turn_rewards(
+    played: Played, sizes: NDArray[np.intp], lengths: NDArray[np.intp], shown: NDArray[np.bool_]
+) -> Floats:
+    """Each turn's reward in its place."""
+    places = _reward_places(played, sizes)
+    rewards, places = played.turn_reward[places >= 0], places[places >= 0]
+    firsts = np.cumsum(lengths) - lengths  # each row's first token, among all
+    rows = np.searchsorted(firsts, places, side="right") - 1
+    columns = places - firsts[rows] + shown.argmax(axis=1)[rows]
+    placed = np.zeros(shown.shape)
+    np.add.at(placed, (rows, columns), rewards)
+    return placed
+
+
+def _reward_places(played: Played, sizes: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each turn the token, among all, that has its reward: the last one sampled; -1 if there is none.
+
+    A turn in which none was sampled gives its reward to the turn before it, else to the next one of its trajectory; if
+    nothing was sampled in the whole trajectory, to the trajectory's last token.
+    """
+    lasts = np.cumsum(sizes.sum(axis=1)) - 1
+    places = lasts.copy()
+    for row in np.flatnonzero(sizes[:, 1] == 0):
+        mates = np.flatnonzero(played.trajectory == played.trajectory[row])
+        speakers = mates[sizes[mates, 1] > 0]
+        if speakers.size:
+            places[row] = lasts[speakers[max(np.searchsorted(speakers, row) - 1, 0)]]
+        else:
+            places[row] = lasts[mates[-1]] if sizes[mates].any() else -1
+    return places

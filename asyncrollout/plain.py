@@ -1,0 +1,276 @@
+"""Any value of a record as JSON and back, exactly and without pickle.
+
+What JSON has stays as it is. All else is an object whose key `"$"` names its kind: `{"$": "tuple", "items": [1, 2]}`,
+`{"$": "Turn", "observation": ...}`. Only the kinds that are listed here can be made from a file.
+"""
+
+import base64
+import math
+import typing
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from asyncrollout import errors, trajectories, types
+from asyncrollout.errors import RolloutError, UsageError
+
+KIND = "$"
+_DEEPEST = 64
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+_DTYPES = "biufcmMSUV"  # kinds that are nothing but bytes
+
+Place = tuple[Any, ...]
+"""Where in a value: names of fields, keys of dicts, positions in lists."""
+
+
+def to_plain(value: Any) -> Any:
+    """The value as `msgspec.json.encode` takes it; a `UsageError` names the type of what cannot be written, and where.
+
+    An error of a class that is not in `asyncrollout.errors` becomes the nearest of its bases that is.
+    """
+    return _plain(value, ())
+
+
+def from_plain(plain: Any) -> Any:
+    """The value that `to_plain` was given; a `UsageError` says what makes no sense, and where."""
+    try:
+        return _value(plain, ())
+    except RecursionError as error:
+        raise UsageError("the value is nested too deeply") from error
+
+
+def _members(kind: type) -> dict[str, Any]:
+    found = {**vars(types), **vars(trajectories), **vars(errors)}
+    return {name: member for name, member in found.items() if isinstance(member, type) and issubclass(member, kind)}
+
+
+_STRUCTS: dict[str, type[msgspec.Struct]] = _members(msgspec.Struct)
+_ENUMS: dict[str, type[Enum]] = {name: kind for name, kind in _members(Enum).items() if kind.__module__ != "enum"}
+_ERRORS: dict[str, type[RolloutError]] = _members(RolloutError)
+
+
+def _checked(hint: Any) -> Any:
+    """What a field's value is checked for; the keys of an env's info can be anything."""
+    origin = typing.get_origin(hint)
+    return origin if origin in (dict, list) and "Any" in repr(hint) else hint
+
+
+_HINTS: dict[type, dict[str, Any]] = {
+    kind: {name: _checked(hint) for name, hint in typing.get_type_hints(kind).items()} for kind in _STRUCTS.values()
+}
+
+
+def _plain(value: Any, place: Place) -> Any:
+    kind = type(value)
+    if kind in _LEAVES:
+        return _plain_leaf(value)
+    if len(place) > _DEEPEST:
+        raise UsageError(f"{_shown(place[:3])}...: nested more than {_DEEPEST} deep")
+    if kind is list:
+        return _plain_items(value, place)
+    if kind is dict:
+        return _plain_dict(value, place)
+    if kind is tuple:
+        return {KIND: "tuple", "items": _plain_items(value, place)}
+    if kind is set or kind is frozenset:  # in an order that does not depend on the process
+        return {KIND: kind.__name__, "items": sorted(_plain_items(value, place), key=msgspec.json.encode)}
+    if kind is bytes:
+        return {KIND: "bytes", "base64": _base64(value)}
+    if _HINTS.get(kind) is not None:
+        return {KIND: kind.__name__, **_plain_fields(value, place)}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain_array(value, place)
+    if isinstance(value, RolloutError):
+        return _plain_error(value, place)
+    if _ENUMS.get(kind.__name__) is kind:
+        return {KIND: kind.__name__, "value": value.value}
+    raise UsageError(
+        f"{_shown(place)}a {kind.__module__}.{kind.__qualname__} cannot be written to a file: "
+        "use numbers, texts, bytes, lists, tuples, dicts, sets or numpy arrays"
+    )
+
+
+def _plain_leaf(value: Any) -> Any:
+    kind = type(value)
+    if kind is str and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return {KIND: "str", "base64": _base64(value.encode("utf-8", "surrogatepass"))}
+    if kind is float and not math.isfinite(value):
+        return {KIND: "float", "value": repr(value)}
+    if kind is int and not -(2**63) <= value < 2**64:
+        return {KIND: "int", "hex": hex(value)}
+    return value
+
+
+def _plain_items(items: Any, place: Place) -> list[Any]:
+    return [
+        _plain_leaf(item) if type(item) in _LEAVES else _plain(item, (*place, number))
+        for number, item in enumerate(items)
+    ]
+
+
+def _plain_dict(value: dict[Any, Any], place: Place) -> dict[str, Any]:
+    items = {
+        key: _plain_leaf(item) if type(item) in _LEAVES else _plain(item, (*place, key)) for key, item in value.items()
+    }
+    if all(type(key) is str and _plain_leaf(key) is key for key in items) and KIND not in items:
+        return items
+    return {KIND: "dict", "items": [[_plain(key, (*place, key)), item] for key, item in items.items()]}
+
+
+def _plain_fields(struct: Any, place: Place) -> dict[str, Any]:
+    fields = {}
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
+        if isinstance(value, Enum) and type(value) is _HINTS[type(struct)][name]:
+            fields[name] = value.value
+        else:
+            fields[name] = _plain_leaf(value) if type(value) in _LEAVES else _plain(value, (*place, name))
+    return fields
+
+
+def _plain_array(value: Any, place: Place) -> dict[str, Any]:
+    dtype = value.dtype
+    scalar = isinstance(value, np.generic)
+    if not (scalar or type(value) is np.ndarray) or not _is_bytes(dtype) or not (scalar or dtype.itemsize):
+        raise UsageError(f"{_shown(place)}a {type(value).__name__} of {dtype} cannot be written to a file")
+    content = {"dtype": dtype.str, "base64": _base64(value.tobytes())}
+    return {KIND: "scalar", **content} if scalar else {KIND: "array", "shape": list(value.shape), **content}
+
+
+def _plain_error(error: RolloutError, place: Place) -> dict[str, Any]:
+    name = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)
+    where = {key: value for key, value in vars(error).items() if key != "__notes__"}
+    parts = {"args": list(error.args), "where": where, "notes": getattr(error, "__notes__", [])}
+    return {KIND: name, **_plain_dict(parts, place)}
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _is_bytes(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in _DTYPES and dtype.names is None and dtype.subdtype is None
+
+
+def _value(plain: Any, place: Place) -> Any:
+    if type(plain) is list:
+        return _values(plain, place)
+    if type(plain) is not dict:
+        return plain
+    if KIND not in plain:
+        return {key: item if type(item) in _LEAVES else _value(item, (*place, key)) for key, item in plain.items()}
+    parts = dict(plain)
+    kind = parts.pop(KIND)
+    make = _MAKERS.get(kind) if isinstance(kind, str) else None
+    if make is None:
+        raise UsageError(f"{_shown(place)}no value is of kind {kind!r}")
+    try:
+        return make(parts, place)
+    except UsageError:
+        raise
+    except KeyError as error:
+        raise UsageError(f"{_shown(place)}a {kind} without {error}") from error
+    except (TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
+        raise UsageError(f"{_shown(place)}not a {kind}: {error}") from error
+
+
+def _values(plain: list[Any], place: Place) -> list[Any]:
+    return [item if type(item) in _LEAVES else _value(item, (*place, number)) for number, item in enumerate(plain)]
+
+
+def _items(parts: dict[str, Any], place: Place) -> list[Any]:
+    items = parts["items"]
+    if type(items) is not list:
+        raise TypeError("its items are no list")
+    return _values(items, place)
+
+
+def _bytes(parts: dict[str, Any]) -> bytes:
+    return base64.b64decode(parts["base64"], validate=True)
+
+
+def _array(parts: dict[str, Any], shape: tuple[int, ...]) -> Any:
+    dtype = np.dtype(str(parts["dtype"]))
+    content = bytearray(_bytes(parts))  # so that the array can be written to
+    if not _is_bytes(dtype) or math.prod(shape) * dtype.itemsize != len(content):
+        raise ValueError(f"{len(content)} bytes for shape {shape} of {dtype}")
+    return np.ndarray(shape, dtype, buffer=content)
+
+
+def _scalar(parts: dict[str, Any]) -> Any:
+    dtype = np.dtype(str(parts["dtype"]))
+    return _array(parts, ())[()] if dtype.itemsize else dtype.type()  # np.str_("") has no bytes for an array to hold
+
+
+def _struct(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any], Place], Any]:
+    def make(parts: dict[str, Any], place: Place) -> Any:
+        fields = _value(parts, place)
+        for name, hint in _HINTS[kind].items():
+            if name not in fields or hint is Any:
+                continue
+            try:
+                told = msgspec.convert(_python(fields[name]), hint)
+            except msgspec.ValidationError as error:
+                raise UsageError(f"{_shown((*place, name))}{error}") from error
+            if type(told) is not dict and type(told) not in _LEAVES:  # an enum, or records that did not say their kind
+                fields[name] = told
+        return kind(**fields)
+
+    return make
+
+
+def _python(value: Any) -> Any:
+    """Numpy's numbers as Python's, which is what a check of types knows."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return {key: _python(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def _error(kind: type[RolloutError]) -> Callable[[dict[str, Any], Place], RolloutError]:
+    def make(parts: dict[str, Any], place: Place) -> RolloutError:
+        told = _value(parts, place)
+        error = kind(*told["args"])
+        vars(error).update(told["where"])
+        for note in told["notes"]:
+            error.add_note(note)
+        return error
+
+    return make
+
+
+def _enum(kind: type[Enum]) -> Callable[[dict[str, Any], Place], Enum]:
+    return lambda parts, _: kind(parts["value"])
+
+
+_MAKERS: dict[str, Callable[[dict[str, Any], Place], Any]] = {
+    "tuple": lambda parts, place: tuple(_items(parts, place)),
+    "set": lambda parts, place: set(_items(parts, place)),
+    "frozenset": lambda parts, place: frozenset(_items(parts, place)),
+    "dict": lambda parts, place: {key: item for key, item in _items(parts, place)},  # noqa: C416
+    "bytes": lambda parts, _: _bytes(parts),
+    "str": lambda parts, _: _bytes(parts).decode("utf-8", "surrogatepass"),
+    "float": lambda parts, _: float(parts["value"]),
+    "int": lambda parts, _: int(parts["hex"], 16),
+    "array": lambda parts, _: _array(parts, tuple(parts["shape"])),
+    "scalar": lambda parts, _: _scalar(parts),
+    **{name: _struct(kind) for name, kind in _STRUCTS.items()},
+    **{name: _error(kind) for name, kind in _ERRORS.items()},
+    **{name: _enum(kind) for name, kind in _ENUMS.items()},
+}
+
+
+def _shown(place: Place) -> str:
+    """The place as the start of a message."""
+    told = ""
+    for part in place:
+        if isinstance(part, str) and part.isidentifier():
+            told += f".{part}" if told else part
+        else:
+            told += f"[{part!r:.80}]"
+    return f"{told}: " if told else ""

@@ -1,0 +1,1 @@
+"""One episode, and one group of episodes of the same task."""

@@ -1,0 +1,112 @@
+"""One episode, from its seed to its trajectory."""
+
+import math
+import time
+import traceback
+from typing import Any, Protocol
+
+import anyio
+
+from asyncrollout.errors import ContextError, EnvError, LimitError, PoolError, ProviderError, RolloutError, UsageError
+from asyncrollout.protocols import Agent, Player
+from asyncrollout.rollout.progress import Progress
+from asyncrollout.trajectories import Limits, Move, StopReason, Trajectory, Turn, as_turn, finished
+from asyncrollout.types import Outcome
+
+_NO_LIMITS = Limits()
+
+
+class Playable(Protocol):
+    """What is played: an `EnvHandle`, or anything like it."""
+
+    name: str
+
+    async def reset(self, *, seed: int, task: Any, member: int) -> Outcome: ...
+
+    async def step(self, action: Any) -> Outcome: ...
+
+
+async def run_rollout(
+    env: Playable,
+    agent: Agent,
+    *,
+    seed: int,
+    task: Any = None,
+    limits: Limits = _NO_LIMITS,
+    member: int = 0,
+    uid: str | None = None,
+    sampling_seed: int | None = None,
+    progress: Progress | None = None,
+) -> Trajectory:
+    """Play one episode. A failure of the env or the policy ends up on the trajectory; cancellation passes.
+
+    `member` and `sampling_seed` are what differs among rollouts of one seed; `progress` tells where it is.
+    """
+    uid = f"{env.name}-{seed}.{member}" if uid is None else uid
+    progress = Progress(uid) if progress is None else progress
+    player = agent.open(uid, seed if sampling_seed is None else sampling_seed)
+    turns: list[Turn] = []
+    final, stop = None, StopReason.SECONDS
+    error: RolloutError | None = None
+    began = time.monotonic()
+    deadline = anyio.current_time() + (limits.seconds or math.inf)
+    with anyio.CancelScope(deadline=deadline) as scope:
+        try:
+            progress.begins("the env's reset")
+            outcome = await env.reset(seed=seed, task=task, member=member)
+            while (ended := finished(outcome, turns, limits)) is None:
+                asked = progress.begins("the policy")
+                move = await _act(player, outcome, turns, limits)
+                acted = progress.begins("the env's step")
+                came = await env.step(move.action)
+                if not math.isfinite(came.reward):
+                    raise EnvError(f"env {env.name!r} ({uid}, seed {seed}, turn {len(turns)}): reward {came.reward}")
+                turns.append(as_turn(outcome, move, came, acted - asked, time.monotonic() - acted))
+                outcome = came
+                progress.turn += 1
+            final, stop = outcome.observation, ended
+        except ContextError:
+            stop = StopReason.TOKENS
+        except EnvError as failed:
+            stop, error = StopReason.ENV_ERROR, failed
+        except ProviderError as failed:
+            stop, error = StopReason.POLICY_ERROR, failed
+    if scope.cancelled_caught:
+        error = LimitError(f"no end within {limits.seconds:g} s: {progress}")
+    progress.begins("")
+    return Trajectory(
+        uid=uid,
+        env=env.name,
+        seed=seed,
+        turns=turns,
+        reward=math.fsum(turn.reward for turn in turns),
+        stop_reason=stop,
+        error=error and as_data(error, env.name, seed, len(turns)),
+        member=member,
+        task=task,
+        messages=player.messages,
+        final=final,
+        seconds=time.monotonic() - began,
+    )
+
+
+async def _act(player: Player, outcome: Outcome, turns: list[Turn], limits: Limits) -> Move:
+    """The player's move; whatever a policy or an agent raises by itself is a failure of this rollout alone."""
+    left = None if limits.tokens is None else limits.tokens - sum(turn.sampled_tokens for turn in turns)
+    try:
+        return await player.act(outcome, tokens_left=left)
+    except (ProviderError, PoolError, UsageError):
+        raise
+    except Exception as error:
+        failed = ProviderError(f"the policy raised {type(error).__name__}: {error}")
+        failed.add_note("".join(traceback.format_exception(error)))
+        raise failed from error
+
+
+def as_data(error: RolloutError, env: str, seed: int, turn: int) -> RolloutError:
+    """An error for the record: with its place, and without frames that would keep the episode's objects alive."""
+    error.env = env if error.env is None else error.env
+    error.seed = seed if error.seed is None else error.seed
+    error.turn = turn if error.turn is None else error.turn
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error

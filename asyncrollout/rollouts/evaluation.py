@@ -1,0 +1,63 @@
+"""How good a policy is: rewards and successes over tasks, each played several times."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from asyncrollout.errors import UsageError
+from asyncrollout.trajectories import Group, Trajectory
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """Groups of `k` rollouts, one group for each task. Rollouts that failed are left out of all figures."""
+
+    k: int
+    groups: list[Group]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+    @property
+    def failed(self) -> int:
+        return sum(not trajectory.valid for trajectory in self.trajectories)
+
+    @property
+    def mean_reward(self) -> float:
+        """Over tasks, of the mean over a task's rollouts."""
+        return _mean(
+            [float(np.mean([member.reward for member in group.valid])) for group in self.groups if group.valid]
+        )
+
+    @property
+    def success_rate(self) -> float:
+        return self.pass_at(1)
+
+    def pass_at(self, k: int) -> float:
+        """How likely at least one of `k` rollouts of a task succeeds, estimated without bias, over tasks.
+
+        A rollout succeeds if its env says so; if the env never says, if its reward is above 0. Tasks with fewer than
+        `k` valid rollouts are left out.
+        """
+        if not 1 <= k <= self.k:
+            raise UsageError(f"pass@{k} of {self.k} rollouts for each task: k is from 1 to {self.k}")
+        return _mean([_pass_at(group.valid, k) for group in self.groups if len(group.valid) >= k])
+
+    def summary(self) -> dict[str, float]:
+        figures = {"tasks": len(self.groups), "failed": self.failed, "mean_reward": self.mean_reward}
+        return {**figures, "pass@1": self.pass_at(1), f"pass@{self.k}": self.pass_at(self.k)}
+
+
+def _pass_at(members: Sequence[Trajectory], k: int) -> float:
+    count, successes = len(members), sum(map(succeeded, members))
+    return 1.0 - math.comb(count - successes, k) / math.comb(count, k)
+
+
+def succeeded(trajectory: Trajectory) -> bool:
+    return trajectory.reward > 0 if trajectory.success is None else trajectory.success
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

@@ -1,0 +1,360 @@
+"""`Rollouts`: envs, a policy, and groups of episodes for an awaiting trainer."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import msgspec
+
+from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.arrays.batch import Batch
+from asyncrollout.errors import ClosedError, UsageError
+from asyncrollout.policies.weights import PauseMode
+from asyncrollout.pool.pool import EnvPool
+from asyncrollout.protocols import Agent, Policy
+from asyncrollout.registry import EnvSpec, nearest
+from asyncrollout.rollout.group import Failures, run_group
+from asyncrollout.rollout.scoring import Score, Scorer
+from asyncrollout.rollouts.evaluation import Evaluation
+from asyncrollout.rollouts.setup import nested, read_agent, read_envs, runs_on_loop
+from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
+from asyncrollout.sampler.judging import Judge, Keep, KeepRate, check_filter
+from asyncrollout.sampler.ledger import ENDS, Ledger
+from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
+from asyncrollout.sampler.tally import Tally
+from asyncrollout.sampler.tray import OnExhausted
+from asyncrollout.tasks import task_group
+from asyncrollout.trajectories import Group, Limits
+from asyncrollout.types import PoolStats
+
+_NO_LIMITS, _FAILURES = Limits(), Failures()
+_RESUME_GRACE = 60.0
+
+
+class RolloutsStats(msgspec.Struct, frozen=True):
+    """How things stand. `dropped` counts groups by reason; `ends` counts rollouts by how they ended."""
+
+    version: int
+    drawn_groups: int
+    playing_groups: int
+    buffered_groups: int
+    keep_rate: float
+    dropped: dict[str, int]
+    dispatched: int
+    open_rollouts: int
+    ends: dict[str, int]
+    pool: PoolStats
+
+
+class Rollouts:
+    """Plays groups of episodes, and streams those that `keep` lets pass.
+
+    One env (`env`, `env_kwargs`), or several by tags and shares: `env=[{"env": "bandit", "share": 2}, ...]`. A
+    `policy` plays through a `ChatAgent`; any other agent is given as `agent`. Policies that need opening are opened.
+
+    A group is a task, played `group_size` times from the same env seed. `tasks` is any source of tasks; without one,
+    episodes differ by their seed alone. `keep` is a filter. `score` is a function that gives the reward.
+
+    `order="start"` makes batches independent of timing. At most `max_in_flight` rollouts play at a time, and at most
+    `max_lag` batches are played ahead of the trainer; older groups are dropped as stale. A batch may cost
+    `max_num_gen_batches` times its size in draws; then `on_exhausted` says what happens.
+    """
+
+    def __init__(
+        self,
+        env: str | EnvSpec | list[Share | dict[str, Any]],
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        policy: Policy | None = None,
+        agent: Agent | None = None,
+        group_size: int = 8,
+        keep: Keep | None = None,
+        seed: int = 0,
+        tasks: Tasks | None = None,
+        score: Score | None = None,
+        limits: Limits = _NO_LIMITS,
+        failures: Failures = _FAILURES,
+        order: Order = "finish",
+        max_in_flight: int = 512,
+        max_lag: int | None = 1,
+        max_num_gen_batches: int | None = 10,
+        on_exhausted: OnExhausted = "raise",
+        stall_seconds: float = 900.0,
+        workers: int | None = None,
+        pool: EnvPool | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("group_size", group_size, 1),
+            ("seed", seed, 0),
+            ("max_in_flight", max_in_flight, group_size),
+            ("max_lag", max_lag, 0),
+            ("max_num_gen_batches", max_num_gen_batches, 1),
+        ):
+            _whole(name, value, least)
+        _one_of("order", order, ("finish", "start"))
+        _one_of("on_exhausted", on_exhausted, ("raise", "short", "fill"))
+        self._shares = {share.tag: share for share in read_envs(env, env_kwargs)}
+        self._agent, self._policy = read_agent(policy, agent)
+        self._expert = any(getattr(part, "needs_expert", False) for part in nested(self._policy))
+        self._given_pool = pool
+        on_loop = workers is None and runs_on_loop([*self._shares.values()])
+        self._pool = pool or EnvPool(workers, "inline" if on_loop else "process")
+        self._seed = seed
+        self._draws = Draws(tasks, seed, [*self._shares.values()])
+        self._keep = check_filter(keep)
+        self._keep_rate = KeepRate()
+        self._scorer = None if score is None else Scorer(score)
+        self._limits = limits
+        self._failures = failures
+        self._slots = anyio.CapacityLimiter(max_in_flight)
+        self._rules = StreamRules(
+            group_size=group_size,
+            max_in_flight=max_in_flight,
+            order=order,
+            ahead=1 if max_lag is None else max_lag,
+            max_lag=max_lag,
+            max_num_gen_batches=max_num_gen_batches,
+            on_exhausted=on_exhausted,
+            stall_seconds=stall_seconds,
+        )
+        self.ledger = Ledger()
+        self._tally = Tally()
+        self._stream: GroupStream | None = None
+        self._batches = self._evaluations = 0
+        self._tasks = anyio.create_task_group()
+        self._parts = AsyncExitStack()
+        self._open = self._opened = False
+
+    async def __aenter__(self) -> Self:
+        if self._opened:
+            raise UsageError("these Rollouts were opened before: make others")
+        self._opened = True
+        async with AsyncExitStack() as parts:
+            if self._given_pool is None:
+                await parts.enter_async_context(self._pool)
+            for policy in nested(self._policy):
+                if hasattr(policy, "__aenter__") and not getattr(policy, "is_open", False):
+                    await parts.enter_async_context(policy)
+            await self._tasks.__aenter__()
+            self._parts = parts.pop_all()
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        self._tasks.cancel_scope.cancel()
+        try:
+            await self._tasks.__aexit__(None, None, None)  # an error of the body passes as it is
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+            await self._parts.__aexit__(kind, error, trace)
+
+    @property
+    def version(self) -> int:
+        """Of the policy's weights."""
+        return 0 if self._policy is None else self._policy.version
+
+    async def collect(self, groups: int) -> Batch:
+        """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
+        _whole("groups", groups, 1)
+        self._check_open()
+        rules = msgspec.structs.replace(self._rules, order="start", ahead=0)
+        stream = self._make_stream(rules)
+        stop = anyio.CancelScope()
+        self._tasks.start_soon(_run_within, stop, stream)
+        try:
+            return self.batch(self._seen(await stream.take(groups)))
+        finally:
+            stop.cancel()
+            with anyio.CancelScope(shield=True):  # bounded: closing an env is
+                await stream.stopped.wait()
+            stream.close()
+
+    def batches(self, groups: int) -> "Batches":
+        """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
+        _whole("groups", groups, 1)
+        return Batches(self, groups)
+
+    def groups(self) -> "Groups":
+        """One group after the other, for `async for`."""
+        return Groups(self, self._rules.max_in_flight // self._rules.group_size)
+
+    async def take(self, groups: int, *, needed: int | None = None) -> list[Group]:
+        """The next groups of the one stream that `batches` and `groups` share; none if the tasks are at their end."""
+        self._check_open()
+        if self._stream is None:
+            self._stream = self._make_stream(self._rules)
+            self._tasks.start_soon(self._stream.run)
+        return self._seen(await self._stream.take(groups, needed=needed))
+
+    @asynccontextmanager
+    async def weight_update(self, version: int, mode: PauseMode = "wait") -> AsyncIterator[None]:
+        """Hold the policy back while its weights change; what it gives after is of this version.
+
+        Replies under way are awaited, or ("abort") stopped and asked for again, or ("continue") left alone. If the
+        body fails, the version stays.
+        """
+        _whole("version", version, 0)
+        _one_of("mode", mode, ("wait", "abort", "continue"))
+        policy = self._policy
+        if policy is None:
+            raise UsageError("weight_update needs a policy with pause() and resume(), and this agent shows none")
+        changed = False
+        try:
+            await policy.pause(mode)
+            yield
+            changed = True
+        finally:
+            with anyio.move_on_after(_RESUME_GRACE, shield=True):
+                await policy.resume(version if changed else None)
+
+    async def evaluate(
+        self, tasks: int | Iterable[Any], *, k: int = 1, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0
+    ) -> Evaluation:
+        """Play each task `k` times, beside whatever else is played, within the same `max_in_flight`.
+
+        `tasks` may be a number of episodes. Their seeds depend on `seed` alone, so that evaluations can be compared.
+        `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
+        """
+        _whole("k", k, 1)
+        self._check_open()
+        name, self._evaluations = f"eval{self._evaluations}", self._evaluations + 1
+        listed = [None] * tasks if isinstance(tasks, int) else list(tasks)
+        if not listed:
+            raise UsageError("evaluate: there are no tasks")
+        draws = Draws(listed, sampling_seed(seed, "evaluation"), [*self._shares.values()])
+        groups: dict[int, Group] = {}
+
+        async def play(draw: Draw) -> None:
+            draw = msgspec.structs.replace(draw, id=f"{name}-{draw.id}")
+            groups[draw.index] = group = await self._play(draw, size=k, env_kwargs=env_kwargs)
+            self.ledger.end_group(group, "delivered")
+
+        try:
+            async with task_group() as playing:
+                async for draw in draws:
+                    playing.start_soon(play, draw)
+        finally:
+            for index in range(len(listed)):
+                self.ledger.cancel(f"{name}-g{index}", k)
+        return Evaluation(k, [groups[index] for index in sorted(groups)])
+
+    def stats(self) -> RolloutsStats:
+        """How things stand at this moment."""
+        stream = self._stream
+        return RolloutsStats(
+            version=self.version,
+            drawn_groups=self._draws.count,
+            playing_groups=0 if stream is None else stream.playing,
+            buffered_groups=0 if stream is None else stream.buffered,
+            keep_rate=self._keep_rate.now,
+            dropped=dict(self._keep_rate.dropped),
+            dispatched=self.ledger.dispatched_count,
+            open_rollouts=len(self.ledger.open),
+            ends={end: self.ledger.ends[end] for end in ENDS},
+            pool=self._pool.stats(),
+        )
+
+    def batch(self, groups: list[Group]) -> Batch:
+        """The next batch, with figures about all that was played since the last one."""
+        index, self._batches = self._batches, self._batches + 1
+        return Batch(index, groups, self._tally.read())
+
+    def _make_stream(self, rules: StreamRules) -> GroupStream:
+        return GroupStream(
+            self._draws,
+            self._play,
+            judge=Judge(self._keep, self._keep_rate),
+            ledger=self.ledger,
+            rules=rules,
+            version=lambda: self.version,
+            judged=self._note,
+        )
+
+    def _note(self, group: Group) -> None:
+        self._tally.add(group)
+        self._draws.tell(group)
+
+    async def _play(self, draw: Draw, *, size: int | None = None, env_kwargs: Mapping[str, Any] | None = None) -> Group:
+        share = self._shares[draw.tag]
+        expert = {"expert": True} if self._expert else {}
+        return await run_group(
+            self._pool,
+            share.env,
+            self._agent,
+            seed=draw.seed,
+            size=self._rules.group_size if size is None else size,
+            task=draw.task,
+            env_kwargs={**expert, **share.env_kwargs, **(env_kwargs or {})},
+            id=draw.id,
+            tag=draw.tag,
+            limits=self._limits,
+            failures=self._failures,
+            scorer=self._scorer,
+            sampling_base=sampling_seed(self._seed, draw.id),
+            slots=self._slots,
+            watch=self.ledger,
+        )
+
+    def _seen(self, groups: list[Group]) -> list[Group]:
+        if not groups and not self._draws.count:
+            raise UsageError("tasks has no tasks: there is nothing to play")
+        return groups
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClosedError("these Rollouts are not open: use them within 'async with'")
+
+
+class Batches:
+    """An async iterator of batches, made by `Rollouts.batches`."""
+
+    def __init__(self, rollouts: Rollouts, groups: int) -> None:
+        self._rollouts = rollouts
+        self._groups = groups
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        groups = await self._rollouts.take(self._groups)
+        if not groups:
+            raise StopAsyncIteration
+        return self._rollouts.batch(groups)
+
+
+class Groups:
+    """An async iterator of groups, made by `Rollouts.groups`; as many as may be in flight are worked on."""
+
+    def __init__(self, rollouts: Rollouts, at_once: int) -> None:
+        self._rollouts = rollouts
+        self._at_once = at_once
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Group:
+        groups = await self._rollouts.take(1, needed=self._at_once)
+        if not groups:
+            raise StopAsyncIteration
+        return groups[0]
+
+
+async def _run_within(scope: anyio.CancelScope, stream: GroupStream) -> None:
+    with scope:
+        await stream.run()
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise UsageError(f"{name}={value!r} is not a whole number from {least}")
+
+
+def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise UsageError(f"{name}={value!r} is not valid{nearest(str(value), list(valid))}")

@@ -1,0 +1,88 @@
+"""What `Rollouts` is given, made ready: envs with their shares, and policies that can be opened and paused."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from asyncrollout.agents.chat import ChatAgent
+from asyncrollout.errors import UsageError
+from asyncrollout.policies.gate import Gated
+from asyncrollout.policies.weights import PauseMode
+from asyncrollout.pool.hosted import is_async
+from asyncrollout.protocols import Agent, Policy
+from asyncrollout.registry import EnvSpec, find_env
+from asyncrollout.sampler.draws import Share
+
+
+class Pausable(Protocol):
+    """A policy that can be held back for new weights."""
+
+    version: int
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self, version: int | None) -> None: ...
+
+
+def read_envs(env: Any, env_kwargs: Mapping[str, Any] | None) -> list[Share]:
+    """One env, or several with tags and shares; each with its `EnvSpec`."""
+    if isinstance(env, str | EnvSpec):
+        env = [Share(env, env_kwargs=dict(env_kwargs or {}))]
+    elif env_kwargs:
+        raise UsageError("env_kwargs is for one env: with several, each entry of env=[...] has its own")
+    if not isinstance(env, Sequence) or not env:
+        raise UsageError(f"env={env!r:.100} is neither the name of an env nor a list of them")
+    shares = [_read_share(entry, place) for place, entry in enumerate(env)]
+    tags = [share.tag for share in shares]
+    if len({*tags}) < len(tags):
+        raise UsageError(f"env: the tags {tags} are not all different: give each entry its own tag=")
+    return shares
+
+
+def _read_share(entry: Any, place: int) -> Share:
+    try:
+        share = entry if isinstance(entry, Share) else msgspec.convert(entry, Share)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"env[{place}]: {error}") from error
+    spec = find_env(share.env)
+    return msgspec.structs.replace(share, env=spec, tag=share.tag or spec.name)
+
+
+def runs_on_loop(shares: Sequence[Share]) -> bool:
+    """Whether no env needs a worker process."""
+    return all(share.env.runs == "light" or is_async(share.env) for share in shares)
+
+
+def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Pausable | None]:
+    """The agent to play with, and its policy as one that can be paused; None if the agent shows no policy."""
+    if (policy is None) == (agent is None):
+        raise UsageError("Rollouts takes either policy= or agent=")
+    if agent is None:
+        assert policy is not None
+        agent = ChatAgent(policy)
+    if not hasattr(agent, "open"):
+        hint = ": give it as policy=" if hasattr(agent, "generate") else ""
+        raise UsageError(f"agent={agent!r:.100} is no agent: it has no open(){hint}")
+    own = getattr(agent, "policy", None)
+    if own is None:
+        return agent, None
+    if hasattr(own, "pause") and hasattr(own, "resume"):
+        return agent, own
+    if not hasattr(agent, "__dataclass_fields__"):
+        return agent, None
+    gated = Gated(own)
+    return _with_policy(agent, gated), gated
+
+
+def _with_policy(agent: Any, policy: Policy) -> Any:
+    return dataclasses.replace(agent, policy=policy)
+
+
+def nested(policy: Any) -> Iterator[Any]:
+    """A policy and those that it is composed of."""
+    if policy is not None:
+        yield policy
+        for inner in (getattr(policy, "inner", None), *getattr(policy, "policies", ())):
+            yield from nested(inner)

@@ -1,0 +1,1 @@
+"""Which groups are played, when, and which of them reach the trainer."""

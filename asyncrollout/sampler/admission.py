@@ -1,0 +1,39 @@
+"""When a group may start: as many as will be needed, given how many are kept, and no more than may be in flight."""
+
+from typing import NamedTuple
+
+
+class Load(NamedTuple):
+    """How things stand, in groups."""
+
+    playing: int
+    undecided: int
+    """Those that play, and those that are over but not judged yet."""
+    buffered: int
+    """Those that were kept and not delivered."""
+    judged: int
+    """Those that were judged since the last batch was complete."""
+
+
+class Rules(NamedTuple):
+    """What bounds it, in groups, too."""
+
+    needed: int
+    """The size of a batch."""
+    batches: int
+    """How many batches may be begun."""
+    most_playing: int
+    most_draws: int | None = None
+    """How many may be drawn for one batch."""
+    in_rounds: bool = False
+    """Whether a filter judges a whole batch at a time."""
+
+
+def may_start(load: Load, rules: Rules, keep_rate: float) -> bool:
+    if load.playing >= rules.most_playing:
+        return False
+    if rules.in_rounds and load.undecided % rules.needed:
+        return True  # a round that has begun must be complete to be judged
+    if rules.most_draws is not None and load.judged + load.undecided >= rules.most_draws * max(rules.batches, 1):
+        return False
+    return keep_rate * load.undecided + load.buffered < rules.needed * rules.batches

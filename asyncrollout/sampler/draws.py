@@ -1,0 +1,110 @@
+"""What there is to play: tasks, seeds and envs, in an order that depends on nothing but the base seed."""
+
+import heapq
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.errors import UsageError
+from asyncrollout.registry import nearest
+from asyncrollout.trajectories import Group
+
+Tasks = Iterable[Any] | AsyncIterable[Any]
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A task with more to say than the env's own `task`: the env's seed, and the tag of one of several envs."""
+
+    task: Any = None
+    seed: int | None = None
+    tag: str | None = None
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of several envs: of all groups, it gets `share` parts."""
+
+    env: Any
+    tag: str = ""
+    share: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    env_kwargs: dict[str, Any] = {}
+
+
+class Draw(msgspec.Struct, frozen=True, order=True):
+    """A group to be played."""
+
+    index: int
+    id: str
+    seed: int
+    task: Any
+    tag: str
+
+
+class Draws:
+    """Draws one after the other; the same ones from the same seed, tasks and shares.
+
+    Without tasks there is no end of them. An object of tasks that has a method `finished(group)` is told of every group
+    that was judged, and may choose the next tasks by it.
+    """
+
+    def __init__(self, tasks: Tasks | None, seed: int, shares: Sequence[Share]) -> None:
+        self._seed = seed
+        self._shares = {share.tag: share.share for share in shares}
+        self._drawn = dict.fromkeys(self._shares, 0)
+        self._index = 0
+        self._returned: list[Draw] = []
+        self._tasks: Iterator[Any] | AsyncIterator[Any] | None
+        if tasks is None:
+            self._tasks = None
+        elif isinstance(tasks, AsyncIterable):
+            self._tasks = aiter(tasks)
+        elif isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
+            self._tasks = iter(tasks)
+        else:
+            raise UsageError(f"tasks={tasks!r:.100} is neither a list of tasks nor another source of them")
+        self.tell = getattr(tasks, "finished", _nobody)
+
+    @property
+    def count(self) -> int:
+        return self._index
+
+    def __aiter__(self) -> AsyncIterator[Draw]:
+        return self
+
+    async def __anext__(self) -> Draw:
+        if self._returned:
+            return heapq.heappop(self._returned)
+        task = await self._next_task()
+        index, self._index = self._index, self._index + 1
+        tag = self._turn() if task.tag is None else task.tag
+        if tag not in self._shares:
+            raise UsageError(f"task {index}: no env has the tag {tag!r}{nearest(tag, [*self._shares])}")
+        self._drawn[tag] += 1
+        seed = sampling_seed(self._seed, "env", index) if task.seed is None else task.seed
+        return Draw(index, f"g{index}", seed, task.task, tag)
+
+    def give_back(self, draws: Iterable[Draw]) -> None:
+        """What was drawn and not used comes first the next time."""
+        for draw in draws:
+            heapq.heappush(self._returned, draw)
+
+    async def _next_task(self) -> Task:
+        if self._tasks is None:
+            return Task()
+        if isinstance(self._tasks, AsyncIterator):
+            task = await anext(self._tasks)
+        else:
+            try:
+                task = next(self._tasks)
+            except StopIteration:
+                raise StopAsyncIteration from None
+        return task if isinstance(task, Task) else Task(task)
+
+    def _turn(self) -> str:
+        """The tag that is furthest behind its share."""
+        total, count = sum(self._shares.values()), sum(self._drawn.values()) + 1
+        return max(self._shares, key=lambda tag: count * self._shares[tag] / total - self._drawn[tag])
+
+
+def _nobody(group: Group) -> None: ...

@@ -1,0 +1,109 @@
+"""What filters say of groups, and how often they keep one."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.filters import BatchFilter
+from asyncrollout.trajectories import Group, Verdict
+
+Keep = Callable[[Group], Verdict] | BatchFilter
+
+_RECENT = 256
+_LEAST_RATE = 0.02
+
+
+class KeepRate:
+    """How many of the groups that were judged lately were kept, and why all others were dropped."""
+
+    def __init__(self) -> None:
+        self.dropped: Counter[str] = Counter()
+        self._recent: deque[bool] = deque(maxlen=_RECENT)
+
+    def note(self, verdict: Verdict) -> None:
+        self._recent.append(verdict.keep)
+        if not verdict.keep:
+            self.dropped[verdict.reason or "dropped"] += 1
+
+    @property
+    def now(self) -> float:
+        """1 before there are any."""
+        return max((sum(self._recent) + 1) / (len(self._recent) + 1), _LEAST_RATE)
+
+
+class Judge:
+    """Judges groups in the order in which they come; a batch filter judges `needed` at a time."""
+
+    def __init__(self, keep: Keep | None, rate: KeepRate) -> None:
+        self._keep = keep
+        self.rate = rate
+        self._waiting: list[Group] = []
+
+    @property
+    def in_rounds(self) -> bool:
+        return isinstance(self._keep, BatchFilter)
+
+    @property
+    def waiting(self) -> int:
+        """Groups that wait for others to be judged together."""
+        return len(self._waiting)
+
+    def judge(self, group: Group, needed: int) -> list[Group]:
+        """The groups that are judged now, each with its verdict."""
+        if group.verdict is not None:
+            return [self._noted(group)]
+        if self._keep is None:
+            return [self._noted(_judged(group, Verdict(keep=True)))]
+        if not isinstance(self._keep, BatchFilter):
+            return [self._noted(_judged(group, self._ask(self._keep, group)))]
+        self._waiting.append(group)
+        if len(self._waiting) < needed:
+            return []
+        return self.judge_rest()
+
+    def judge_rest(self) -> list[Group]:
+        """Judge the groups that wait for others, of which there will be none."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return []
+        verdicts: Sequence[Verdict] = self._ask(self._keep, waiting)
+        if len(verdicts) != len(waiting):
+            raise UsageError(f"the filter {_name(self._keep)} gave {len(verdicts)} verdicts for {len(waiting)} groups")
+        return [self._noted(_judged(group, verdict)) for group, verdict in zip(waiting, verdicts, strict=True)]
+
+    def _ask(self, keep: Any, judged: Any) -> Any:
+        try:
+            return keep(judged)
+        except Exception as error:
+            raise UsageError(f"the filter {_name(keep)} raised {type(error).__name__}: {error}") from error
+
+    def _noted(self, group: Group) -> Group:
+        assert group.verdict is not None
+        self.rate.note(group.verdict)
+        return group
+
+
+def check_filter(keep: Keep | None) -> Keep | None:
+    if keep is not None and not callable(keep):
+        raise UsageError(f"keep={keep!r:.100} is no filter, such as filters.reward_varies: a function of a group")
+    return keep
+
+
+def _judged(group: Group, verdict: Any) -> Group:
+    if isinstance(verdict, bool):
+        verdict = Verdict(keep=verdict)
+    if not isinstance(verdict, Verdict):
+        raise UsageError(f"a filter gives a Verdict(keep, reason), and not {verdict!r:.100}")
+    return msgspec.structs.replace(group, verdict=verdict)
+
+
+def last_error(group: Group) -> RolloutError | None:
+    """An error of one of its members, if there is one."""
+    return next((trajectory.error for trajectory in group.trajectories if trajectory.error is not None), None)
+
+
+def _name(keep: Any) -> str:
+    return getattr(keep, "__qualname__", None) or type(keep).__name__

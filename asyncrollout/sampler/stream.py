@@ -1,0 +1,237 @@
+"""The stream of groups: started under admission, judged in order, and handed out to whoever awaits them."""
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import anyio
+import anyio.abc
+import msgspec
+
+from asyncrollout.errors import RolloutError, StalledError, UsageError
+from asyncrollout.sampler.admission import Load, Rules, may_start
+from asyncrollout.sampler.draws import Draw, Draws
+from asyncrollout.sampler.judging import Judge, last_error
+from asyncrollout.sampler.ledger import Ledger
+from asyncrollout.sampler.tray import OnExhausted, Tray
+from asyncrollout.tasks import task_group
+from asyncrollout.trajectories import Group
+
+Order = Literal["finish", "start"]
+Play = Callable[[Draw], Awaitable[Group]]
+
+_FEWEST_FAILURES = 8
+
+
+class StreamRules(msgspec.Struct, frozen=True):
+    """How a stream goes about it.
+
+    `ahead` is how many batches may be begun while nobody waits for one; `max_lag` is how old, in versions of the
+    weights, a group may be when it is handed out.
+    """
+
+    group_size: int
+    max_in_flight: int
+    order: Order = "finish"
+    ahead: int = 1
+    max_lag: int | None = None
+    max_num_gen_batches: int | None = 10
+    on_exhausted: OnExhausted = "raise"
+    stall_seconds: float = 900.0
+
+
+class GroupStream:
+    """Plays groups while `run` runs; `take` gives those that were kept. For one consumer at a time."""
+
+    def __init__(
+        self,
+        draws: Draws,
+        play: Play,
+        *,
+        judge: Judge,
+        ledger: Ledger,
+        rules: StreamRules,
+        version: Callable[[], int],
+        judged: Callable[[Group], None],
+    ) -> None:
+        self._draws = draws
+        self._play = play
+        self._judge = judge
+        self._ledger = ledger
+        self._rules = rules
+        self._version = version
+        self._judged = judged
+        self._tray = Tray(rules.max_num_gen_batches, rules.on_exhausted)
+        self._open: dict[str, Draw] = {}  # all that was drawn, until it is delivered or dropped
+        self._playing: set[int] = set()
+        self._started: deque[int] = deque()  # in start order: those whose turn has not come
+        self._early: dict[int, Group] = {}  # in start order: those that are over before their turn
+        self._finished: deque[Group] = deque()
+        self._failed_in_a_row = 0
+        self._wanted = 0
+        self._drained = False
+        self._failure: Exception | None = None
+        self._moved = time.monotonic()
+        self._changed = anyio.Event()
+        self.stopped = anyio.Event()
+
+    @property
+    def playing(self) -> int:
+        return len(self._playing)
+
+    @property
+    def buffered(self) -> int:
+        return len(self._tray.kept)
+
+    async def run(self) -> None:
+        """Play until the tasks end; a failure is kept for the one who takes."""
+        try:
+            async with task_group() as tasks:
+                await self._admit(tasks)
+            self._judge_rest()
+        except Exception as failure:  # noqa: BLE001 (raised where groups are awaited)
+            self._failure = failure
+        finally:
+            self.stopped.set()
+            self._notify()
+
+    def close(self) -> None:
+        """Account for all that was neither delivered nor dropped; what was drawn for it may be drawn again."""
+        for group in self._tray.spare:
+            self._end(group, "filtered")
+        for draw in self._open.values():
+            self._ledger.cancel(draw.id, self._rules.group_size)
+        self._draws.give_back(self._open.values())
+        self._open.clear()
+
+    async def take(self, groups: int, *, needed: int | None = None) -> list[Group]:
+        """The next groups that are kept; fewer at the end of the tasks, or as `on_exhausted` says.
+
+        `needed` is how many the stream works towards at a time, if it is not the same.
+        """
+        if self._wanted:
+            raise UsageError("somebody else awaits groups of this stream: one consumer at a time")
+        self._tray.needed = groups if needed is None else needed
+        self._wanted = 1
+        self._notify()
+        try:
+            while True:
+                self._judge_finished()
+                self._drop_stale()
+                if self.buffered >= groups or (self._failure is None and self._is_over()):
+                    return self._deliver(self._tray.take(groups))
+                if self._failure is not None:
+                    raise self._failure
+                if self._tray.exhausted:
+                    return self._make_do(groups)
+                await self._wait()
+        finally:
+            self._wanted = 0
+
+    async def _admit(self, tasks: anyio.abc.TaskGroup) -> None:
+        while True:
+            while not self._has_room():  # at first there is none: nobody has asked yet
+                await self._changed.wait()
+            try:
+                draw = await anext(self._draws)
+            except StopAsyncIteration:
+                self._drained = True
+                return
+            self._open[draw.id] = draw
+            self._playing.add(draw.index)
+            if self._rules.order == "start":
+                self._started.append(draw.index)
+            tasks.start_soon(self._run_one, draw)
+
+    def _has_room(self) -> bool:
+        undecided = len(self._playing) + len(self._early) + len(self._finished) + self._judge.waiting
+        rules = Rules(
+            needed=self._tray.needed,
+            batches=self._wanted + self._rules.ahead,
+            most_playing=max(self._rules.max_in_flight // self._rules.group_size, 1),
+            most_draws=self._tray.max_draws,
+            in_rounds=self._judge.in_rounds,
+        )
+        load = Load(len(self._playing), undecided, self.buffered, self._tray.judged)
+        return not self._tray.exhausted and may_start(load, rules, self._judge.rate.now)
+
+    async def _run_one(self, draw: Draw) -> None:
+        group = await self._play(draw)
+        self._playing.remove(draw.index)
+        if self._rules.order == "finish":
+            self._finished.append(group)
+        else:
+            self._early[draw.index] = group
+            while self._started and self._started[0] in self._early:
+                self._finished.append(self._early.pop(self._started.popleft()))
+        self._judge_finished()
+        self._notify()
+
+    def _judge_finished(self) -> None:
+        """Judge in order, but not beyond the draws of a batch, so that what is in a batch never depends on timing."""
+        while self._finished and not self._tray.exhausted:
+            self._put(self._judge.judge(self._finished.popleft(), self._tray.needed))
+
+    def _judge_rest(self) -> None:
+        self._judge_finished()
+        self._put(self._judge.judge_rest())
+
+    def _put(self, judged: list[Group]) -> None:
+        for group in judged:
+            self._judged(group)
+            self._count_failures(group)
+            for dropped in self._tray.put(group):
+                self._end(dropped, "filtered")
+
+    def _count_failures(self, group: Group) -> None:
+        self._failed_in_a_row = 0 if group.valid else self._failed_in_a_row + 1
+        if self._failed_in_a_row >= max(_FEWEST_FAILURES, self._tray.needed):
+            error = last_error(group)
+            raise RolloutError.at(
+                f"{self._failed_in_a_row} groups in a row had no member that did not fail; the last one: "
+                f"{type(error).__name__}: {error}",
+                notes="\n".join(getattr(error, "__notes__", ())),
+            )
+
+    def _drop_stale(self) -> None:
+        if self._rules.max_lag is not None:
+            for group in self._tray.remove_older(self._version() - self._rules.max_lag):
+                self._end(group, "stale")
+
+    def _make_do(self, groups: int) -> list[Group]:
+        try:
+            return self._deliver(self._tray.make_do(groups))
+        finally:
+            for unused in self._tray.begin_anew():
+                self._end(unused, "filtered")
+            self._notify()
+
+    def _deliver(self, groups: list[Group]) -> list[Group]:
+        for group in groups:
+            self._end(group, "delivered")
+        self._notify()
+        return groups
+
+    def _end(self, group: Group, how: Literal["delivered", "filtered", "stale"]) -> None:
+        del self._open[group.id]
+        self._ledger.end_group(group, how)
+
+    def _is_over(self) -> bool:
+        return self._drained and not self._open.keys() - {group.id for group in self._tray.kept}
+
+    async def _wait(self) -> None:
+        """Until something changes; if nothing moves for long, an error says what is being waited for."""
+        changed, moved = self._changed, self._moved
+        while not changed.is_set():
+            left = moved + self._rules.stall_seconds - time.monotonic()
+            if left <= 0:
+                raise StalledError(f"nothing has moved for {self._rules.stall_seconds:g} s: {self._ledger.stuck()}")
+            with anyio.move_on_after(left):
+                await changed.wait()
+            moved = max(self._moved, self._ledger.last_move)
+
+    def _notify(self) -> None:
+        self._moved = time.monotonic()
+        self._changed.set()
+        self._changed = anyio.Event()

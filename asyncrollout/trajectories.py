@@ -1,0 +1,239 @@
+"""What rollouts leave behind: turns, trajectories, groups, what a filter said of them, and how each one ended."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrollout.errors import RolloutError
+from asyncrollout.types import FinishReason, Generation, Observation, Outcome, Usage
+
+Blame = Literal["env", "policy", "parse", "limit", "score"]
+
+
+class StopReason(StrEnum):
+    """Every way in which a rollout ends."""
+
+    TERMINATED = "terminated"
+    TRUNCATED = "truncated"
+    TURNS = "turns"
+    TOKENS = "tokens"
+    INVALID = "invalid"
+    SECONDS = "seconds"
+    ENV_ERROR = "env_error"
+    POLICY_ERROR = "policy_error"
+    SCORE_ERROR = "score_error"
+
+    @property
+    def blame(self) -> Blame | None:
+        """Whose doing it was that the episode did not come to its own end."""
+        return _BLAME.get(self)
+
+
+_BLAME: dict[StopReason, Blame] = {
+    StopReason.TURNS: "limit",
+    StopReason.TOKENS: "limit",
+    StopReason.SECONDS: "limit",
+    StopReason.INVALID: "parse",
+    StopReason.ENV_ERROR: "env",
+    StopReason.POLICY_ERROR: "policy",
+    StopReason.SCORE_ERROR: "score",
+}
+_NOT_BY_ITSELF = frozenset({StopReason.TRUNCATED, StopReason.TURNS, StopReason.TOKENS, StopReason.SECONDS})
+
+_UNRECORDED = frozenset({"expert", "system_prompt"})
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a rollout ends at the latest; None is no limit.
+
+    `tokens` counts those that were sampled, and the last reply may not go beyond. `invalid` is how many invalid replies
+    in a row end it: they step nothing, and would go on for ever. These are outcomes like others. An episode that takes
+    longer than `seconds` has failed: its outcome would depend on the machine.
+    """
+
+    turns: Count | None = None
+    tokens: Count | None = None
+    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    invalid: Count | None = 10
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What was seen, what was said, and what came of it.
+
+    `prompt_ids` are the tokens of the prompt beyond the end of the turn before; if the prompt did not go on from there
+    (`joined` is false), all of them. `first_message` is where the turn's window on the trajectory's messages begins.
+    """
+
+    observation: Any
+    reply: str = ""
+    action: Any = None
+    reward: float = 0.0
+    valid: bool = True
+    info: dict[str, Any] = {}
+    prompt_ids: NDArray[np.int32] | None = None
+    token_ids: NDArray[np.int32] | None = None
+    logprobs: NDArray[np.float32] | None = None
+    joined: bool = False
+    first_message: int = 0
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] = []
+    finish_reason: FinishReason = "stop"
+    usage: Usage = Usage()
+    version: int = 0
+    policy_seconds: float = 0.0
+    env_seconds: float = 0.0
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self.usage.completion if self.token_ids is None else len(self.token_ids)
+
+    @property
+    def anchor(self) -> Any:
+        """A key of the state in which the turn was played, for GiGPO."""
+        if isinstance(self.observation, Observation):
+            return self.observation.text if self.observation.anchor is None else self.observation.anchor
+        return self.observation.tolist() if isinstance(self.observation, np.ndarray) else self.observation
+
+
+class Move(msgspec.Struct, frozen=True):
+    """What an agent does in a turn: the action for the env, and where it came from.
+
+    `observation` is what goes on record if it is not simply what the env showed; the rest is as in `Turn`.
+    """
+
+    action: Any
+    generation: Generation
+    observation: Any = None
+    prompt_ids: NDArray[np.int32] | None = None
+    joined: bool = False
+    first_message: int = 0
+
+
+class Trajectory(msgspec.Struct, frozen=True):
+    """One rollout. `messages` is the conversation, if there was one; `final` is the last observation."""
+
+    uid: str
+    env: str
+    seed: int
+    turns: list[Turn]
+    reward: float
+    stop_reason: StopReason
+    error: RolloutError | None = None
+    member: int = 0
+    task: Any = None
+    messages: list[dict[str, Any]] = []
+    final: Any = None
+    metrics: dict[str, float] = {}
+    seconds: float = 0.0
+
+    @property
+    def valid(self) -> bool:
+        """Whether it has an outcome, good or bad."""
+        return self.error is None
+
+    @property
+    def success(self) -> bool | None:
+        """As the env says; None if it does not."""
+        told = self.turns[-1].info.get("success") if self.turns else None
+        return None if told is None else bool(told)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was cut off before its end."""
+        return self.stop_reason in _NOT_BY_ITSELF
+
+    @property
+    def version(self) -> int | None:
+        """The oldest weights that had a part in it; None if none had."""
+        return min((turn.version for turn in self.turns), default=None)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(turn.sampled_tokens for turn in self.turns)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A filter's decision, and why."""
+
+    keep: bool
+    reason: str = ""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A task played several times from the same seed. `verdict` is the filter's; `tag` says which of several envs."""
+
+    id: str
+    trajectories: list[Trajectory]
+    tag: str = ""
+    verdict: Verdict | None = None
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        return np.array([trajectory.reward for trajectory in self.trajectories], dtype=np.float64)
+
+    @property
+    def valid(self) -> list[Trajectory]:
+        """The members that have an outcome."""
+        return [trajectory for trajectory in self.trajectories if trajectory.valid]
+
+    @property
+    def version(self) -> int | None:
+        """The oldest weights that had a part in it."""
+        versions = [trajectory.version for trajectory in self.trajectories if trajectory.version is not None]
+        return min(versions, default=None)
+
+
+def member_uid(group: str, member: int) -> str:
+    """The uid of one member of a group."""
+    return f"{group}.{member}"
+
+
+def finished(outcome: Outcome, turns: Sequence[Turn], limits: Limits) -> StopReason | None:
+    """Whether an episode ends here, and why."""
+    if outcome.terminated:
+        return StopReason.TERMINATED
+    if outcome.truncated:
+        return StopReason.TRUNCATED
+    if limits.turns is not None and len(turns) >= limits.turns:
+        return StopReason.TURNS
+    if limits.tokens is not None and sum(turn.sampled_tokens for turn in turns) >= limits.tokens:
+        return StopReason.TOKENS
+    if limits.invalid is not None and len(turns) >= limits.invalid:
+        return None if any(turn.valid for turn in turns[-limits.invalid :]) else StopReason.INVALID
+    return None
+
+
+def as_turn(seen: Outcome, move: Move, came: Outcome, policy_seconds: float, env_seconds: float) -> Turn:
+    """The record of a turn."""
+    generation = move.generation
+    info = {key: value for key, value in came.info.items() if key not in _UNRECORDED}
+    return Turn(
+        observation=seen.observation if move.observation is None else move.observation,
+        reply=generation.text,
+        action=generation.action,
+        reward=came.reward,
+        valid=bool(info.get("action_is_valid", True)),
+        info=info,
+        prompt_ids=move.prompt_ids,
+        token_ids=_typed(generation.token_ids, np.int32),
+        logprobs=_typed(generation.logprobs, np.float32),
+        joined=move.joined,
+        first_message=move.first_message,
+        reasoning=generation.reasoning,
+        tool_calls=generation.tool_calls,
+        finish_reason=generation.finish_reason,
+        usage=generation.usage,
+        version=generation.version,
+        policy_seconds=policy_seconds,
+        env_seconds=env_seconds,
+    )
+
+
+def _typed(values: Sequence[float] | None, kind: type[Any]) -> NDArray[Any] | None:
+    return None if values is None else np.array(values, dtype=kind)

@@ -1,0 +1,62 @@
+"""A small env for tests of rollouts; what goes wrong in it is said by its task."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from asyncrollout import EnvSpec, Observation, Parsed, TextOptions
+
+
+class Walk:
+    """Ends after `turns` steps, or where the seed says so; the reward of a step is its action."""
+
+    def __init__(self, turns: int | None = 3, pictures: bool = False) -> None:
+        self.turns = turns
+        self.pictures = pictures
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self.task = (options or {}).get("task")
+        self.at = (seed or 0) % 10
+        self.left = self.turns or 1 + (seed or 0) % 7
+        if self.task == "no start":
+            raise RuntimeError("it does not start")
+        return self.at, {}
+
+    def step(self, action: int) -> Any:
+        if self.task == "breaks":
+            raise RuntimeError("it breaks")
+        self.at += action
+        self.left -= 1
+        reward = float("nan") if self.task == "nan" else float(action)
+        return self.at, reward, self.left == 0, False, {"success": self.at > 10}
+
+    def render(self) -> Any:
+        return np.full((4, 4, 3), self.at, dtype=np.uint8)
+
+
+class WalkText:
+    def __init__(self, env: Walk, options: TextOptions) -> None:
+        self.env = env
+
+    def parse(self, reply: str) -> Parsed:
+        word, _, number = reply.partition(" ")
+        if word == "go" and number.isdigit():
+            return Parsed([int(number)])
+        return Parsed([], valid=False, reason="say go and a number")
+
+    def describe(self, observation: int) -> str | Observation:
+        text = f"You are at {observation}."
+        return Observation(text, images=(self.env.render(),)) if self.env.pictures else text
+
+    def system_prompt(self) -> str:
+        return "Walk."
+
+    def anchor(self) -> int:
+        return self.env.at
+
+    def solve(self) -> str:
+        return "go 9"
+
+
+WALK = EnvSpec(name="walk", factory="tests.rollout_envs:Walk", text="tests.rollout_envs:WalkText", runs="light")

@@ -1,0 +1,324 @@
+"""Agents: what a model is shown, how tokens join up, and what numeric policies are given."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrollout import (
+    BatchedPolicy,
+    ChatAgent,
+    EnvPool,
+    Generation,
+    MarkovAgent,
+    MemoryAgent,
+    MemoryMarkovAgent,
+    OpenAIPolicy,
+    Outcome,
+    ProviderError,
+    RandomAgent,
+    Recalled,
+    Request,
+    Sampling,
+    ScriptedPolicy,
+    Trajectory,
+    UsageError,
+    run_rollout,
+)
+from asyncrollout.agents.joining import TokenSequence
+from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.protocols import Agent
+from tests.llm_server import llm_server
+from tests.rollout_envs import WALK
+
+
+class Asked:
+    """Notes what it is asked, and answers by a script."""
+
+    def __init__(self, *replies: str | Generation) -> None:
+        self.requests: list[Request] = []
+        self._replies = replies or ("go 1",)
+
+    async def generate(self, request: Request) -> Generation:
+        reply = self._replies[len(self.requests) % len(self._replies)]
+        self.requests.append(request)
+        return reply if isinstance(reply, Generation) else Generation(reply)
+
+
+async def played(agent: Agent, *, seed: int = 7, text: bool = True, **kwargs: Any) -> Trajectory:
+    async with EnvPool(backend="inline") as pool, pool.open(WALK, text=text, **kwargs) as env:
+        return await run_rollout(env, agent, seed=seed)
+
+
+def talk(request: Request) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in request.messages]
+
+
+async def test_whole_conversation() -> None:
+    policy = Asked("go 1", "go 2")
+    trajectory = await played(ChatAgent(policy))
+    assert [talk(request)[-1] for request in policy.requests] == [
+        ("user", "You are at 7."),
+        ("user", "You are at 8."),
+        ("user", "You are at 10."),
+    ]
+    assert talk(policy.requests[2]) == [
+        ("system", "Walk."),
+        ("user", "You are at 7."),
+        ("assistant", "go 1"),
+        ("user", "You are at 8."),
+        ("assistant", "go 2"),
+        ("user", "You are at 10."),
+    ]
+    assert trajectory.messages == [*policy.requests[2].messages, {"role": "assistant", "content": "go 1"}]
+    assert [turn.first_message for turn in trajectory.turns] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("history", [0, 1, 2])
+async def test_bounded_history_has_the_last_turns_and_the_system_prompt(history: int) -> None:
+    policy = Asked()
+    trajectory = await played(ChatAgent(policy, history=history), turns=6)
+    whole = [(message["role"], message["content"]) for message in trajectory.messages]
+    for turn, request in enumerate(policy.requests):
+        first = 1 + 2 * max(0, turn - history)
+        assert talk(request) == [whole[0], *whole[first : 2 * turn + 2]]
+        assert trajectory.turns[turn].first_message == (0 if turn <= history else first)
+
+
+async def test_own_system_prompt_and_template() -> None:
+    policy = Asked()
+    await played(ChatAgent(policy, system_prompt="Go.", template=lambda turn, text, outcome: f"{turn}: {text}"))
+    assert talk(policy.requests[1]) == [
+        ("system", "Go."),
+        ("user", "0: You are at 7."),
+        ("assistant", "go 1"),
+        ("user", "1: You are at 8."),
+    ]
+
+
+async def test_no_system_prompt() -> None:
+    policy = Asked()
+    await played(ChatAgent(policy, system_prompt="", history=1), turns=4)
+    assert [talk(request)[0] for request in policy.requests] == [
+        ("user", "You are at 7."),
+        ("user", "You are at 7."),
+        ("user", "You are at 8."),
+        ("user", "You are at 9."),
+    ]
+
+
+async def test_ragen_template_tells_reward_turn_state_and_actions_left() -> None:
+    policy = Asked("go 2")
+    await played(ChatAgent(policy, template="ragen"), max_actions_per_traj=5)
+    first, second, _ = (request.messages[-1]["content"] for request in policy.requests)
+    assert first == "Turn 1:\nState:\nYou are at 7.\nYou have 5 actions left."
+    assert second == "Reward:\n2\n\nTurn 2:\nState:\nYou are at 9.\nYou have 4 actions left."
+
+
+async def test_pictures_are_sent_once_encoded_and_not_kept_twice() -> None:
+    policy = Asked()
+    trajectory = await played(ChatAgent(policy), pictures=True)
+    text, picture = policy.requests[2].messages[1]["content"]
+    assert text == {"type": "text", "text": "You are at 7."}
+    assert picture["image_url"]["url"].startswith("data:image/png;base64,")
+    assert picture is policy.requests[0].messages[1]["content"][1]
+    assert trajectory.turns[0].observation.images == ()
+    assert trajectory.turns[0].observation.text == "You are at 7."
+
+
+async def test_sampling_seeds_differ_by_turn_and_rollout_and_can_be_left_out() -> None:
+    policies = Asked(), Asked(), Asked()
+    await played(ChatAgent(policies[0], sampling=Sampling(temperature=0.5)))
+    await played(ChatAgent(policies[1]), seed=8)
+    await played(ChatAgent(policies[2], seeded=False))
+    seeds = [[request.sampling.seed for request in policy.requests] for policy in policies]
+    assert len({*seeds[0], *seeds[1]}) == 6
+    assert seeds[2] == [None, None, None]
+    assert policies[0].requests[0].sampling.temperature == 0.5
+
+
+async def test_replies_that_are_broken_off_are_asked_for_again() -> None:
+    stopped = Generation("go", finish_reason="abort")
+    policy = Asked(stopped, stopped, "go 4")
+    trajectory = await played(ChatAgent(policy), turns=1)
+    assert trajectory.reward == 4.0
+    failed = await played(ChatAgent(Asked(stopped)), turns=1)
+    assert isinstance(failed.error, ProviderError)
+    assert "broken off" in str(failed.error)
+
+
+async def test_raw_observations_are_refused() -> None:
+    with pytest.raises(UsageError, match="text=True"):
+        await played(ChatAgent(Asked()), text=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"template": "ragan"}, "did you mean 'ragen'"), ({"history": -1}, "history=-1"), ({"history": True}, "history=")],
+)
+def test_wrong_options(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        ChatAgent(Asked(), **options)
+    with pytest.raises(UsageError, match=r"no generate\(\)"):
+        ChatAgent("gpt")  # type: ignore[arg-type]
+
+
+def encode(messages: list[dict[str, Any]], is_start: bool) -> list[int]:
+    """A tokenizer of bytes; a message ends with 0."""
+    return [byte for message in messages for byte in (*message["content"].encode(), 0)]
+
+
+class Sampler:
+    """A model of bytes, whose tokens are its text's and an end."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+
+    async def generate(self, request: Request) -> Generation:
+        assert request.prompt_ids is not None
+        self.prompts.append(request.prompt_ids)
+        text = f"go {len(self.prompts)}"
+        ids = [*text.encode(), 0]
+        return Generation(text, token_ids=ids, logprobs=[-0.5] * len(ids))
+
+
+async def test_token_mode_extends_the_sequence_exactly() -> None:
+    policy = Sampler()
+    trajectory = await played(ChatAgent(policy, encode=encode))
+    assert [turn.joined for turn in trajectory.turns] == [False, True, True]
+    whole: list[int] = []
+    for prompt, turn in zip(policy.prompts, trajectory.turns, strict=True):
+        assert turn.prompt_ids is not None
+        assert turn.token_ids is not None
+        whole += turn.prompt_ids.tolist()
+        assert prompt == whole
+        whole += turn.token_ids.tolist()
+    assert bytes(whole) == b"Walk.\0You are at 7.\0go 1\0You are at 8.\0go 2\0You are at 10.\0go 3\0"
+
+
+async def test_token_mode_with_a_window_begins_new_samples() -> None:
+    async def slowly(messages: list[dict[str, Any]], is_start: bool) -> list[int]:
+        return encode(messages, is_start)
+
+    policy = Sampler()
+    trajectory = await played(ChatAgent(policy, encode=slowly, history=1), turns=4)
+    assert [turn.joined for turn in trajectory.turns] == [False, True, False, False]
+    assert bytes(policy.prompts[2]) == b"Walk.\0You are at 8.\0go 2\0You are at 10.\0"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_server_that_tokenises_anew_splits_the_trajectory(kind: Any) -> None:
+    """The server's prompts leave out the end of its own replies, so that none goes on exactly."""
+    async with llm_server(kind=kind) as server, OpenAIPolicy(server.url, "m") as policy:
+        trajectory = await played(ChatAgent(policy))
+    assert trajectory.stop_reason == "invalid"
+    assert [turn.joined for turn in trajectory.turns] == [False] * 10
+    for turn in trajectory.turns:
+        assert turn.prompt_ids is not None
+        assert turn.prompt_ids.dtype == np.int32
+        assert turn.token_ids is not None
+        assert turn.logprobs is not None
+        assert len(turn.token_ids) == len(turn.logprobs) == turn.usage.completion
+        assert len(turn.prompt_ids) == turn.usage.prompt
+
+
+ids = st.lists(st.integers(0, 3), max_size=6)
+
+
+@given(st.lists(st.tuples(st.booleans(), ids, ids.filter(bool)), min_size=1, max_size=6))
+def test_joined_means_that_the_prompt_goes_on_exactly(turns: list[tuple[bool, list[int], list[int]]]) -> None:
+    sequence, known = TokenSequence(), list[int]()
+    for number, (goes_on, new, sampled) in enumerate(turns):
+        prompt = [*known, *new] if goes_on else new
+        part, joined = sequence.add_turn(prompt, sampled)
+        assert joined == (number > 0 and prompt[: len(known)] == known)
+        assert [*(known if joined else []), *part.tolist()] == prompt
+        known = [*prompt, *sampled]
+
+
+@given(st.integers(0, 2**40), st.integers(0, 1000))
+def test_sampling_seeds_are_small_and_differ_by_place(seed: int, turn: int) -> None:
+    assert 0 <= sampling_seed(seed, turn) < 2**31
+    assert sampling_seed(seed, turn) == sampling_seed(seed, turn)
+    assert sampling_seed(seed, turn) != sampling_seed(seed, turn + 1)
+
+
+class Recurrent:
+    """Sums what it sees; notes all that it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    async def generate(self, request: Request) -> Generation:
+        self.seen.append(request.data)
+        if not isinstance(request.data, Recalled):
+            return Generation("", action=1, logprobs=[-0.1])
+        return Generation("", action=1, state=(request.data.state or 0) + request.data.observation)
+
+
+async def test_markov_agent_sees_the_observation_alone() -> None:
+    policy = Recurrent()
+    trajectory = await played(MarkovAgent(policy), text=False)
+    assert policy.seen == [7, 8, 9]
+    assert [turn.action for turn in trajectory.turns] == [1, 1, 1]
+    assert [turn.observation for turn in trajectory.turns] == [7, 8, 9]
+    assert trajectory.final == 10
+    assert trajectory.turns[0].logprobs is not None
+    assert trajectory.messages == []
+
+
+async def test_memory_is_carried_through_one_episode_and_no_further() -> None:
+    policy = Recurrent()
+    agent = MemoryAgent(policy)
+    for _ in range(2):
+        policy.seen.clear()
+        trajectory = await played(agent, text=False)
+        assert policy.seen == [Recalled(7), Recalled(8, 1, 1.0, 7), Recalled(9, 1, 1.0, 15)]
+        assert [turn.observation for turn in trajectory.turns] == [7, 8, 9]
+
+
+async def test_memory_markov_agent_records_the_state_of_each_step() -> None:
+    trajectory = await played(MemoryMarkovAgent(Recurrent()), text=False)
+    assert [turn.observation for turn in trajectory.turns] == [
+        {"observation": 7, "state": None},
+        {"observation": 8, "state": 7},
+        {"observation": 9, "state": 15},
+    ]
+
+
+async def test_numeric_agents_are_batched() -> None:
+    sizes: list[int] = []
+
+    def model(requests: list[Request]) -> list[int]:
+        sizes.append(len(requests))
+        return [1 for _ in requests]
+
+    async with BatchedPolicy(model, max_wait=0.0) as policy:
+        trajectory = await played(MarkovAgent(policy), text=False)
+    assert trajectory.reward == 3.0
+    assert sizes == [1, 1, 1]
+
+
+@pytest.mark.parametrize("actions", [[1, 2, 3], gymnasium.spaces.Discrete(4, start=1)])
+async def test_random_agent_is_random_by_its_seed(actions: Any) -> None:
+    agent = RandomAgent(actions)
+    first = [(await played(agent, seed=seed, text=False)).reward for seed in range(8)]
+    again = [(await played(agent, seed=seed, text=False)).reward for seed in range(8)]
+    assert first == again
+    assert len({*first}) > 1
+
+
+async def test_random_agent_answers_in_words() -> None:
+    player = RandomAgent(["left"]).open("s", 1)
+    assert (await player.act(Outcome("here"), tokens_left=None)).action == "<answer>left</answer>"
+    with pytest.raises(UsageError, match="list of actions"):
+        RandomAgent("left")
+
+
+async def test_policy_that_gives_nothing_to_join() -> None:
+    trajectory = await played(ChatAgent(ScriptedPolicy(["go 1"])))
+    assert trajectory.turns[0].prompt_ids is None
+    assert trajectory.turns[0].token_ids is None
