@@ -63,6 +63,13 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     invalid: Count | None = 10
 
 
+class Remembered(msgspec.Struct, frozen=True):
+    """What an agent with a memory records of an observation: with it, the state that it was played from."""
+
+    observation: Any
+    state: Any
+
+
 class Turn(msgspec.Struct, frozen=True):
     """What was seen, what was said, and what came of it.
 
@@ -95,10 +102,11 @@ class Turn(msgspec.Struct, frozen=True):
 
     @property
     def anchor(self) -> Any:
-        """A key of the state in which the turn was played, for GiGPO."""
-        if isinstance(self.observation, Observation):
-            return self.observation.text if self.observation.anchor is None else self.observation.anchor
-        return self.observation.tolist() if isinstance(self.observation, np.ndarray) else self.observation
+        """A key of the env's state in which the turn was played, for GiGPO."""
+        seen = self.observation.observation if isinstance(self.observation, Remembered) else self.observation
+        if isinstance(seen, Observation):
+            return seen.text if seen.anchor is None else seen.anchor
+        return seen.tolist() if isinstance(seen, np.ndarray) else seen
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -116,7 +124,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Trajectory(msgspec.Struct, frozen=True):
-    """One rollout. `messages` is the conversation, if there was one; `final` is the last observation."""
+    """One rollout. `messages` is its conversation, if it had one; `final` is the last observation that was seen."""
 
     uid: str
     env: str

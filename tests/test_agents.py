@@ -31,6 +31,7 @@ from asyncrollout import (
 from asyncrollout.agents.joining import TokenSequence
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.protocols import Agent
+from asyncrollout.trajectories import Remembered
 from tests.llm_server import llm_server
 from tests.rollout_envs import WALK
 
@@ -283,10 +284,11 @@ async def test_memory_is_carried_through_one_episode_and_no_further() -> None:
 async def test_memory_markov_agent_records_the_state_of_each_step() -> None:
     trajectory = await played(MemoryMarkovAgent(Recurrent()), text=False)
     assert [turn.observation for turn in trajectory.turns] == [
-        {"observation": 7, "state": None},
-        {"observation": 8, "state": 7},
-        {"observation": 9, "state": 15},
+        Remembered(7, None),
+        Remembered(8, 7),
+        Remembered(9, 15),
     ]
+    assert [turn.anchor for turn in trajectory.turns] == [7, 8, 9]
 
 
 async def test_numeric_agents_are_batched() -> None:

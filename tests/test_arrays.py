@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asyncrollout import EnvError, Observation, UsageError, advantages
 from asyncrollout.arrays.batch import Batch
-from asyncrollout.trajectories import Group, StopReason, Trajectory, Turn
+from asyncrollout.trajectories import Group, Remembered, StopReason, Trajectory, Turn
 
 SYSTEM = {"role": "system", "content": "rules"}
 _count = itertools.count()
@@ -381,8 +381,8 @@ def test_raw_observation_of_a_text_env_is_what_a_numeric_agent_saw() -> None:
 
 
 def test_states_of_an_agent_with_a_memory_are_a_column_of_their_own() -> None:
-    def seen(x: int, state: Any) -> dict[str, Any]:
-        return {"observation": np.array([x]), "state": state}
+    def seen(x: int, state: Any) -> Remembered:
+        return Remembered(np.array([x]), state)
 
     walk = played(step(seen(1, None)), step(seen(2, np.array([0.5, 1.5]))), final=np.array([3]))
     arrays = batch([walk, failed(step(seen(4, None)))]).to_arrays()
@@ -390,13 +390,8 @@ def test_states_of_an_agent_with_a_memory_are_a_column_of_their_own() -> None:
     assert arrays["states"].tolist() == [[0.0, 0.0], [0.5, 1.5], [0.0, 0.0]]
     assert arrays["final_observations"].tolist() == [[3], [0]]
     assert "states" not in batch([played(step(seen(1, None)), final=np.array([3]))]).to_arrays()
-
-
-def test_env_may_itself_show_a_state() -> None:
-    seen = {"observation": 1, "state": 2}
-    arrays = batch([played(step(seen), final=seen)]).to_arrays()
-    assert arrays["observations"]["state"].tolist() == [2]
-    assert "states" not in arrays
+    with pytest.raises(UsageError, match="mixes agents"):
+        batch([walk, played(step(np.array([1])), final=np.array([3]))]).to_arrays()
 
 
 def test_logprobs_of_steps() -> None:
@@ -572,7 +567,7 @@ def test_example_of_the_documentation_runs(tmp_path: Path) -> None:
     ("title", "made"),
     [
         ("Tokens", batch(scored(1.0))),
-        ("Steps", batch([played(step({"observation": 1, "state": 1}, logprobs=np.zeros(1, np.float32)), final=1)])),
+        ("Steps", batch([played(step(Remembered(1, 1), logprobs=np.zeros(1, np.float32)), final=1)])),
         ("Texts", batch([played(Turn("s"), messages=talk("a", "b"))])),
     ],
 )

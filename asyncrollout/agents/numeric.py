@@ -10,7 +10,7 @@ import msgspec
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.errors import UsageError
 from asyncrollout.protocols import Policy
-from asyncrollout.trajectories import Move
+from asyncrollout.trajectories import Move, Remembered
 from asyncrollout.types import Generation, Outcome, Request, Sampling
 
 Memory = Literal["none", "hidden", "recorded"]
@@ -73,7 +73,7 @@ class NumericPlayer:
         if self._memory != "none":
             data = Recalled(outcome.observation, self._action, outcome.reward, self._state)
         if self._memory == "recorded":
-            recorded = {"observation": outcome.observation, "state": self._state}
+            recorded = Remembered(outcome.observation, self._state)
         sampling = Sampling(seed=sampling_seed(self._seed, self._turn))
         request = Request(sampling=sampling, session=self._session, turn=self._turn, data=data)
         generation = await self._policy.generate(request)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from asyncrollout.arrays.played import Floats, Played
 from asyncrollout.errors import UsageError
-from asyncrollout.trajectories import StopReason
+from asyncrollout.trajectories import Remembered, StopReason
 from asyncrollout.types import Observation
 
 _NUMBERS = "biufc"
@@ -20,10 +20,10 @@ def step_arrays(played: Played, credit: Floats | None) -> dict[str, Any]:
     by_itself = np.array([each.stop_reason is StopReason.TERMINATED for each in played.trajectories])
     seen = [_raw(turn.observation) for turn in played.turns]
     finals = [_raw(trajectory.final) for trajectory in played.trajectories]
-    states: list[Any] = []
-    if all(map(_has_state, seen)) and not any(map(_has_state, finals)):
-        states = [each["state"] for each in seen]
-        seen = [each["observation"] for each in seen]
+    remembered = [turn.observation for turn in played.turns if isinstance(turn.observation, Remembered)]
+    states = [each.state for each in remembered]
+    if 0 < len(states) < len(seen):
+        raise UsageError("the batch mixes agents that record the state of their memory with others: split it")
     observations = _stacked("observation", seen, played.name)
     arrays = {
         "observations": observations,
@@ -50,12 +50,9 @@ def step_arrays(played: Played, credit: Floats | None) -> dict[str, Any]:
 
 
 def _raw(observation: Any) -> Any:
+    if isinstance(observation, Remembered):
+        observation = observation.observation
     return observation.data if isinstance(observation, Observation) else observation
-
-
-def _has_state(observation: Any) -> bool:
-    """Whether it is what an agent with a memory records: what the env showed, and the state it was played from."""
-    return isinstance(observation, dict) and observation.keys() == {"observation", "state"}
 
 
 def _finals(played: Played, finals: list[Any], first: Any) -> Any:

@@ -46,7 +46,8 @@ async def run_rollout(
     progress = Progress(uid) if progress is None else progress
     player = agent.open(uid, seed if sampling_seed is None else sampling_seed)
     turns: list[Turn] = []
-    final, stop = None, StopReason.SECONDS
+    outcome: Outcome | None = None
+    stop = StopReason.SECONDS
     error: RolloutError | None = None
     began = time.monotonic()
     deadline = anyio.current_time() + (limits.seconds or math.inf)
@@ -64,7 +65,7 @@ async def run_rollout(
                 turns.append(as_turn(outcome, move, came, acted - asked, time.monotonic() - acted))
                 outcome = came
                 progress.turn += 1
-            final, stop = outcome.observation, ended
+            stop = ended
         except ContextError:
             stop = StopReason.TOKENS
         except EnvError as failed:
@@ -85,7 +86,7 @@ async def run_rollout(
         member=member,
         task=task,
         messages=player.messages,
-        final=final,
+        final=None if outcome is None else outcome.observation,
         seconds=time.monotonic() - began,
     )
 
