@@ -281,3 +281,16 @@ async def test_limited_lets_only_so_many_through() -> None:
 
     await ask_all(limited(ScriptedPolicy(reply), 3), [turn(number) for number in range(9)])
     assert most == 3
+
+
+async def test_batch_that_is_being_gathered_when_the_policy_closes_is_answered() -> None:
+    answers: list[Generation] = []
+
+    async def ask() -> None:
+        answers.append(await policy.generate(Request()))
+
+    async with anyio.create_task_group() as tasks:
+        async with BatchedPolicy(lambda requests: ["yes" for _ in requests], max_wait=60) as policy:
+            tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+    assert [answer.text for answer in answers] == ["yes"]

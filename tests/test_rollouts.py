@@ -510,6 +510,11 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
         rollouts(**options)
 
 
+def test_parts_can_be_made_before_there_is_an_event_loop() -> None:
+    policies = BatchedPolicy(lambda requests: []), OpenAIPolicy("http://x/v1", "m"), Model()
+    assert all(rollouts(policy) for policy in policies)
+
+
 def test_either_a_policy_or_an_agent() -> None:
     with pytest.raises(UsageError, match="either policy= or agent="):
         Rollouts(WALK)

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import anyio
 import anyio.to_thread
 import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrollout.errors import ClosedError, ProviderError, RolloutError, UsageError
+from asyncrollout.tasks import Background
 from asyncrollout.types import Generation, Request, Timings
 
 Model = Callable[[list[Request]], Sequence[Any]]
@@ -42,25 +45,25 @@ class BatchedPolicy:
         self._max_batch = max_batch
         self._max_wait = max_wait
         self._thread = anyio.CapacityLimiter(1)
-        self._send, self._receive = anyio.create_memory_object_stream[_Asked](0)
-        self._group = anyio.create_task_group()
+        self._send: MemoryObjectSendStream[_Asked] | None = None
+        self._serving = Background()
         self.is_open = False
 
     async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
-        self._group.start_soon(self._serve)
+        await self._serving.open()
+        self._send, asked = anyio.create_memory_object_stream[_Asked](0)
+        self._serving.start_soon(self._serve, asked)
         self.is_open = True
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.is_open = False
+        assert self._send is not None
         self._send.close()
-        if kind is not None:
-            self._group.cancel_scope.cancel()
-        await self._group.__aexit__(None, None, None)  # an error of the body passes as it is
+        await self._serving.close(cancel=kind is not None)
 
     async def generate(self, request: Request) -> Generation:
-        if not self.is_open:
+        if self._send is None or not self.is_open:
             raise ClosedError("this BatchedPolicy is not open: use it within 'async with'")
         asked = _Asked(request)
         try:
@@ -80,18 +83,18 @@ class BatchedPolicy:
         timings = Timings(queue=asked.begun - asked.since, first_byte=now - asked.begun, total=now - asked.since)
         return msgspec.structs.replace(asked.answer, timings=timings)
 
-    async def _serve(self) -> None:
-        async with self._receive:
-            async for first in self._receive:
-                batch = [asked for asked in await self._gather(first) if not asked.given_up]
+    async def _serve(self, arriving: MemoryObjectReceiveStream[_Asked]) -> None:
+        async with arriving:
+            async for first in arriving:
+                batch = [asked for asked in await self._gather(first, arriving) if not asked.given_up]
                 if batch:
                     await self._run(batch)
 
-    async def _gather(self, first: _Asked) -> list[_Asked]:
+    async def _gather(self, first: _Asked, arriving: MemoryObjectReceiveStream[_Asked]) -> list[_Asked]:
         batch = [first]
-        with anyio.move_on_after(self._max_wait):
+        with anyio.move_on_after(self._max_wait), suppress(anyio.EndOfStream):
             while len(batch) < self._max_batch:
-                batch.append(await self._receive.receive())
+                batch.append(await arriving.receive())
         return batch
 
     async def _run(self, batch: list[_Asked]) -> None:

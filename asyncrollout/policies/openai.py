@@ -19,6 +19,7 @@ from asyncrollout.policies.limits import Limit
 from asyncrollout.policies.probing import is_healthy, kind_of_server
 from asyncrollout.policies.retries import backoff, failure_of, read_retry_after
 from asyncrollout.policies.weights import PAUSES, RESUMES, Page, PauseMode, post_page
+from asyncrollout.tasks import Background
 from asyncrollout.types import Generation, Request, Sampling, Timings
 
 _PATHS: dict[Mode, str] = {"chat": "/chat/completions", "completions": "/completions"}
@@ -85,7 +86,7 @@ class OpenAIPolicy:
         self._running = anyio.Event()
         self._running.set()
         self._client: aiohttp.ClientSession | None = None
-        self._group = anyio.create_task_group()
+        self._healing = Background()
 
     @property
     def is_open(self) -> bool:
@@ -100,14 +101,13 @@ class OpenAIPolicy:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=30),
         )
-        await self._group.__aenter__()
+        await self._healing.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         client, self._client = self._client, None
-        self._group.cancel_scope.cancel()
         try:
-            await self._group.__aexit__(None, None, None)  # an error of the body passes as it is
+            await self._healing.close()
         finally:
             if client is not None:
                 with anyio.move_on_after(5, shield=True):
@@ -270,7 +270,7 @@ class OpenAIPolicy:
         """No answer: others are asked until it is healthy again."""
         if endpoint.up:
             endpoint.up = False
-            self._group.start_soon(self._bring_back, self._opened(), endpoint)
+            self._healing.start_soon(self._bring_back, self._opened(), endpoint)
 
     async def _bring_back(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> None:
         while not await is_healthy(client, endpoint, self._headers):  # noqa: ASYNC110 (a server sends no event)

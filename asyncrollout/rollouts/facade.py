@@ -25,7 +25,7 @@ from asyncrollout.sampler.ledger import ENDS, Ledger
 from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
 from asyncrollout.sampler.tally import Tally
 from asyncrollout.sampler.tray import OnExhausted
-from asyncrollout.tasks import task_group
+from asyncrollout.tasks import Background, task_group
 from asyncrollout.trajectories import Group, Limits
 from asyncrollout.types import PoolStats
 
@@ -123,7 +123,7 @@ class Rollouts:
         self._tally = Tally()
         self._stream: GroupStream | None = None
         self._batches = self._evaluations = 0
-        self._tasks = anyio.create_task_group()
+        self._streams = Background()
         self._parts = AsyncExitStack()
         self._open = self._opened = False
 
@@ -137,7 +137,7 @@ class Rollouts:
             for policy in nested(self._policy):
                 if hasattr(policy, "__aenter__") and not getattr(policy, "is_open", False):
                     await parts.enter_async_context(policy)
-            await self._tasks.__aenter__()
+            await self._streams.open()
             self._parts = parts.pop_all()
         self._open = True
         return self
@@ -146,9 +146,8 @@ class Rollouts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
-        self._tasks.cancel_scope.cancel()
         try:
-            await self._tasks.__aexit__(None, None, None)  # an error of the body passes as it is
+            await self._streams.close()
         finally:
             if self._stream is not None:
                 self._stream.close()
@@ -166,7 +165,7 @@ class Rollouts:
         rules = msgspec.structs.replace(self._rules, order="start", ahead=0)
         stream = self._make_stream(rules)
         stop = anyio.CancelScope()
-        self._tasks.start_soon(_run_within, stop, stream)
+        self._streams.start_soon(_run_within, stop, stream)
         try:
             return self.batch(self._seen(await stream.take(groups)))
         finally:
@@ -189,7 +188,7 @@ class Rollouts:
         self._check_open()
         if self._stream is None:
             self._stream = self._make_stream(self._rules)
-            self._tasks.start_soon(self._stream.run)
+            self._streams.start_soon(self._stream.run)
         return self._seen(await self._stream.take(groups, needed=needed))
 
     @asynccontextmanager
