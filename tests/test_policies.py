@@ -289,8 +289,8 @@ async def test_batch_that_is_being_gathered_when_the_policy_closes_is_answered()
     async def ask() -> None:
         answers.append(await policy.generate(Request()))
 
-    async with anyio.create_task_group() as tasks:
-        async with BatchedPolicy(lambda requests: ["yes" for _ in requests], max_wait=60) as policy:
-            tasks.start_soon(ask)
-            await anyio.wait_all_tasks_blocked()
+    model = BatchedPolicy(lambda requests: ["yes" for _ in requests], max_wait=60)
+    async with anyio.create_task_group() as tasks, model as policy:
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
     assert [answer.text for answer in answers] == ["yes"]
