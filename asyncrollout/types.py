@@ -107,6 +107,17 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None
     extra: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        """What is made in Python is checked, too; there an annotation checks nothing."""
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise ValueError(f"Sampling: temperature={self.temperature!r} is not a number from 0")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"Sampling: top_p={self.top_p!r} is not above 0 and at most 1")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"Sampling: max_tokens={self.max_tokens!r} is not a number from 1")
+        if type(self.stop) not in (tuple, list):
+            raise ValueError(f"Sampling: stop={self.stop!r} is not a tuple of texts")
+
 
 class Request(msgspec.Struct, frozen=True):
     """What a policy is asked: messages (text, and pictures as arrays or data URLs), or the ids of a prompt's tokens.

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import numpy as np
 import pytest
 
 from asyncrollout import (
@@ -16,6 +18,7 @@ from asyncrollout import (
     RandomPolicy,
     RecordedPolicy,
     Request,
+    Rollouts,
     Sampling,
     ScriptedPolicy,
     SolverPolicy,
@@ -24,6 +27,7 @@ from asyncrollout import (
     fallback,
     limited,
 )
+from tests.playing import PATIENCE
 
 ASKED = Request(messages=[{"role": "user", "content": "Hello"}])
 EXPERT = "<think>so</think><answer>Up || Left || Down</answer>"
@@ -294,3 +298,146 @@ async def test_batch_that_is_being_gathered_when_the_policy_closes_is_answered()
         tasks.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
     assert [answer.text for answer in answers] == ["yes"]
+
+
+async def test_cached_replies_are_of_the_same_request_alone() -> None:
+    asked: list[Request] = []
+
+    async def reply(request: Request) -> Generation:
+        asked.append(request)
+        await anyio.lowlevel.checkpoint()
+        return Generation(f"{len(asked)}", action=request.data)
+
+    policy = cached(ScriptedPolicy(reply))
+    for data in (1, 2, np.arange(3), np.arange(4), np.float32(0.5)):
+        first, again = await policy.generate(Request(data=data)), await policy.generate(Request(data=data))
+        assert first is again
+    assert len(asked) == 5
+    picture = [{"role": "user", "content": ["look", np.zeros((2, 2, 3), np.uint8)]}]
+    assert await policy.generate(Request(messages=picture)) is await policy.generate(Request(messages=picture))
+    with pytest.raises(UsageError, match="cannot be compared"):
+        await policy.generate(Request(data=object()))
+
+
+async def test_equal_requests_at_once_are_asked_once_also_when_the_first_gives_up() -> None:
+    asked, go = 0, anyio.Event()
+
+    async def reply(request: Request) -> str:
+        nonlocal asked
+        asked += 1
+        await go.wait()
+        return str(asked)
+
+    policy = cached(ScriptedPolicy(reply))
+    answers: list[str] = []
+
+    async def one() -> None:
+        answers.append((await policy.generate(Request())).text)
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as first:
+                first.start_soon(policy.generate, Request())
+                await anyio.wait_all_tasks_blocked()
+                for _ in range(5):
+                    tasks.start_soon(one)
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        go.set()
+    assert answers == ["2"] * 5
+
+
+async def test_new_weights_make_caches_forget_and_reach_policies_inside() -> None:
+    told: list[Any] = []
+
+    class Server:
+        version = 0
+
+        async def generate(self, request: Request) -> Generation:
+            return Generation(f"v{self.version}", version=self.version)
+
+        async def pause(self, mode: str) -> None:
+            told.append(mode)
+
+        async def resume(self, version: int) -> None:
+            self.version = version
+
+    async with Rollouts("bandit", policy=cached(limited(Server(), 2)), group_size=1) as rollouts:
+        before = await rollouts.collect(groups=1)
+        async with rollouts.weight_update(3, "abort"):
+            pass
+        after = await rollouts.collect(groups=1)
+        assert rollouts.version == 3
+    assert told == ["abort"]
+    assert {turn.reply for turn in before.trajectories[0].turns} == {"v0"}
+    assert {turn.reply for turn in after.trajectories[0].turns} == {"v3"}
+
+
+async def test_deadline_of_a_request_holds_for_compositions() -> None:
+    async def never(request: Request) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    policy = limited(ScriptedPolicy(never), 1)
+    for slow in (policy, fallback(policy, policy)):
+        with pytest.raises(ProviderError, match="no answer within"):
+            await slow.generate(Request(seconds=0.02))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True])
+def test_wrong_sizes_of_compositions(wrong: int) -> None:
+    with pytest.raises(UsageError, match="most="):
+        limited(ScriptedPolicy(["a"]), wrong)
+    with pytest.raises(UsageError, match="size="):
+        cached(ScriptedPolicy(["a"]), size=wrong)
+
+
+async def test_each_request_of_a_batch_has_an_error_of_its_own() -> None:
+    def model(requests: list[Request]) -> list[str]:
+        raise ProviderError("out of memory")
+
+    errors: list[ProviderError] = []
+
+    async def ask() -> None:
+        try:
+            await policy.generate(Request())
+        except ProviderError as error:
+            errors.append(error)
+
+    async with BatchedPolicy(model, max_wait=0.01) as policy, anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(ask)
+    assert len({id(error) for error in errors}) == 3
+
+
+async def test_text_instead_of_a_list_of_texts_is_an_error() -> None:
+    async with BatchedPolicy(lambda requests: "no") as policy:
+        with pytest.raises(ProviderError, match="gave 1 results for 1 requests"):
+            await policy.generate(Request())
+
+
+async def test_callers_of_a_policy_that_fails_around_them_are_let_go() -> None:
+    go = threading.Event()
+    ends: list[Any] = []
+
+    def model(requests: list[Request]) -> list[str]:
+        go.wait(PATIENCE)
+        return ["late" for _ in requests]
+
+    async def ask() -> None:
+        try:
+            ends.append(await policy.generate(Request()))
+        except ClosedError as error:
+            ends.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(KeyError):  # noqa: PT012
+            async with BatchedPolicy(model, max_batch=1, max_wait=0) as policy:
+                for _ in range(3):
+                    tasks.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                go.set()
+                raise KeyError("mine")
+    assert [type(end) for end in ends].count(ClosedError) >= 2  # one is at work, and may still be answered
+    assert len(ends) == 3

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import Generation, ProviderError, Request, Sampling, Usage, UsageError
-from asyncrollout.policies.codec import Mode, ServerKind, decode, encode, refusal
+from asyncrollout.policies.answers import refusal
+from asyncrollout.policies.codec import Mode, ServerKind, decode, encode
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -164,7 +165,7 @@ def test_tool_calls_of_a_stream() -> None:
         (answer(logprobs={"content": [{"logprob": "low"}]}), "malformed"),
         (stream(part("Hi", 5), END), "the stream broke off"),
         (stream(part("Hi", 5)) + b"data: {\n\ndata: [DONE]\n\n", "malformed"),
-        ({"choices": [{"text": "Hi", "finish_reason": "stop", "logprobs": {"token_logprobs": [None]}}]}, "asked for"),
+        ({"choices": [{"text": "Hi", "finish_reason": "stop", "logprobs": {"token_logprobs": [None]}}]}, "is missing"),
     ],
 )
 def test_malformed_answers(content: Any, why: str) -> None:
@@ -201,3 +202,77 @@ def test_no_content_raises_anything_else(content: bytes) -> None:
 )
 def test_what_a_server_says(content: bytes, said: str) -> None:
     assert refusal(content) == said
+
+
+def test_tokens_without_a_text_are_known_whole_or_not_at_all() -> None:
+    quiet = {"content": "", "reasoning_content": "hm"}
+    assert read(answer(message=quiet, logprobs=None, token_ids=[1, 2, 3])).token_ids is None
+    assert read(answer(message=quiet, logprobs=None)).logprobs is None
+    empty = read(answer(message=quiet, logprobs=None, token_ids=[]))
+    assert (empty.token_ids, empty.logprobs) == ([], [])
+
+
+def entries(*tokens: str) -> dict[str, Any]:
+    return {"content": [{"token": token, "bytes": [*token.encode()], "logprob": -0.5} for token in tokens]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"logprobs": {"content": []}}, "logprobs were asked for"),
+        ({"logprobs": entries("Hi")}, "of another text"),
+        ({"token_ids": [-1, 2]}, "malformed"),
+        ({"logprobs": {"content": [{"logprob": -1, "bytes": [300]}]}}, "malformed"),
+    ],
+)
+def test_tokens_that_do_not_belong_to_the_text(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(ProviderError, match=why):
+        read(answer(**fields))
+
+
+def test_tokens_of_the_text_and_more() -> None:
+    assert read(answer(logprobs=entries("Hi", " there", "<|im_end|>"))).logprobs == [-0.5] * 3
+    assert read(answer(message={"content": "é"}, logprobs=entries("é"))).logprobs == [-0.5]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"x": ' + b"[" * 100_000,
+        b'{"choices": [], "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"choices": "\xff\xfe"}',
+        b"data: \xff\n\ndata: [DONE]\n\n",
+        b"data: [DONE]\n\n",
+        b'data: {"choices": [{"delta": {"tool_calls": [{"index": [], "function": "f"}]}}]}\n\ndata: [DONE]\n\n',
+        b'data: {"choices": [{"index": 1, "delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n',
+        b'{"choices": [], "usage": {"prompt_tokens": -1}}',
+    ],
+    ids=[
+        "deep",
+        "deep and closed",
+        "no utf-8",
+        "no utf-8 stream",
+        "nothing",
+        "tool calls",
+        "second choice",
+        "negative",
+    ],
+)
+def test_bytes_that_make_no_sense_are_malformed_and_nothing_else(content: bytes) -> None:
+    with pytest.raises(ProviderError, match="malformed answer"):
+        read(content)
+    assert isinstance(refusal(content), str)
+
+
+def test_comments_and_empty_lines_of_a_stream_are_skipped() -> None:
+    content = stream(part("Hi", 5), END)
+    assert read(b"\n: ping\n\n" + content + b"data: [DONE]\n\n").text == "Hi"
+
+
+def test_streamed_completion_has_its_logprobs() -> None:
+    events = [
+        {"choices": [{"text": "Hi", "logprobs": {"tokens": ["Hi"], "token_logprobs": [-0.5]}}]},
+        {"choices": [{"text": "", "finish_reason": "stop"}]},
+    ]
+    content = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+    assert read(content).logprobs == [-0.5]

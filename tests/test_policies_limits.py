@@ -1,5 +1,7 @@
 """How many calls an endpoint gets, and what is done about failed ones: pure rules."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -153,3 +155,55 @@ def test_backoff_doubles_and_is_bounded() -> None:
     for attempt, drawn in enumerate(waits, start=1):
         longest = min(0.25 * 2 ** (attempt - 1), LONGEST_WAIT)
         assert longest / 2 <= min(drawn) < max(drawn) <= longest
+
+
+def serve(
+    limit: Limit, *, slots: int, rounds: int, callers: int = 10_000, tokens: Callable[[int], int] = lambda _: 1
+) -> None:
+    """A server that does `slots` calls at a time, in as many seconds as they have tokens; the others wait."""
+    now = 0.0
+    for number in range(rounds):
+        flying = min(limit.now, callers)
+        work = tokens(number)
+        latency = work * max(flying / slots, 1.0)
+        for _ in range(flying):
+            limit.succeeded(now, now + latency, work=work, is_full=2 * flying >= limit.now)
+        now += latency
+
+
+def test_limit_stops_where_more_calls_only_wait() -> None:
+    limit = Limit(4096, start=1)
+    serve(limit, slots=8, rounds=200)
+    assert 8 <= limit.now <= 48
+
+
+def test_limit_does_not_mind_longer_replies() -> None:
+    limit = Limit(4096, start=1)
+    serve(limit, slots=1_000, rounds=12, tokens=lambda number: 10 * (number + 1))
+    assert limit.now >= 1_000
+
+
+def test_limit_does_not_grow_while_nobody_needs_it() -> None:
+    limit = Limit(4096, start=16)
+    serve(limit, slots=1_000, rounds=500, callers=4)
+    assert limit.now == 16
+
+
+def test_limit_comes_back_slowly_to_where_it_was_refused() -> None:
+    limit = Limit(4096, start=64)
+    limit.refused(0.0, 1.0, None)
+    assert limit.now == 32
+    now = 1.0
+    for _ in range(40):
+        for _ in range(limit.now):
+            limit.succeeded(now, now + 0.1)
+        now += 0.1
+    assert 57 <= limit.now < 64
+
+
+def test_limit_can_be_bounded_later() -> None:
+    adaptive, fixed = Limit(100, start=16), Limit(100, adaptive=False)
+    assert adaptive.bound(8)
+    assert adaptive.now == 8
+    assert not fixed.bound(8)
+    assert fixed.now == 100

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
+import anyio.to_thread
 import msgspec
 
 from asyncrollout.agents.joining import TokenSequence
@@ -21,6 +22,7 @@ Message = dict[str, Any]
 Encode = Callable[[list[Message], bool], Sequence[int] | Awaitable[Sequence[int]]]
 
 _MOST_STOPS = 3
+_LARGE_PICTURE = 50_000  # bytes
 _SERVERS_OWN = Sampling()
 
 
@@ -76,7 +78,7 @@ class Conversation:
         self._tokens = TokenSequence()
 
     async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
-        new, observation = self._tell(outcome)
+        new, observation = await self._tell(outcome)
         messages = [*self.messages, *new]
         first = self._window(messages)
         has_system = messages[0]["role"] == "system"
@@ -100,7 +102,7 @@ class Conversation:
         part, joined = self._tokens.add_turn(prompt_ids, generation.token_ids)
         return Move(generation.text, generation, observation, part, joined, first)
 
-    def _tell(self, outcome: Outcome) -> tuple[list[Message], Any]:
+    async def _tell(self, outcome: Outcome) -> tuple[list[Message], Any]:
         """The messages that are new, and what goes on record of the observation: pictures are in the messages."""
         observation = outcome.observation
         seen = Observation(observation) if isinstance(observation, str) else observation
@@ -110,7 +112,8 @@ class Conversation:
             )
         content: Any = self._template(self._turn, seen.text, outcome)
         if seen.images:
-            pictures = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in seen.images]
+            urls = [await _encoded_picture(image) for image in seen.images]
+            pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
             content = [{"type": "text", "text": content}, *pictures]
             observation = msgspec.structs.replace(seen, images=())
         told: Message = {"role": "user", "content": content}
@@ -154,6 +157,13 @@ class Conversation:
             if generation.finish_reason != "abort":
                 return generation
         raise ProviderError(f"the reply was broken off {_MOST_STOPS} times")
+
+
+async def _encoded_picture(picture: Any) -> str:
+    """Large pictures take long enough to be noticed by all other rollouts, but not in a thread."""
+    if picture.size < _LARGE_PICTURE:
+        return data_url(picture)
+    return await anyio.to_thread.run_sync(data_url, picture)
 
 
 def _said(generation: Generation) -> Message:

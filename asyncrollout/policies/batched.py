@@ -1,5 +1,6 @@
 """A model in this process: concurrent requests, gathered into batches."""
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -47,6 +48,7 @@ class BatchedPolicy:
         self._thread = anyio.CapacityLimiter(1)
         self._send: MemoryObjectSendStream[_Asked] | None = None
         self._serving = Background()
+        self._asked: set[_Asked] = set()
         self.is_open = False
 
     async def __aenter__(self) -> Self:
@@ -60,12 +62,17 @@ class BatchedPolicy:
         self.is_open = False
         assert self._send is not None
         self._send.close()
-        await self._serving.close(cancel=kind is not None)
+        try:
+            await self._serving.close(cancel=kind is not None)
+        finally:
+            for asked in self._asked:
+                asked.answered.set()
 
     async def generate(self, request: Request) -> Generation:
         if self._send is None or not self.is_open:
             raise ClosedError("this BatchedPolicy is not open: use it within 'async with'")
         asked = _Asked(request)
+        self._asked.add(asked)
         try:
             with anyio.fail_after(request.seconds):
                 await self._send.send(asked)
@@ -76,7 +83,9 @@ class BatchedPolicy:
             raise ClosedError("this BatchedPolicy was closed") from None
         finally:
             asked.given_up = True
-        assert asked.answer is not None
+            self._asked.discard(asked)
+        if asked.answer is None:
+            raise ClosedError("this BatchedPolicy was closed")
         if isinstance(asked.answer, Exception):
             raise asked.answer
         now = time.monotonic()
@@ -101,14 +110,20 @@ class BatchedPolicy:
         begun = time.monotonic()
         requests = [asked.request for asked in batch]
         try:
-            results = list(await anyio.to_thread.run_sync(self._model, requests, limiter=self._thread))
-            if len(results) != len(batch):
-                raise ProviderError(f"the model gave {len(results)} results for {len(batch)} requests")
+            results = await anyio.to_thread.run_sync(self._call, requests, limiter=self._thread)
         except Exception as error:  # noqa: BLE001 (whatever a model raises belongs to those who asked it)
             results = [_failed(error)] * len(batch)
         for asked, result in zip(batch, results, strict=True):
             asked.begun, asked.answer = begun, _as_answer(result)
             asked.answered.set()
+
+    def _call(self, requests: list[Request]) -> list[Any]:
+        """In the thread, also if the results are made one by one."""
+        results = self._model(requests)
+        listed = [results] if isinstance(results, str) else list(results)
+        if len(listed) != len(requests) or isinstance(results, str):
+            raise ProviderError(f"the model gave {len(listed)} results for {len(requests)} requests")
+        return listed
 
 
 def _as_answer(result: Any) -> Generation | Exception:
@@ -121,7 +136,9 @@ def _as_answer(result: Any) -> Generation | Exception:
 
 def _failed(error: Exception) -> RolloutError:
     if isinstance(error, RolloutError):
-        return error
+        own = copy.copy(error)  # each rollout notes its own place on it
+        own.__cause__ = error.__cause__
+        return own
     failed = ProviderError(f"the model raised {type(error).__name__}: {error}")
     failed.__cause__ = error
     return failed

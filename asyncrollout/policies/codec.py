@@ -6,9 +6,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from asyncrollout.errors import ProviderError, UsageError
+from asyncrollout.errors import UsageError
 from asyncrollout.pictures import data_url
-from asyncrollout.types import FinishReason, Generation, Request, Usage
+from asyncrollout.policies.answers import UNREADABLE, Choice, Logprobs, Message, Reply, Token, Used, malformed
+from asyncrollout.policies.streams import is_stream, join
+from asyncrollout.types import FinishReason, Generation, Request, Sampling, Usage
 
 Mode = Literal["chat", "completions"]
 ServerKind = Literal["openai", "vllm", "sglang", "llamacpp"]
@@ -21,7 +23,7 @@ _TOKEN_IDS: dict[ServerKind, dict[str, Any]] = {
 }
 """What makes a server give token ids; strict ones refuse fields that they do not know."""
 
-_STREAMED: dict[ServerKind, dict[str, Any]] = {
+STREAMED: dict[ServerKind, dict[str, Any]] = {
     "llamacpp": {"stream": True, "stream_options": {"include_usage": True}},
 }
 """A server that goes on with a call that was hung up on, unless it streams."""
@@ -35,86 +37,20 @@ _FINISHED: dict[str | None, FinishReason] = {
     "content_filter": "abort",
 }
 _CONTEXT = re.compile(r"context[ _](length|size|window)|exceed_context", re.IGNORECASE)
-_SHOWN = 300
+
+_reply = msgspec.json.Decoder(Reply)
 
 
-class _Token(msgspec.Struct):
-    logprob: float
-    id: int | None = None
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_Token] | None = None
-    token_logprobs: list[float | None] | None = None
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-    message: _Message | None = None
-    delta: _Message | None = None
-    text: str | None = None
-    logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
-    response_token_ids: list[int] | None = None  # as SGLang calls them in a chat
-    prompt_token_ids: list[int] | None = None
-
-    @property
-    def ids(self) -> list[int] | None:
-        return self.token_ids if self.token_ids is not None else self.response_token_ids
-
-
-class _Cached(msgspec.Struct):
-    cached_tokens: int | None = 0
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
-    prompt_tokens_details: _Cached | None = None
-
-
-class _Reply(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class _Error(msgspec.Struct):
-    message: str
-
-
-class _Refusal(msgspec.Struct):
-    error: _Error | str | None = None
-    message: str | None = None
-    detail: Any = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-_reply = msgspec.json.Decoder(_Reply)
-_chunk = msgspec.json.Decoder(_Chunk)
-_refusal = msgspec.json.Decoder(_Refusal)
+def merge(sampling: Sampling, default: Sampling) -> Sampling:
+    """The sampling of a request, with the default where it says nothing."""
+    given = {name: value for name in Sampling.__struct_fields__ if (value := getattr(sampling, name)) not in (None, ())}
+    return msgspec.structs.replace(default, **{**given, "extra": {**default.extra, **sampling.extra}})
 
 
 def encode(request: Request, model: str, mode: Mode, kind: ServerKind, *, logprobs: bool) -> bytes:
     """The body of a call."""
     sampling = request.sampling
-    body: dict[str, Any] = {"model": model}
-    if mode == "chat":
-        body["messages"] = [_plain_message(message) for message in request.messages]
-    else:
-        body["prompt"] = request.prompt_ids if request.prompt_ids is not None else _only_text(request)
+    body: dict[str, Any] = {"model": model, **_asked(request, mode)}
     for key in ("temperature", "top_p", "max_tokens", "seed"):
         if (value := getattr(sampling, key)) is not None:
             body[key] = value
@@ -122,7 +58,10 @@ def encode(request: Request, model: str, mode: Mode, kind: ServerKind, *, logpro
         body["stop"] = list(sampling.stop)
     if logprobs:
         body |= {"logprobs": True if mode == "chat" else 1, **_TOKEN_IDS[kind]}
-    return msgspec.json.encode({**body, **_STREAMED.get(kind, {}), **sampling.extra})
+    try:
+        return msgspec.json.encode({**body, **STREAMED.get(kind, {}), **sampling.extra})
+    except (TypeError, ValueError, RecursionError) as error:  # among them surrogates, which no JSON can hold
+        raise UsageError(f"this request cannot be sent: {error}") from error
 
 
 def decode(content: bytes, *, logprobs: bool, stops: bool = False) -> Generation:
@@ -131,19 +70,19 @@ def decode(content: bytes, *, logprobs: bool, stops: bool = False) -> Generation
     `stops` is whether the request had texts to stop at.
     """
     try:
-        reply = _join(content) if content.startswith(b"data:") else _reply.decode(content)
-    except msgspec.DecodeError as error:
+        reply = join(content) if is_stream(content) else _reply.decode(content)
+    except UNREADABLE as error:
         raise malformed(str(error), content) from error
     if len(reply.choices) != 1:
         raise malformed(f"it has {len(reply.choices)} choices", content)
     (choice,) = reply.choices
-    message = choice.message or _Message(content=choice.text)
+    message = choice.message or Message(content=choice.text)
     if choice.finish_reason not in _FINISHED:
         raise malformed(f"its finish reason is {choice.finish_reason!r}", content)
     if choice.message is None and choice.text is None:
         raise malformed("it has neither a message nor a text", content)
-    usage = reply.usage or _Usage()
-    token_ids, numbers = _tokens(choice, usage, content, stops=stops) if logprobs else (choice.ids, None)
+    usage = reply.usage or Used()
+    token_ids, numbers = _tokens(choice, message, usage, content, stops) if logprobs else (choice.ids, None)
     details = usage.prompt_tokens_details
     return Generation(
         text=message.content or "",
@@ -162,90 +101,44 @@ def is_context_full(said: str) -> bool:
     return _CONTEXT.search(said) is not None
 
 
-def refusal(content: bytes) -> str:
-    """What a server says about a call that it refuses."""
-    try:
-        said = _refusal.decode(content)
-    except msgspec.DecodeError:
-        return shown(content)
-    error = said.error.message if isinstance(said.error, _Error) else said.error
-    return (error or said.message or (said.detail and str(said.detail)) or shown(content))[:_SHOWN]
-
-
-def malformed(why: str, content: bytes) -> ProviderError:
-    return ProviderError(f"malformed answer: {why}: {shown(content)}")
-
-
-def shown(content: bytes) -> str:
-    text = content[: _SHOWN + 1].decode(errors="replace")
-    return repr(text[:_SHOWN]) + ("..." if len(content) > _SHOWN else "")
-
-
-def _join(stream: bytes) -> _Reply:
-    """The answer that the events of a stream add up to."""
-    *events, last = [line[5:].strip() for line in stream.splitlines() if line.startswith(b"data:")]
-    if last != b"[DONE]":
-        raise malformed("the stream broke off", stream)
-    chunks = [_chunk.decode(event) for event in events]
-    parts = [choice for chunk in chunks for choice in chunk.choices]
-    deltas = [part.delta or _Message(content=part.text) for part in parts]
-    tokens = [token for part in parts if part.logprobs for token in part.logprobs.content or ()]
-    ids = [token for part in parts for token in part.token_ids or ()]
-    text = "".join(delta.content or "" for delta in deltas)
-    message = _Message(
-        content=text,
-        reasoning_content="".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas) or None,
-        tool_calls=_join_calls([call for delta in deltas for call in delta.tool_calls or ()]),
-    )
-    whole = _Choice(
-        finish_reason=next((part.finish_reason for part in reversed(parts) if part.finish_reason), None),
-        message=message if any(part.delta for part in parts) else None,
-        text=text,
-        logprobs=_Logprobs(content=tokens) if tokens else None,
-        token_ids=ids or None,
-    )
-    usage = next((chunk.usage for chunk in reversed(chunks) if chunk.usage), None)
-    prompt_ids = next((chunk.prompt_token_ids for chunk in chunks if chunk.prompt_token_ids), None)
-    return _Reply([whole], usage, prompt_ids)
-
-
-def _join_calls(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first part of a call has its name, the others go on with its arguments."""
-    calls: dict[int, dict[str, Any]] = {}
-    for part in parts:
-        at, function = part.get("index", 0), part.get("function") or {}
-        if at not in calls:
-            calls[at] = {**part, "function": dict(function)}
-        else:
-            known = calls[at]["function"]
-            known["arguments"] = f"{known.get('arguments') or ''}{function.get('arguments') or ''}"
-    return list(calls.values())
-
-
 def _tokens(
-    choice: _Choice, usage: _Usage, content: bytes, *, stops: bool
+    choice: Choice, message: Message, usage: Used, content: bytes, stops: bool
 ) -> tuple[list[int] | None, list[float] | None]:
-    given = choice.logprobs or _Logprobs()
-    if given.content is not None:
-        numbers = [token.logprob for token in given.content]
-        ids = [token.id for token in given.content if token.id is not None]
-    elif given.token_logprobs is not None and None not in given.token_logprobs:
-        numbers, ids = [number for number in given.token_logprobs if number is not None], []
-    elif choice.finish_reason == "abort" or not (choice.text or (choice.message and choice.message.content)):
-        return choice.ids or [], []
-    else:
-        raise malformed("logprobs were asked for, and it has none", content)
-    token_ids = choice.ids if choice.ids is not None else ids if len(ids) == len(numbers) else None
-    if token_ids is not None and len(token_ids) != len(numbers):
-        raise malformed(f"it has {len(token_ids)} token ids and {len(numbers)} logprobs", content)
+    given = choice.logprobs or Logprobs()
+    told = given.content
+    if told is None and given.token_logprobs is not None:
+        if None in given.token_logprobs:
+            raise malformed("a logprob is missing", content)
+        names = given.tokens or [""] * len(given.token_logprobs)
+        told = [Token(number or 0.0, token=name) for number, name in zip(given.token_logprobs, names, strict=False)]
+    if not told:
+        if message.content and choice.finish_reason != "abort":
+            raise malformed("logprobs were asked for, and it has none", content)
+        return ([], []) if choice.ids == [] else (None, None)
+    numbers = [token.logprob for token in told]
     if not all(number <= 1e-6 for number in numbers):
         raise malformed("a logprob is above 0", content)
-    if ids and choice.ids is None and not _are_all(len(ids), choice, usage, stops=stops):
-        return None, None
-    return token_ids, numbers
+    if choice.ids is not None:
+        if len(choice.ids) != len(numbers):
+            raise malformed(f"it has {len(choice.ids)} token ids and {len(numbers)} logprobs", content)
+        return choice.ids, numbers
+    ids = [token.id for token in told if token.id is not None]
+    if len(ids) == len(numbers):
+        return (ids, numbers) if _are_all(len(ids), choice, usage, stops=stops) else (None, None)
+    if not _spell(told, message.content or ""):
+        raise malformed("its logprobs are those of another text", content)
+    return None, numbers
 
 
-def _are_all(known: int, choice: _Choice, usage: _Usage, *, stops: bool) -> bool:
+def _spell(tokens: list[Token], text: str) -> bool:
+    """Whether these are the tokens of a text, give or take spaces and tokens that are not shown; or do not say."""
+    if not any(token.token or token.bytes for token in tokens):
+        return True
+    spelt = b"".join(bytes(token.bytes) if token.bytes else token.token.encode(errors="replace") for token in tokens)
+    return b"".join(text.encode(errors="replace").split()) in b"".join(spelt.split())
+
+
+def _are_all(known: int, choice: Choice, usage: Used, *, stops: bool) -> bool:
     """Whether llama.cpp has told every token: it leaves those out that end within a character (half an emoji).
 
     Of a streamed chat it also leaves out those that add no text: the one that ends it, and the beginning of a text to
@@ -256,7 +149,20 @@ def _are_all(known: int, choice: _Choice, usage: _Usage, *, stops: bool) -> bool
     return unseen == 0 or (unseen == 1 and ended)
 
 
+def _asked(request: Request, mode: Mode) -> dict[str, Any]:
+    if mode == "completions":
+        ids: Any = request.prompt_ids
+        return {"prompt": _only_text(request) if ids is None else ids.tolist() if isinstance(ids, np.ndarray) else ids}
+    if request.prompt_ids is not None:
+        raise UsageError("Request(prompt_ids=[...]) is for OpenAIPolicy(mode='completions'): a chat takes messages")
+    if not request.messages or type(request.messages) not in (list, tuple):
+        raise UsageError("a chat takes Request(messages=[{'role': 'user', 'content': ...}, ...])")
+    return {"messages": [_plain_message(message) for message in request.messages]}
+
+
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise UsageError(f"a message is {{'role': ..., 'content': ...}}, and not {message!r:.100}")
     content = message.get("content")
     if not isinstance(content, list):
         return message

@@ -4,11 +4,13 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
 
-from asyncrollout.policies.codec import malformed
+from asyncrollout.policies.answers import malformed
+from asyncrollout.policies.codec import ServerKind
 from asyncrollout.policies.limits import Limit
 
 MOST_BYTES = 64 * 2**20
@@ -23,19 +25,34 @@ class Answer(NamedTuple):
 
 
 class Endpoint:
-    """A call is made between `enter` and `leave`."""
+    """A call is made between `enter` and `leave`. `kind` is None until the server has told it."""
 
-    def __init__(self, base_url: str, limit: Limit) -> None:
+    def __init__(self, base_url: str, limit: Limit, kind: ServerKind | None) -> None:
+        parts = urlsplit(base_url)
+        self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
         self.url = base_url.rstrip("/")
         self.root = self.url.removesuffix("/v1")
         self.limit = limit
+        self.kind = kind
+        self.probing = anyio.Lock()
         self.up = True
+        self.losses = 0  # in a row
+        self.sessions = 0
         self.in_flight = 0
         self._waiting: deque[anyio.Event] = deque()
 
     @property
     def load(self) -> int:
         return self.in_flight + len(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many calls are under way as there may be, or nearly so."""
+        return 2 * self.in_flight >= self.limit.now
+
+    def wait_before(self, now: float) -> float:
+        """Seconds until the server wants calls again."""
+        return max(self.limit.not_before - now, 0.0)
 
     def enter_now(self) -> bool:
         """Take a place, if there is one and the server wants calls."""
@@ -53,7 +70,7 @@ class Endpoint:
             self.in_flight += 1
         waited = False
         try:
-            while (wait := self.limit.not_before - time.monotonic()) > 0:  # noqa: ASYNC110 (it may be put off meanwhile)
+            while (wait := self.wait_before(time.monotonic())) > 0:  # noqa: ASYNC110 (it may be put off meanwhile)
                 await anyio.sleep(wait)
             waited = True
         finally:
@@ -80,8 +97,9 @@ class Endpoint:
             self._waiting.popleft().set()
 
     async def post(self, client: aiohttp.ClientSession, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """A call; cancelled, it hangs up."""
-        async with client.post(f"{self.url}{path}", data=body, headers=headers) as response:
+        """A call; cancelled, it hangs up. It goes to this server, and to no other that it names."""
+        url = f"{self.url}{path}"
+        async with client.post(url, data=body, headers=headers, allow_redirects=False) as response:
             first_byte = time.monotonic()
             return Answer(response.status, response.headers, await _read(response), first_byte)
 

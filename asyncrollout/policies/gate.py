@@ -1,11 +1,72 @@
-"""Pauses and versions for policies that have none of their own."""
+"""Calls that are held back while weights change."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, get_args
 
 import anyio
 import msgspec
 
+from asyncrollout.errors import UsageError
+from asyncrollout.policies.compose import nested
 from asyncrollout.policies.weights import PauseMode
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
+
+
+class Gate:
+    """Lets calls through, or holds them back; and knows those that are under way."""
+
+    def __init__(self) -> None:
+        self._open = anyio.Event()
+        self._open.set()
+        self._idle = anyio.Event()
+        self._under_way: set[anyio.CancelScope] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open.is_set()
+
+    async def wait(self) -> None:
+        await self._open.wait()
+
+    @contextmanager
+    def passing(self, scope: anyio.CancelScope) -> Iterator[None]:
+        """A call within its scope, which is cancelled if the call is to be made again."""
+        self._under_way.add(scope)
+        try:
+            yield
+        finally:
+            self._under_way.discard(scope)
+            if not self._under_way:
+                self._idle.set()
+
+    async def shut(self, mode: PauseMode) -> None:
+        """Hold calls back; those under way are awaited, stopped, or left alone. If cancelled, it opens again."""
+        if mode not in get_args(PauseMode):
+            raise UsageError(f"mode={mode!r} is not one of {', '.join(get_args(PauseMode))}")
+        if self.is_open:
+            self._open = anyio.Event()
+        if mode == "abort":
+            self.stop_all()
+        is_shut = False
+        try:
+            while self._under_way and mode != "continue" and not self.is_open:
+                if self._idle.is_set():
+                    self._idle = anyio.Event()
+                await self._idle.wait()
+            is_shut = True
+        finally:
+            if not is_shut:
+                self.open()
+
+    def stop_all(self) -> None:
+        for scope in tuple(self._under_way):
+            scope.cancel()
+
+    def open(self) -> None:
+        self._open.set()
+        self._idle.set()
 
 
 class Gated:
@@ -14,38 +75,54 @@ class Gated:
     def __init__(self, inner: Policy, version: int = 0) -> None:
         self.inner = inner
         self.version = version
-        self._running = anyio.Event()
-        self._running.set()
-        self._under_way: set[anyio.CancelScope] = set()
-        self._idle = anyio.Event()
+        self._gate = Gate()
 
     async def generate(self, request: Request) -> Generation:
         while True:
-            await self._running.wait()
+            await self._gate.wait()
             version = self.version
-            with anyio.CancelScope() as scope:
-                self._under_way.add(scope)
-                try:
-                    generation = await self.inner.generate(request)
-                    return msgspec.structs.replace(generation, version=version)
-                finally:
-                    self._under_way.discard(scope)
-                    if not self._under_way:
-                        self._idle.set()
+            with anyio.CancelScope() as scope, self._gate.passing(scope):
+                generation = await self.inner.generate(request)
+                return msgspec.structs.replace(generation, version=version)
 
     async def pause(self, mode: PauseMode = "wait") -> None:
         """Hold new calls back: calls under way are awaited, stopped to be made again, or left alone."""
-        if self._running.is_set():
-            self._running = anyio.Event()
-        if mode == "abort":
-            for scope in tuple(self._under_way):
-                scope.cancel()
-        while self._under_way and mode != "continue":
-            if self._idle.is_set():
-                self._idle = anyio.Event()
-            await self._idle.wait()
+        await self._gate.shut(mode)
 
     async def resume(self, version: int | None = None) -> None:
         """Let calls through again; what they give is of this version of the weights."""
+        _forget(self.inner)
         self.version = self.version if version is None else version
-        self._running.set()
+        self._gate.open()
+
+
+class Composed:
+    """A policy around others that can be held back, or are told of new weights, by themselves."""
+
+    def __init__(self, inner: Policy, parts: Sequence[Any]) -> None:
+        self.inner = inner
+        self._parts = parts
+
+    @property
+    def version(self) -> int:
+        version: int = self._parts[0].version
+        return version
+
+    async def generate(self, request: Request) -> Generation:
+        return await self.inner.generate(request)
+
+    async def pause(self, mode: PauseMode = "wait") -> None:
+        for part in self._parts:
+            await part.pause(mode)
+
+    async def resume(self, version: int | None = None) -> None:
+        _forget(self.inner)
+        for part in self._parts:
+            await part.resume(version)
+
+
+def _forget(policy: Policy) -> None:
+    """Replies of the old weights are not given again."""
+    for part in nested(policy):
+        if hasattr(part, "forget"):
+            part.forget()

@@ -1,32 +1,42 @@
 """Any OpenAI-compatible server, or several of them, at full speed."""
 
 import os
+import resource
 import time
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, Self, get_args
 
 import aiohttp
 import anyio
 import msgspec
 import numpy as np
+import structlog
 
 from asyncrollout.errors import ClosedError, ContextError, ProviderError, UsageError
 from asyncrollout.policies import codec
-from asyncrollout.policies.codec import Mode, ServerKind
+from asyncrollout.policies.answers import refusal
+from asyncrollout.policies.call import SERVERS_OWN, Call, Key
+from asyncrollout.policies.codec import STREAMED, Mode, ServerKind
 from asyncrollout.policies.endpoint import Answer, Endpoint
+from asyncrollout.policies.gate import Gate
 from asyncrollout.policies.limits import Limit
 from asyncrollout.policies.probing import is_healthy, kind_of_server
 from asyncrollout.policies.retries import backoff, failure_of, read_retry_after
+from asyncrollout.policies.routing import Router
 from asyncrollout.policies.weights import PAUSES, RESUMES, Page, PauseMode, post_page
 from asyncrollout.tasks import Background
 from asyncrollout.types import Generation, Request, Sampling, Timings
 
+log = structlog.get_logger(__name__)
+
 _PATHS: dict[Mode, str] = {"chat": "/chat/completions", "completions": "/completions"}
-_ANY = Sampling()
-_SESSIONS_KEPT = 100_000
-_BETWEEN_CHECKS = 0.25  # seconds
-_TOO_MANY = 429
+_BETWEEN_CHECKS = 0.25  # seconds; after losses in a row, longer
+_LONGEST_BETWEEN_CHECKS = 30.0
+_TOKENS_OF_A_PROMPT = 16  # what reading a prompt costs, in tokens of a reply
+_LEAST_WAIT = 1.0  # seconds; a server that says "at once" is not asked in a loop
+_FDS_SPARE = 64
 
 
 class OpenAIPolicy:
@@ -34,7 +44,8 @@ class OpenAIPolicy:
 
     Failures that pass are retried, up to `attempts` and within `seconds`, queueing included; one attempt may take
     `attempt_seconds` of work. `concurrency` is how many calls a server gets at a time, found out by itself if
-    "adaptive", up to `max_concurrency`. The key is the argument or `$OPENAI_API_KEY`, and is never shown.
+    "adaptive", up to `max_concurrency`. `sampling` holds where a request says nothing. The key is the argument or
+    `$OPENAI_API_KEY`, and is never shown.
     """
 
     def __init__(
@@ -46,9 +57,9 @@ class OpenAIPolicy:
         mode: Mode = "chat",
         concurrency: Literal["adaptive"] | int = "adaptive",
         max_concurrency: int = 4096,
-        sampling: Sampling = _ANY,
+        sampling: Sampling = SERVERS_OWN,
         logprobs: bool = True,
-        attempts: int = 6,
+        attempts: int = 8,
         attempt_seconds: float = 600.0,
         seconds: float = 1_800.0,
         kind: ServerKind | None = None,
@@ -58,14 +69,21 @@ class OpenAIPolicy:
         for url in urls or [""]:
             if not url.startswith(("http://", "https://")):
                 raise UsageError(f"OpenAIPolicy: base_url={url!r} is no address such as http://localhost:8000/v1")
-        if mode not in _PATHS:
-            raise UsageError(f"OpenAIPolicy: mode={mode!r} is not one of {', '.join(_PATHS)}")
-        if concurrency != "adaptive" and (isinstance(concurrency, bool) or concurrency < 1):
-            raise UsageError(f"OpenAIPolicy: concurrency={concurrency!r} is neither 'adaptive' nor a number from 1")
+        _one_of("mode", mode, [*_PATHS])
+        if kind is not None:
+            _one_of("kind", kind, [*get_args(ServerKind)])
         adaptive = concurrency == "adaptive"
+        numbers = {"attempts": attempts, "max_concurrency": max_concurrency}
+        for name, number in {**numbers, **({} if adaptive else {"concurrency": concurrency})}.items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise UsageError(f"OpenAIPolicy: {name}={number!r} is not a number from 1")
+        for name, duration in {"attempt_seconds": attempt_seconds, "seconds": seconds}.items():
+            if not duration > 0:
+                raise UsageError(f"OpenAIPolicy: {name}={duration!r} is not a number of seconds above 0")
         most = max_concurrency if concurrency == "adaptive" else concurrency
-        self.endpoints = [Endpoint(url, Limit(most, adaptive=adaptive)) for url in urls]
+        self.endpoints = [Endpoint(url, Limit(most, adaptive=adaptive), kind) for url in urls]
         self.version = version
+        self._most = most
         self._model = model
         self._mode: Mode = mode
         self._sampling = sampling
@@ -73,19 +91,13 @@ class OpenAIPolicy:
         self._attempts = attempts
         self._attempt_seconds = attempt_seconds
         self._seconds = seconds
-        self._kind = kind
-        self._headers = {"Content-Type": "application/json"}
-        key = api_key or os.environ.get("OPENAI_API_KEY")
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self._homes: OrderedDict[str, Endpoint] = OrderedDict()
+        self._key = Key(os.environ.get("OPENAI_API_KEY") if api_key is None else api_key)
+        self._router = Router(self.endpoints)
         self._jitter = np.random.default_rng()
-        self._probing = anyio.Lock()
-        self._under_way: set[anyio.CancelScope] = set()
-        self._idle = anyio.Event()
-        self._running = anyio.Event()
-        self._running.set()
+        self._gate = Gate()
+        self._waits: set[anyio.CancelScope] = set()
         self._client: aiohttp.ClientSession | None = None
+        self._was_open = False
         self._healing = Background()
 
     @property
@@ -93,9 +105,13 @@ class OpenAIPolicy:
         return self._client is not None
 
     def __repr__(self) -> str:
-        return f"OpenAIPolicy({[endpoint.url for endpoint in self.endpoints]}, model={self._model!r})"
+        return f"OpenAIPolicy({[endpoint.name for endpoint in self.endpoints]}, model={self._model!r})"
 
     async def __aenter__(self) -> Self:
+        if self._was_open:
+            raise UsageError("this OpenAIPolicy was opened before: make another one")
+        self._check_descriptors()
+        self._was_open = True
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -106,6 +122,9 @@ class OpenAIPolicy:
 
     async def __aexit__(self, *_: object) -> None:
         client, self._client = self._client, None
+        self._gate.stop_all()
+        for scope in tuple(self._waits):
+            scope.cancel()
         try:
             await self._healing.close()
         finally:
@@ -114,179 +133,224 @@ class OpenAIPolicy:
                     await client.close()
 
     async def generate(self, request: Request) -> Generation:
-        seconds = min(self._seconds, request.seconds or self._seconds)
+        seconds = self._seconds if request.seconds is None else min(self._seconds, request.seconds)
+        call = Call(request, anyio.current_time() + seconds)
         try:
-            return await self._generate(request, anyio.current_time() + seconds)
+            return await self._generate(call)
         except TimeoutError:
-            raise ProviderError(f"no answer within {seconds:g} s, from {self._named()}") from None
+            trouble = f" (the last trouble: {call.trouble})" if call.trouble else ""
+            said = f"no answer within {seconds:g} s, from {self._named()}{trouble}"
+            raise ProviderError(self._key.hidden(said)) from None
+        except ProviderError as error:
+            raise type(error)(self._key.hidden(str(error))) from error.__cause__
 
-    async def _generate(self, request: Request, deadline: float) -> Generation:
+    async def _generate(self, call: Call) -> Generation:
         """A cancel scope costs as much as a tenth of a call, so that a call which need not wait has only one."""
         began = time.monotonic()
-        body = await self._encode(request)
-        failures = refusals = 0
-        failed: Endpoint | None = None
         while True:
-            endpoint = await self._enter(request.session, deadline, failed)
+            self._opened()
+            endpoint = await self._enter(call)
             try:
                 started, version = time.monotonic(), self.version
-                answer, trouble = await self._try(endpoint, body, deadline)
+                answer = await self._try(endpoint, call)
                 if answer is not None and answer.status == 200:
-                    generation = self._accept(request, answer, endpoint, started)
-                    if generation.finish_reason == "abort" and not self._running.is_set():
+                    generation = self._accept(call.request, answer, endpoint, started)
+                    if generation.finish_reason == "abort" and not self._gate.is_open:
                         continue  # stopped by the server for new weights
-                    timings = _timings(began, started, answer, 1 + failures + refusals)
+                    timings = _timings(began, started, answer, call.tries)
                     return msgspec.structs.replace(generation, version=version, timings=timings)
-                wait = None
-                if answer is not None:
-                    trouble = f"HTTP {answer.status}: {codec.refusal(answer.content)}"
-                    wait = self._refuse(answer, endpoint, started, trouble)
+                wait = None if answer is None else self._refuse(call, answer, endpoint, started)
             finally:
                 endpoint.leave()
-            if not trouble:
-                continue  # stopped for new weights, and asked again after
-            if answer is not None and answer.status == _TOO_MANY:
-                refusals += 1  # a matter of waiting, which `seconds` bounds
-            else:
-                failures += 1
-                failed = endpoint
-            if failures == self._attempts:
-                raise ProviderError(f"{endpoint.url}: {trouble} (after {failures} attempts)")
-            if 0 < failures < len(self.endpoints) and endpoint is not self._home(request.session, failed):
+            if call.is_again:
+                call.is_again = False
+                continue  # stopped for new weights, or met a connection that was gone
+            if call.failures >= self._attempts:
+                raise ProviderError(f"{endpoint.name}: {call.trouble} (after {call.failures} attempts)")
+            others = endpoint is not self._router.find(call.request.session, call.failed)
+            if 0 < call.failures < len(self.endpoints) and others:
                 continue  # each may be asked once without a pause
-            with anyio.fail_after(deadline - anyio.current_time()):
-                await anyio.sleep(backoff(failures + refusals, self._jitter) if wait is None else wait)
+            with self._bounded(call.deadline):
+                own = backoff(call.tries, self._jitter)
+                await anyio.sleep(own if wait is None else max(wait, min(own, _LEAST_WAIT)))
 
-    async def _enter(self, session: str, deadline: float, failed: Endpoint | None) -> Endpoint:
+    async def _enter(self, call: Call) -> Endpoint:
         """A place at the session's endpoint, or rather at another one than that which just failed."""
-        if self._running.is_set():
-            endpoint = self._home(session, failed)
+        session, failed = call.request.session, call.failed
+        if self._gate.is_open:
+            endpoint = self._router.find(session, failed)
             if endpoint.enter_now():
                 return endpoint
-        with anyio.fail_after(deadline - anyio.current_time()):
+        with self._bounded(call.deadline):
             while True:
-                await self._running.wait()
-                endpoint = self._home(session, failed)
+                await self._gate.wait()
+                endpoint = self._router.find(session, failed)
                 await endpoint.enter()
                 is_best = endpoint.up or not any(other.up for other in self.endpoints)
-                if is_best and self._running.is_set():
+                if is_best and self._gate.is_open:
                     return endpoint
                 endpoint.leave()  # it was lost, or all calls are held back, since we began to wait
 
-    async def _encode(self, request: Request) -> bytes:
-        if self._kind is None:
-            async with self._probing:
-                self._kind = self._kind or await kind_of_server(self._opened(), self.endpoints[0].root, self._headers)
-        if request.sampling == _ANY:
-            request = msgspec.structs.replace(request, sampling=self._sampling)
-        return codec.encode(request, self._model, self._mode, self._kind, logprobs=self._logprobs)
-
-    async def _try(self, endpoint: Endpoint, body: bytes, deadline: float) -> tuple[Answer | None, str]:
-        """An answer, or what went wrong; neither, if it was stopped to be asked again."""
+    async def _try(self, endpoint: Endpoint, call: Call) -> Answer | None:
+        """An answer; else the call knows what went wrong."""
         limit = anyio.current_time() + self._attempt_seconds
-        with anyio.CancelScope(deadline=min(limit, deadline)) as scope:
-            self._under_way.add(scope)
+        deadline = min(limit, call.deadline)
+        with anyio.CancelScope(deadline=deadline) as scope, self._gate.passing(scope):
             try:
-                return await endpoint.post(self._opened(), _PATHS[self._mode], body, self._headers), ""
+                if endpoint.kind is None:
+                    await self._probe(endpoint)
+                kind = endpoint.kind
+                if kind is not None:
+                    body = call.body(kind, self._model, self._mode, self._sampling, logprobs=self._logprobs)
+                    headers = self._key.closing if kind in STREAMED else self._key.headers
+                    return await endpoint.post(self._opened(), _PATHS[self._mode], body, headers)
+                call.fails(endpoint, "it does not answer")
+            except aiohttp.ServerDisconnectedError as error:
+                if not call.had_stale_connection:  # most likely one that was kept, and closed on the other side
+                    call.had_stale_connection = call.is_again = True
+                    return None
+                call.fails(endpoint, f"{type(error).__name__}: {error}")
             except (aiohttp.ClientError, OSError) as error:
-                self._lose(endpoint)
-                return None, f"{type(error).__name__}: {error}"
-            finally:
-                self._under_way.discard(scope)
-                if not self._under_way:
-                    self._idle.set()
-        if anyio.current_time() >= deadline:
+                call.fails(endpoint, f"{type(error).__name__}: {error}")
+            self._lose(endpoint)
+            return None
+        if anyio.current_time() >= call.deadline:
             raise TimeoutError
         if anyio.current_time() < limit:
-            return None, ""
-        self._lose(endpoint)
-        return None, f"no answer within {self._attempt_seconds:g} s"
+            call.is_again = True
+        else:
+            call.fails(endpoint, f"no answer within {self._attempt_seconds:g} s")
+            self._lose(endpoint)
+        return None
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        async with endpoint.probing:
+            endpoint.kind = endpoint.kind or await kind_of_server(self._opened(), endpoint.root, self._key.headers)
 
     async def pause(self, mode: PauseMode = "wait") -> None:
         """Hold new calls back, for new weights: calls under way are awaited, stopped to be made again, or left alone.
 
-        A vLLM or SGLang server is told, too, if it has pages for that.
+        A vLLM or SGLang server is told, too, if it has pages for that. If this fails, nothing is held back.
         """
-        if self._running.is_set():
-            self._running = anyio.Event()
-        if mode == "abort":
-            for scope in tuple(self._under_way):
-                scope.cancel()
-        if mode != "continue":
-            while self._under_way:
-                if self._idle.is_set():
-                    self._idle = anyio.Event()
-                await self._idle.wait()
-        await self._tell(PAUSES, mode)
+        await self._gate.shut(mode)
+        told = False
+        try:
+            if not self._gate.is_open:  # else resumed meanwhile
+                await self._tell(PAUSES, mode)
+            told = True
+        finally:
+            if not told:
+                self._gate.open()
 
     async def resume(self, version: int | None = None) -> None:
         """Let calls through again; what they give is of this version of the weights."""
         self.version = self.version if version is None else version
-        await self._tell(RESUMES, None)
-        self._running.set()
+        try:
+            await self._tell(RESUMES, None)
+        finally:
+            self._gate.open()
 
     async def _tell(self, pages: Mapping[ServerKind, Page], mode: PauseMode | None) -> None:
-        page = pages.get(self._kind or "openai")
+        async with anyio.create_task_group() as telling:
+            for endpoint in self.endpoints:
+                telling.start_soon(self._tell_one, endpoint, pages, mode)
+
+    async def _tell_one(self, endpoint: Endpoint, pages: Mapping[ServerKind, Page], mode: PauseMode | None) -> None:
+        if endpoint.kind is None and endpoint.up:
+            await self._probe(endpoint)
+        page = None if endpoint.kind is None else pages.get(endpoint.kind)
         if page is not None:
-            async with anyio.create_task_group() as telling:
-                for endpoint in self.endpoints:
-                    telling.start_soon(post_page, self._opened(), endpoint, page, mode, self._headers)
+            await post_page(self._opened(), endpoint, page, mode, self._key.headers)
 
     def _accept(self, request: Request, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
-        endpoint.limit.succeeded(started, time.monotonic())
         stops = bool(request.sampling.stop or self._sampling.stop)
-        return codec.decode(answer.content, logprobs=self._logprobs, stops=stops)
+        generation = codec.decode(answer.content, logprobs=self._logprobs, stops=stops)
+        endpoint.losses = 0
+        work = _TOKENS_OF_A_PROMPT + generation.usage.completion
+        endpoint.limit.succeeded(started, time.monotonic(), work=work, is_full=endpoint.is_full)
+        return generation
 
-    def _refuse(self, answer: Answer, endpoint: Endpoint, started: float, said: str) -> float | None:
+    def _refuse(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> float | None:
         """What an answer without a generation means: an error at once, or how long to wait."""
         now = time.monotonic()
+        said = f"HTTP {answer.status}: {refusal(answer.content)}"
+        wait = read_retry_after(answer.headers.get("Retry-After"))
         match failure_of(answer.status):
             case "permanent":
                 kind = ContextError if codec.is_context_full(said) else ProviderError
-                raise kind(f"{endpoint.url}: {said}")
+                raise kind(f"{endpoint.name}: {said}")
             case "refused":
-                wait = read_retry_after(answer.headers.get("Retry-After"))
                 endpoint.limit.refused(started, now, wait)
-                return 0.0 if wait is not None else None  # the endpoint itself keeps to it
+                call.is_refused(said)
+                return None if wait is None else 0.0  # the server's own time is kept to by all calls to it
             case "passing":
                 endpoint.limit.failed(now)
-        return None
-
-    def _home(self, session: str, failed: Endpoint | None = None) -> Endpoint:
-        """The endpoint of a session, as long as it is up, so that its cache of prefixes is of use."""
-        home = self._homes.get(session) if session else None
-        if home is None or not home.up or home is failed:
-            up = [endpoint for endpoint in self.endpoints if endpoint.up]
-            others = [endpoint for endpoint in up if endpoint is not failed]
-            home = min(others or up or self.endpoints, key=lambda endpoint: endpoint.load)
-        if session:
-            self._homes[session] = home
-            self._homes.move_to_end(session)
-            if len(self._homes) > _SESSIONS_KEPT:
-                self._homes.popitem(last=False)
-        return home
+                call.fails(endpoint, said)
+        return wait
 
     def _lose(self, endpoint: Endpoint) -> None:
-        """No answer: others are asked until it is healthy again."""
+        """No answer: others are asked until it is healthy again, and for longer if that did not last."""
         if endpoint.up:
             endpoint.up = False
+            endpoint.losses += 1
+            log.warning("endpoint_lost", endpoint=endpoint.name, losses=endpoint.losses)
             self._healing.start_soon(self._bring_back, self._opened(), endpoint)
 
     async def _bring_back(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> None:
-        while not await is_healthy(client, endpoint, self._headers):  # noqa: ASYNC110 (a server sends no event)
+        if endpoint.losses > 1:
+            await anyio.sleep(min(_BETWEEN_CHECKS * 2.0**endpoint.losses, _LONGEST_BETWEEN_CHECKS))
+        while not await is_healthy(client, endpoint, self._key.headers):  # noqa: ASYNC110 (a server sends no event)
             await anyio.sleep(_BETWEEN_CHECKS)
         endpoint.up = True
+        log.info("endpoint_back", endpoint=endpoint.name)
+
+    @contextmanager
+    def _bounded(self, deadline: float) -> Iterator[None]:
+        """A wait until the deadline at most, which ends when the policy is closed."""
+        with anyio.fail_after(deadline - anyio.current_time()) as scope:
+            self._waits.add(scope)
+            try:
+                yield
+            finally:
+                self._waits.discard(scope)
+        if scope.cancelled_caught:
+            raise self._closed()
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._client is None:
-            raise ClosedError("this OpenAIPolicy is not open: use it within 'async with'")
+            raise self._closed()
         return self._client
 
+    def _closed(self) -> ClosedError:
+        if self._was_open:
+            return ClosedError("this OpenAIPolicy was closed")
+        return ClosedError("this OpenAIPolicy is not open: use it within 'async with'")
+
     def _named(self) -> str:
-        return ", ".join(endpoint.url for endpoint in self.endpoints)
+        return ", ".join(endpoint.name for endpoint in self.endpoints)
+
+    def _check_descriptors(self) -> None:
+        """Too few file descriptors are told before the start, not in the middle of a run."""
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = len(list(Path("/dev/fd").iterdir()))
+        spare = allowed - used - _FDS_SPARE
+        needed = self._most * len(self.endpoints)
+        if allowed == resource.RLIM_INFINITY or needed <= spare:
+            return
+        if not all(endpoint.limit.bound(spare // len(self.endpoints)) for endpoint in self.endpoints):
+            raise UsageError(
+                f"OpenAIPolicy: {needed} calls at a time need as many file descriptors, {used} are open, and only "
+                f"{allowed} are allowed: raise the limit with `ulimit -n {needed + used + _FDS_SPARE}`, or lower "
+                "concurrency"
+            )
 
 
 def _timings(began: float, started: float, answer: Answer, attempts: int) -> Timings:
     return Timings(
         queue=started - began, first_byte=answer.first_byte - started, total=time.monotonic() - began, attempts=attempts
     )
+
+
+def _one_of(name: str, value: object, valid: list[str]) -> None:
+    if value not in valid:
+        raise UsageError(f"OpenAIPolicy: {name}={value!r} is not one of {', '.join(valid)}")

@@ -12,10 +12,13 @@ _SECONDS = 5.0
 _SIGNS: dict[ServerKind, str] = {"vllm": "/version", "sglang": "/get_server_info", "llamacpp": "/props"}
 
 
-async def kind_of_server(client: aiohttp.ClientSession, root: str, headers: Mapping[str, str]) -> ServerKind:
-    """By the pages that only this kind has; strict OpenAI, if there is none of them."""
+async def kind_of_server(client: aiohttp.ClientSession, root: str, headers: Mapping[str, str]) -> ServerKind | None:
+    """By the pages that only this kind has; strict OpenAI, if there is none of them. None if it does not answer."""
     for kind, page in _SIGNS.items():
-        if await _status(client, f"{root}{page}", headers) == 200:
+        status = await _status(client, f"{root}{page}", headers)
+        if status is None or status >= 500:
+            return None
+        if status == 200:
             return kind
     return "openai"
 
@@ -29,7 +32,7 @@ async def is_healthy(client: aiohttp.ClientSession, endpoint: Endpoint, headers:
 async def _status(client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int | None:
     try:
         with anyio.fail_after(_SECONDS):
-            async with client.get(url, headers=headers) as response:
+            async with client.get(url, headers=headers, allow_redirects=False) as response:
                 return response.status
     except (aiohttp.ClientError, OSError, TimeoutError):
         return None

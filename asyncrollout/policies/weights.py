@@ -5,13 +5,16 @@ from typing import Any, Literal, NamedTuple
 
 import aiohttp
 import anyio
+import structlog
 
 from asyncrollout.policies.codec import ServerKind
 from asyncrollout.policies.endpoint import Endpoint
 
+log = structlog.get_logger(__name__)
+
 PauseMode = Literal["wait", "abort", "continue"]
 
-_SECONDS = 60.0
+_SECONDS = 30.0
 
 
 class Page(NamedTuple):
@@ -29,14 +32,17 @@ RESUMES: Mapping[ServerKind, Page] = {"vllm": Page("/resume"), "sglang": Page("/
 
 async def post_page(
     client: aiohttp.ClientSession, endpoint: Endpoint, page: Page, mode: PauseMode | None, headers: Mapping[str, str]
-) -> bool:
-    """Whether the server took it; a server without the page (vLLM has it in its development mode only) does not."""
-    said: dict[str, Any] = {} if mode is None else {"mode": page.modes[mode]}
-    params, body = (said, None) if page.in_query else (None, said)
+) -> None:
+    """Tell the server; one that does not take it (vLLM has the page in its development mode only) is logged."""
+    wish: dict[str, Any] = {} if mode is None else {"mode": page.modes[mode]}
+    params, body = (wish, None) if page.in_query else (None, wish)
     try:
         with anyio.fail_after(_SECONDS):
             url = f"{endpoint.root}{page.path}"
             async with client.post(url, headers=headers, params=params, json=body) as response:
-                return response.status == 200
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        return False
+                if response.status == 200:
+                    return
+                said = f"HTTP {response.status}"
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        said = f"{type(error).__name__}: {error}"
+    log.warning("server_not_told_of_weights", endpoint=endpoint.name, page=page.path, said=said)

@@ -11,6 +11,7 @@ import msgspec
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.arrays.batch import Batch
 from asyncrollout.errors import ClosedError, UsageError
+from asyncrollout.policies.compose import nested
 from asyncrollout.policies.weights import PauseMode
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
@@ -18,7 +19,7 @@ from asyncrollout.registry import EnvSpec, nearest
 from asyncrollout.rollout.group import Failures, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
 from asyncrollout.rollouts.evaluation import Evaluation
-from asyncrollout.rollouts.setup import nested, read_agent, read_envs, runs_on_loop
+from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop
 from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
 from asyncrollout.sampler.judging import Judge, Keep, KeepRate, check_filter
 from asyncrollout.sampler.ledger import ENDS, Ledger

@@ -1,14 +1,15 @@
 """What `Rollouts` is given, made ready: envs with their shares, and policies that can be opened and paused."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.errors import UsageError
-from asyncrollout.policies.gate import Gated
+from asyncrollout.policies.compose import nested
+from asyncrollout.policies.gate import Composed, Gated
 from asyncrollout.policies.weights import PauseMode
 from asyncrollout.pool.hosted import is_async
 from asyncrollout.protocols import Agent, Policy
@@ -19,7 +20,8 @@ from asyncrollout.sampler.draws import Share
 class Pausable(Protocol):
     """A policy that can be held back for new weights."""
 
-    version: int
+    @property
+    def version(self) -> int: ...
 
     async def pause(self, mode: PauseMode) -> None: ...
 
@@ -68,21 +70,14 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Pausa
     own = getattr(agent, "policy", None)
     if own is None:
         return agent, None
-    if hasattr(own, "pause") and hasattr(own, "resume"):
+    if hasattr(own, "pause"):
         return agent, own
     if not hasattr(agent, "__dataclass_fields__"):
         return agent, None
-    gated = Gated(own)
+    parts = [part for part in nested(own) if hasattr(part, "pause")]
+    gated = Composed(own, parts) if parts else Gated(own)
     return _with_policy(agent, gated), gated
 
 
 def _with_policy(agent: Any, policy: Policy) -> Any:
     return dataclasses.replace(agent, policy=policy)
-
-
-def nested(policy: Any) -> Iterator[Any]:
-    """A policy and those that it is composed of."""
-    if policy is not None:
-        yield policy
-        for inner in (getattr(policy, "inner", None), *getattr(policy, "policies", ())):
-            yield from nested(inner)
