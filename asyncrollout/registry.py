@@ -120,6 +120,7 @@ def _entry_points() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
+@cache
 def _load_entry_point(name: str) -> EnvSpec:
     points = list({point.value: point for point in entry_points(group=ENTRY_POINT_GROUP, name=name)}.values())
     if len(points) > 1:

@@ -1,4 +1,4 @@
-"""Every async test runs on asyncio and on uvloop, and must leave nothing behind."""
+"""Async tests run on asyncio and on uvloop, those of shipped envs on uvloop alone; none may leave anything behind."""
 
 import asyncio
 import gc
@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,36 +25,53 @@ def pytest_configure() -> None:
     settings.load_profile("patient")
     # A worker runs its parent's main script again; pytest's own would cost each of them a quarter of a second.
     vars(sys.modules["__main__"]).pop("__file__", None)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads that no test uses are a quarter of a worker's start
     uvloop.new_event_loop().close()  # libuv keeps one pipe of its own from the first loop on
 
 
 def pytest_collection_finish() -> None:
-    # The collector runs after every test, and need not look at all tests and modules each time.
     gc.collect()
     gc.freeze()
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.path.name.startswith("test_env"):  # no env of ours knows which loop it is played on
+        return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 def leftovers() -> dict[str, set[str]]:
     """What a test may not leave: processes, private directories, open descriptors of ours."""
-    me = psutil.Process()
-    directories = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    directories = [parent for parent in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(parent)]
     return {
-        "processes": {f"{child.pid} {child.name()}" for child in me.children(recursive=True) if child.is_running()},
-        "directories": {str(path) for parent in directories if parent.is_dir() for path in parent.glob(f"{_PRIVATE}*")},
+        "processes": _processes(),
+        "directories": {name for parent in directories for name in os.listdir(parent) if name.startswith(_PRIVATE)},
         "descriptors": {
             os.readlink(f"/dev/fd/{fd}") for fd in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{fd}")
         },
     }
 
 
+def _processes() -> set[str]:
+    if hasattr(os, "waitid"):  # tells at once whether there are any, which psutil must search all processes for
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return set()
+    children = psutil.Process().children(recursive=True)
+    return {f"{child.pid} {child.name()}" for child in children if child.is_running()}
+
+
 @pytest.fixture(params=BACKENDS)
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What makes a pool of each backend."""
     return BACKENDS[request.param]
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools that close wait less long for workers that never come to an end."""
+    monkeypatch.setattr("asyncrollout.pool.process._STOP_GRACE", 0.5)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -70,13 +86,16 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _nothing_left() -> Iterator[None]:
     before = leftovers()
     yield
+    gc.collect()
+    gc.freeze()  # the next test need not have all of this looked at again
     deadline = time.monotonic() + _LEAK_PATIENCE
     while True:
-        gc.collect()
         after = leftovers()
         left = {kind: after[kind] - before[kind] for kind in after if after[kind] - before[kind]}
         if not left:
             return
         if time.monotonic() > deadline:
             pytest.fail(f"left behind: {left}")
+        gc.unfreeze()
+        gc.collect()
         time.sleep(0.02)

@@ -4,6 +4,7 @@ import fcntl
 import gc
 import itertools
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -34,6 +35,23 @@ def stock() -> Stock:
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("ASYNCROLLOUT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds the catalogue, to be copied."""
+    directory = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ASYNCROLLOUT_CACHE", str(directory))
+        WebShop().close()
+    return directory
+
+
+@pytest.fixture
+def filled(cache: Path, kept: Path) -> Path:
+    """The cache after a first use."""
+    shutil.copytree(kept, cache)
+    return cache
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +176,9 @@ def test_it_is_built_once(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty", "half", "zeros"])
-def test_a_damaged_file_is_built_again(cache: Path, damage: str) -> None:
+def test_a_damaged_file_is_built_again(filled: Path, damage: str) -> None:
     first = played()
-    (file,) = cache.iterdir()
+    (file,) = filled.iterdir()
     sound = file.read_bytes()
     half = len(sound) // 2
     file.write_bytes(
@@ -172,14 +190,14 @@ def test_a_damaged_file_is_built_again(cache: Path, damage: str) -> None:
         }[damage]
     )
     assert played() == first
-    assert [one.name for one in cache.iterdir()] == [file.name]
+    assert [one.name for one in filled.iterdir()] == [file.name]
     assert file.read_bytes() == sound
 
 
-def test_without_a_place_to_write_it_is_built_in_memory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_place_to_write_it_is_built_in_memory(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = played()
-    cache.with_name("file").write_text("not a directory")
-    monkeypatch.setenv("ASYNCROLLOUT_CACHE", str(cache.with_name("file") / "cache"))
+    filled.with_name("file").write_text("not a directory")
+    monkeypatch.setenv("ASYNCROLLOUT_CACHE", str(filled.with_name("file") / "cache"))
     assert played() == first
 
 
@@ -258,25 +276,25 @@ def open_files(directory: Path) -> list[str]:
     return [link for link in links if link.startswith(str(directory))]
 
 
-def test_envs_share_a_catalogue_until_the_last_is_closed(cache: Path) -> None:
+def test_envs_share_a_catalogue_until_the_last_is_closed(filled: Path) -> None:
     one, other = WebShop(), WebShop(split="test")
     assert one.catalogue is other.catalogue
-    assert len(open_files(cache)) == 1
+    assert len(open_files(filled)) == 1
     one.close()
     one.close()
-    assert len(open_files(cache)) == 1
+    assert len(open_files(filled)) == 1
     other.reset(seed=0)
     other.close()
-    assert open_files(cache) == []
+    assert open_files(filled) == []
 
 
-def test_envs_that_are_forgotten_let_go_of_it(cache: Path) -> None:
+def test_envs_that_are_forgotten_let_go_of_it(filled: Path) -> None:
     env = WebShop()
     env.reset(seed=0)
-    assert len(open_files(cache)) == 1
+    assert len(open_files(filled)) == 1
     del env
     gc.collect()
-    assert open_files(cache) == []
+    assert open_files(filled) == []
 
 
 def test_threads_may_share_it(cache: Path) -> None:

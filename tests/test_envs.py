@@ -4,7 +4,8 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -137,14 +138,15 @@ async def test_unknown_keyword_is_named(form: tuple[str, Mapping[str, Any]]) -> 
 
 
 def test_hash_seed_changes_nothing() -> None:
-    def transcripts(seed: str) -> str:
-        command = [sys.executable, "-m", "tests.scripts.transcripts"]
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-
-    first = transcripts("1")
+    command = [sys.executable, "-m", "tests.scripts.transcripts"]
+    scripts = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    ]
+    first, second = [script.communicate()[0] for script in scripts]
+    assert [script.returncode for script in scripts] == [0, 0]
     assert first.count("\n") == len(FORMS)
-    assert first == transcripts("2")
+    assert first == second
 
 
 WORDS = ["up", "right", "1", "2", "9" * 30, "phoenix", "search[", "click[buy now]", "\\frac{", *"()+*/-.=,$%]", "||"]
@@ -152,21 +154,31 @@ PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<action>", "</action>
 replies = st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4))).map("".join))
 
 
+@cache
+def parts(name: str) -> tuple[Callable[..., Any], Any]:
+    """An env's factory and its text interface; hundreds of examples ask for the same few."""
+    spec = find_env(name)
+    return load_factory(spec.factory), load_factory(spec.text_interface)
+
+
+projection = cache(create_projection_function)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @given(reply=replies, strict=st.booleans())
 @settings(max_examples=200)
 def test_no_reply_upsets_a_projection(name: str, reply: str, strict: bool) -> None:
-    (action,), (valid,) = create_projection_function(name, strict=strict)([reply])
+    (action,), (valid,) = projection(name, strict=strict)([reply])
     if not valid:
-        interface: Any = load_factory(find_env(name).text_interface)
-        assert action == interface.default_action
+        assert action == parts(name)[1].default_action
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_hostile_answer_upsets_an_env(name: str) -> None:
-    env: Any = load_factory(find_env(name).factory)()
+    make, interface = parts(name)
+    env = make()
     try:
-        text: Any = load_factory(find_env(name).text_interface)(env, TextOptions())
+        text = interface(env, TextOptions())
         env.reset(seed=1)
         for hostile in (*HOSTILE, *hostile_forms(text.solve())):
             for reply in (hostile, f"<answer>{hostile}</answer>"):
@@ -182,9 +194,10 @@ def test_no_hostile_answer_upsets_an_env(name: str) -> None:
 @given(reply=replies)
 @settings(max_examples=100)
 def test_no_valid_reply_upsets_an_env(name: str, reply: str) -> None:
-    env: Any = load_factory(find_env(name).factory)()
+    make, interface = parts(name)
+    env = make()
     try:
-        text: Any = load_factory(find_env(name).text_interface)(env, TextOptions())
+        text = interface(env, TextOptions())
         env.reset(seed=1)
         for answer in (reply, f"<answer>{reply}</answer>"):
             parsed: Parsed = text.parse(answer)

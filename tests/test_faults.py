@@ -18,7 +18,6 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 import numpy as np
-import psutil
 import pytest
 
 from asyncrollout import (
@@ -290,6 +289,7 @@ async def test_a_thousand_killed_workers_change_nothing(recover: Recovery, worke
     await check_under_fire(recover, workers, kills=500, seed=17 + workers)
 
 
+@uvloop_only
 async def test_both_workers_killed_at_once() -> None:
     async with EnvPool(workers=2) as pool, neighbours(pool, *MIXED):
         for _ in range(2):
@@ -300,6 +300,7 @@ async def test_both_workers_killed_at_once() -> None:
             await until(lambda before=before: pool.stats().restarts == before + 2)  # type: ignore[misc]
 
 
+@uvloop_only
 async def test_a_call_made_in_an_episode_is_not_repeated_on_top_of_its_own_snapshot() -> None:
     async with EnvPool(workers=1, recover="snapshot") as pool:
         env = await open_reset(pool, SNAPSHOT)
@@ -333,6 +334,7 @@ async def test_an_env_that_always_kills_its_worker_fails_alone() -> None:
                 await check_sound(env)
 
 
+@uvloop_only
 async def test_a_crash_that_happens_once_is_not_seen(tmp_path: Path) -> None:
     async with EnvPool(workers=2) as pool, neighbours(pool, *MIXED), pool.open(FAULTY) as env:
         actions = [1, *(["once", str(tmp_path / cause), *fault] for cause, fault in CRASHES.items()), 2]
@@ -371,6 +373,7 @@ async def step_held(env: EnvHandle, told: Path, gate: Path) -> Outcome:
     return await env.step(["tell", str(told), "wait", str(gate)])
 
 
+@uvloop_only
 async def test_an_io_env_that_crashes_leaves_the_others_their_steps(tmp_path: Path) -> None:
     """All of them are at work when the worker dies, so all are suspects, and all but one prove innocent."""
     gate = tmp_path / "gate"
@@ -400,6 +403,7 @@ async def _open_gate_after(pool: EnvPool, restarts: int, gate: Path) -> None:
     gate.touch()
 
 
+@uvloop_only
 async def test_an_io_env_is_not_blamed_for_two_deaths_of_other_causes(tmp_path: Path) -> None:
     told, gate = tmp_path / "told", tmp_path / "gate"
     async with EnvPool(workers=1) as pool:
@@ -567,6 +571,7 @@ RAISED = {
 }
 
 
+@uvloop_only
 @pytest.mark.parametrize("runs", ["cpu", "io"])
 async def test_whatever_an_env_raises_is_an_error_of_that_env(runs: Any) -> None:
     spec = replace(FAULTY, runs=runs)
@@ -586,6 +591,7 @@ async def test_whatever_an_env_raises_is_an_error_of_that_env(runs: Any) -> None
             await check_sound(env, spec)
 
 
+@uvloop_only
 async def test_setup_calls_hold_after_a_failure() -> None:
     """What was set up before the first reset is still so when the env had to be made anew."""
     async with EnvPool(workers=1) as pool, pool.open(FAULTY) as env:
@@ -598,6 +604,7 @@ async def test_setup_calls_hold_after_a_failure() -> None:
         assert env.outcome.reward == usual
 
 
+@uvloop_only
 async def test_what_cannot_be_returned_is_an_error_of_that_env() -> None:
     spec = EnvSpec(name="returning", factory="tests.fault_envs:Returning")
     async with EnvPool(workers=1) as pool, neighbours(pool, COUNTER):
@@ -701,6 +708,7 @@ async def check_noise(steps: int, log_dir: Path, capfd: pytest.CaptureFixture[st
     assert "said" not in shown.out + shown.err
 
 
+@uvloop_only
 async def test_noise_on_the_standard_streams_breaks_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     await check_noise(1_000, tmp_path, capfd)
 
@@ -711,6 +719,7 @@ async def test_much_noise_breaks_nothing(tmp_path: Path, capfd: pytest.CaptureFi
     await check_noise(10_000, tmp_path, capfd)
 
 
+@uvloop_only
 async def test_a_log_directory_is_made_where_it_is_missing(tmp_path: Path) -> None:
     async with EnvPool(workers=1, log_dir=tmp_path / "not" / "yet") as pool, pool.open(FAULTY) as env:
         await play(env, 1, [["talk", 1]])
@@ -720,6 +729,7 @@ async def test_a_log_directory_is_made_where_it_is_missing(tmp_path: Path) -> No
 # Divergence
 
 
+@uvloop_only
 async def test_an_episode_that_cannot_be_repeated_fails_and_is_never_silently_another(tmp_path: Path) -> None:
     diced_reset = EnvSpec(name="diced reset", factory="tests.fault_envs:DicedReset")
     raising = EnvSpec(
@@ -739,6 +749,7 @@ async def test_an_episode_that_cannot_be_repeated_fails_and_is_never_silently_an
                     await env.step(1)
 
 
+@uvloop_only
 async def test_a_fork_that_cannot_be_the_same_fails() -> None:
     async with EnvPool(workers=2) as pool, pool.open(DICED) as env:
         await play(env, 14, [1, 2, 3])
@@ -766,6 +777,7 @@ async def test_without_recovery_a_death_is_an_error_at_once() -> None:
         await check_sound(here, COUNTER)
 
 
+@uvloop_only
 async def test_an_env_with_outside_effects_is_not_replayed(tmp_path: Path) -> None:
     trace = str(tmp_path / "effects")
     spec = EnvSpec(name="outside", factory="tests.fault_envs:Faulty", replayable=False)
@@ -806,6 +818,7 @@ async def kill_where_told(told: Path) -> None:
     os.kill(int(told.read_text()), signal.SIGKILL)
 
 
+@uvloop_only
 async def test_a_worker_killed_during_open_reset_or_replay_is_not_noticed(tmp_path: Path) -> None:
     def held(place: str, times: int = 1) -> list[Any]:
         return ["nth", times, str(tmp_path / f"{place} count"), "tell", str(tmp_path / place), "block"]
@@ -952,6 +965,7 @@ async def test_a_reply_of_an_env_that_was_moved_away_harms_nobody() -> None:
         assert pool.stats().restarts == 0
 
 
+@uvloop_only
 @pytest.mark.parametrize("runs", ["cpu", "io"])
 async def test_an_env_reset_after_a_cancelled_step_has_no_memory_of_it(runs: Any, tmp_path: Path) -> None:
     told, gate = tmp_path / "told", tmp_path / "gate"
@@ -980,6 +994,7 @@ async def test_an_env_reset_after_a_cancelled_step_has_no_memory_of_it(runs: Any
         assert pool.stats().restarts == 0
 
 
+@uvloop_only
 async def test_an_io_env_that_fails_often_is_there_after_each_reset() -> None:
     async with EnvPool(workers=1) as pool, pool.open(FAULTY_IO) as env:
         for seed in range(100):
@@ -1034,6 +1049,7 @@ async def test_cancelling_the_body_closes_the_pool(mark: str) -> None:
 
 
 @uvloop_only
+@pytest.mark.usefixtures("short_grace")
 async def test_a_pool_whose_cancelled_step_hangs_still_ends(tmp_path: Path, mark: str) -> None:
     with anyio.fail_after(LIMIT):
         async with EnvPool(workers=2) as pool:
@@ -1075,17 +1091,6 @@ async def test_who_still_waits_when_the_pool_ends_is_told(tmp_path: Path) -> Non
     assert [type(error) for error in errors] == [ClosedError, ClosedError]
 
 
-@uvloop_only
-async def test_ten_pools_in_a_row(mark: str) -> None:
-    descriptors = []
-    for number in range(10):
-        async with EnvPool(workers=1) as pool, pool.open(COUNTER) as env:
-            await check_sound(env, COUNTER, seed=number)
-        assert not marked(mark)
-        descriptors.append(psutil.Process().num_fds())
-    assert descriptors[-1] <= descriptors[0]
-
-
 async def test_two_pools_at_once() -> None:
     async with EnvPool(workers=1) as one, EnvPool(workers=1) as two:
         async with neighbours(one, *MIXED), neighbours(two, *MIXED):
@@ -1122,6 +1127,7 @@ async def test_a_worker_whose_env_forked_can_die_and_leaves_no_child(tmp_path: P
     await until(lambda: not alive(second))
 
 
+@uvloop_only
 async def test_threads_directories_and_signal_handlers_of_an_env_disturb_nobody(tmp_path: Path) -> None:
     here = Path.cwd()
     async with EnvPool(workers=1, log_dir=tmp_path) as pool:

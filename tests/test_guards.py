@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,8 @@ def read_line(process: "subprocess.Popen[str]") -> str:
     return line
 
 
-def run(script: str, *args: str) -> "subprocess.CompletedProcess[str]":
-    with running(script, *args) as process:
+def run(script: str, pythonpath: str = str(ROOT)) -> "subprocess.CompletedProcess[str]":
+    with running(script, pythonpath=pythonpath) as process:
         out, err = process.communicate(timeout=2 * LIMIT)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -119,16 +119,19 @@ async def test_an_interrupt_of_a_worker_changes_nothing(runs: Any, tmp_path: Pat
     assert seen == clean
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_ctrl_c_ends_a_script_with_its_workers(loop: str, tmp_path: Path, mark: str) -> None:
-    with running("spinning.py", loop, str(tmp_path)) as process:
-        told = json.loads(read_line(process))
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=LIMIT)
-        assert process.returncode != 0
-        assert "KeyboardInterrupt" in err
+def test_ctrl_c_ends_a_script_with_its_workers(tmp_path: Path, mark: str) -> None:
+    """On both loops at the same time, because each waits for a worker that never ends."""
+    with ExitStack() as scripts:
+        started = [scripts.enter_context(running("spinning.py", loop, str(tmp_path))) for loop in ("asyncio", "uvloop")]
+        told = [json.loads(read_line(process)) for process in started]
+        for process in started:
+            os.killpg(process.pid, signal.SIGINT)
+        for process in started:
+            _, err = process.communicate(timeout=LIMIT)
+            assert process.returncode != 0, process.args
+            assert "KeyboardInterrupt" in err, process.args
     assert wait_until(lambda: not marked(mark))
-    assert not [path for path in told["directories"] if Path(path).exists()]
+    assert not [path for one in told for path in one["directories"] if Path(path).exists()]
 
 
 # Standard streams
@@ -168,6 +171,7 @@ async def test_workers_are_gone_after_the_pool(mark: str) -> None:
 
 
 @uvloop_only
+@pytest.mark.usefixtures("short_grace")
 async def test_a_deadline_fires_though_a_worker_spins(tmp_path: Path, mark: str) -> None:
     with anyio.fail_after(LIMIT), anyio.CancelScope() as scope:
         async with EnvPool(workers=1) as pool, anyio.create_task_group() as tasks:
@@ -274,6 +278,7 @@ if is_worker(): sys.meta_path.insert(0, Finder())
 
 
 @uvloop_only
+@pytest.mark.usefixtures("short_grace")
 @pytest.mark.parametrize("stage", ["interpreter", "worker"])
 async def test_cancelling_while_workers_are_held_up_in_their_start_leaves_nothing(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
@@ -294,6 +299,7 @@ async def test_cancelling_while_workers_are_held_up_in_their_start_leaves_nothin
 
 
 @uvloop_only
+@pytest.mark.usefixtures("short_grace")
 async def test_a_pool_that_gives_up_its_start_leaves_another_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
@@ -387,6 +393,19 @@ def test_a_pickle_of_an_env_cannot_end_the_trainer(mark: str) -> None:
     ended = run("bad_pickle.py")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "EnvError, 0 restarts"
+
+
+# A package that changes how anyio finds the running loop
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["beside sniffio", "without sniffio"])
+def test_the_cause_of_a_death_is_known(hidden: bool, tmp_path: Path, mark: str) -> None:
+    code = "import sys; sys.modules['sniffio'] = None" if hidden else ""
+    ended = run("crashing.py", pythonpath=spoil_starts(tmp_path, code))
+    assert ended.returncode == 0, ended.stderr
+    beside, _, told = ended.stdout.splitlines()[-1].partition(": ")
+    assert beside == ("without sniffio" if hidden else "beside sniffio")
+    assert "exit code 3" in told
 
 
 # Mapped files

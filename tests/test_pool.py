@@ -291,7 +291,7 @@ async def test_text_env(options: dict[str, Any]) -> None:
         pool.open(TEXT, expert=True, format_penalty=0.5, max_actions_per_traj=3) as env,
     ):
         first = await env.reset(seed=1)
-        assert first.info == {"seed": 1, "system_prompt": "Add numbers.", "expert": "add 9"}
+        assert first.info == {"seed": 1, "system_prompt": "Add numbers.", "expert": "add 9", "actions_left": 3}
         assert isinstance(first.observation, Observation)
         assert first.observation.text == "You are at total 0............."
         assert first.observation.data == "total 0............."
@@ -306,6 +306,7 @@ async def test_text_env(options: dict[str, Any]) -> None:
         last = await env.step("add 1 || add 1 || add 1")
         assert (last.truncated, last.terminated, "expert" in last.info) == (True, False, False)
         assert last.reward == sum(outcome.reward for outcome in expected(COUNTER, 1, [2, 1, 1])[2:])
+        assert [outcome.info["actions_left"] for outcome in (invalid, raw, last)] == [3, 2, 0]
 
 
 async def test_text_interface_can_be_left_off(options: dict[str, Any]) -> None:

@@ -707,6 +707,7 @@ def hosted(gym_id: str) -> HostedEnv:
     return HostedEnv(Opening(spec, text=True, expert=False, options=TextOptions()))
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # the loop is a matter of the pool
 @pytest.mark.parametrize("gym_id", ["CartPole-v1", "Pendulum-v1"])
 async def test_gymnasium_envs_keep_the_contract_as_text(gym_id: str) -> None:
     replies = ["<answer>1</answer>", "I do not know.", "<think>so</think><answer>0 || 1</answer>"] * 3
