@@ -211,7 +211,7 @@ class LLMServer:
         try:
             with scope:
                 await self._until(lambda: not self.paused)
-                rng = random.Random(f"{self._seed}-{seen.body.get('seed', number)}")
+                rng = random.Random(f"{self._seed}-{number}")
                 await anyio.sleep(self._latency(rng) if callable(self._latency) else self._latency)
                 while isinstance(fault, Hold) and not fault.sent:
                     await _held(fault)
@@ -313,7 +313,6 @@ async def llm_server(
     """A server while the block runs.
 
     A fault of the script is played for each generation, then none; a function gets the generation's number and body.
-    A latency that is drawn depends on the request's own seed, if it has one; else on the generation's number.
     More than `limit` generations at once get a 429, and the first `loading` requests a 503.
     """
     server = LLMServer(kind, script, latency, seed, limit, loading)
