@@ -132,10 +132,10 @@ def _tokens(
 
 def _spell(tokens: list[Token], text: str) -> bool:
     """Whether these are the tokens of a text, give or take spaces and tokens that are not shown; or do not say."""
-    if not any(token.token or token.bytes for token in tokens):
+    if text in "".join([token.token for token in tokens]):  # nearly always
         return True
     spelt = b"".join(bytes(token.bytes) if token.bytes else token.token.encode(errors="replace") for token in tokens)
-    return b"".join(text.encode(errors="replace").split()) in b"".join(spelt.split())
+    return not spelt or b"".join(text.encode(errors="replace").split()) in b"".join(spelt.split())
 
 
 def _are_all(known: int, choice: Choice, usage: Used, *, stops: bool) -> bool:

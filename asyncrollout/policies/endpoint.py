@@ -105,6 +105,8 @@ class Endpoint:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
+    if response.content_length is not None and response.content_length <= MOST_BYTES:
+        return await response.read()
     chunks, size = [], 0
     async for chunk in response.content.iter_any():
         chunks.append(chunk)
