@@ -46,10 +46,11 @@ types: $(INSTALLED)
 layers: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache
 
-bench: $(INSTALLED)  ## the tables of ratios and costs, in about four minutes
+bench: $(INSTALLED)  ## the tables of ratios and costs, in about eight minutes
 	$(BIN)/python benchmarks/bench_pool.py
 	$(BIN)/python benchmarks/bench_envs.py
 	$(BIN)/python benchmarks/bench_llm.py
+	$(BIN)/python benchmarks/bench_rollouts.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
