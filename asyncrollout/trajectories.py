@@ -62,6 +62,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     invalid: Count | None = 10
 
+    def __post_init__(self) -> None:
+        for name in ("turns", "tokens", "invalid"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"Limits: {name}={value!r} is not a number from 1")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"Limits: seconds={self.seconds!r} is not a number above 0")
+
 
 class Remembered(msgspec.Struct, frozen=True):
     """What an agent with a memory records of an observation: with it, the state that it was played from."""

@@ -202,6 +202,8 @@ async def test_tasks_end_the_stream_with_what_is_left() -> None:
         assert [group.trajectories[0].task async for group in source.groups()] == [0, 1, 2, 3, 4]
     async with rollouts(tasks=range(5)) as source:
         assert len((await source.collect(groups=9)).groups) == 5
+        with pytest.raises(UsageError, match="at its end"):
+            await source.collect(groups=1)
 
 
 async def test_curriculum_looks_at_finished_groups() -> None:

@@ -154,6 +154,8 @@ class Conversation:
         """A whole reply: one that a server breaks off, as for new weights, is asked for again."""
         for _ in range(_MOST_STOPS):
             generation = await self._agent.policy.generate(request)
+            if not isinstance(generation, Generation):
+                raise UsageError(f"a policy gives a Generation, and not {generation!r:.100}")
             if generation.finish_reason != "abort":
                 return generation
         raise ProviderError(f"the reply was broken off {_MOST_STOPS} times")

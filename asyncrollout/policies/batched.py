@@ -104,6 +104,9 @@ class BatchedPolicy:
         with anyio.move_on_after(self._max_wait), suppress(anyio.EndOfStream):
             while len(batch) < self._max_batch:
                 batch.append(await arriving.receive())
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):  # whoever stands in line by now need not wait for the next
+            while len(batch) < self._max_batch:
+                batch.append(arriving.receive_nowait())
         return batch
 
     async def _run(self, batch: list[_Asked]) -> None:

@@ -95,13 +95,19 @@ async def _act(player: Player, outcome: Outcome, turns: list[Turn], limits: Limi
     """The player's move; whatever a policy or an agent raises by itself is a failure of this rollout alone."""
     left = None if limits.tokens is None else limits.tokens - sum(turn.sampled_tokens for turn in turns)
     try:
-        return await player.act(outcome, tokens_left=left)
+        return _checked(await player.act(outcome, tokens_left=left), player)
     except (ProviderError, PoolError, UsageError):
         raise
     except Exception as error:
         failed = ProviderError(f"the policy raised {type(error).__name__}: {error}")
         failed.add_note("".join(traceback.format_exception(error)))
         raise failed from error
+
+
+def _checked(move: Any, player: Player) -> Move:
+    if not isinstance(move, Move):
+        raise UsageError(f"{type(player).__name__}.act() gives a Move, and not {move!r:.100}")
+    return move
 
 
 def as_data(error: RolloutError, env: str, seed: int, turn: int) -> RolloutError:

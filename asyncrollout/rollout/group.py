@@ -7,7 +7,7 @@ import anyio
 import msgspec
 
 from asyncrollout.agents.seeds import sampling_seed
-from asyncrollout.errors import EnvError, UsageError
+from asyncrollout.errors import EnvError, ProviderError, UsageError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
 from asyncrollout.registry import EnvSpec, find_env
@@ -29,6 +29,12 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     retries: Annotated[int, msgspec.Meta(ge=0)] = 2
     min_valid: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ValueError(f"Failures: retries={self.retries!r} is not a number from 0")
+        if self.min_valid is not None and self.min_valid < 1:
+            raise ValueError(f"Failures: min_valid={self.min_valid!r} is not a number from 1")
 
     def verdict(self, group: Group) -> Verdict | None:
         """A verdict on a group that cannot be used, whatever a filter would say."""
@@ -132,6 +138,8 @@ async def run_group(
     async with task_group() as tasks:
         for member in range(size):
             tasks.start_soon(play, member)
+    if len(members) < size:
+        raise ProviderError(f"group {id}: a policy or a hook raised CancelledError by itself")
     group = Group(id, [members[member] for member in range(size)], tag)
     if scorer is not None and scorer.takes_groups:
         group = await scorer.score_group(group)

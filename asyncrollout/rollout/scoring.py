@@ -48,7 +48,9 @@ class Scorer:
         """The group with its members' rewards; if the hook fails, all of them have failed."""
         try:
             scores = await self._call(group)
-            if not isinstance(scores, Sequence) and not hasattr(scores, "tolist"):
+            if hasattr(scores, "tolist"):
+                scores = scores.tolist()
+            if not isinstance(scores, Sequence) or isinstance(scores, str):
                 raise ScoreError(f"score gave {scores!r:.100} for a group, and no list")
             if len(scores) != len(group.trajectories):
                 raise ScoreError(f"score gave {len(scores)} values for a group of {len(group.trajectories)}")
@@ -84,10 +86,12 @@ def _with(trajectory: Trajectory, scored: Scored) -> Trajectory:
     try:
         reward = float(metrics.pop("reward", trajectory.reward))
         numbers = {name: float(value) for name, value in metrics.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ScoreError(f"score gave {scored!r:.100} for {trajectory.uid}, and no number") from error
     if not math.isfinite(reward):
         raise ScoreError(f"score gave {reward} for {trajectory.uid}")
+    if not all(isinstance(name, str) for name in numbers):
+        raise ScoreError(f"score gave metrics for {trajectory.uid} whose names are no texts: {[*numbers]!r:.100}")
     known = {**trajectory.metrics, "env_reward": trajectory.reward, **numbers}
     return msgspec.structs.replace(trajectory, reward=reward, metrics=known)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from asyncrollout.errors import UsageError
+from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.trajectories import Group, Trajectory
 
 
@@ -48,6 +48,15 @@ class Evaluation(msgspec.Struct, frozen=True):
     def summary(self) -> dict[str, float]:
         figures = {"tasks": len(self.groups), "failed": self.failed, "mean_reward": self.mean_reward}
         return {**figures, "pass@1": self.pass_at(1), f"pass@{self.k}": self.pass_at(self.k)}
+
+
+def checked(evaluation: Evaluation) -> Evaluation:
+    """An evaluation of which nothing could be played is an error, and no figure."""
+    trajectories = evaluation.trajectories
+    if evaluation.failed == len(trajectories):
+        error = trajectories[0].error
+        raise RolloutError(f"all {len(trajectories)} rollouts failed; the first one: {type(error).__name__}: {error}")
+    return evaluation
 
 
 def _pass_at(members: Sequence[Trajectory], k: int) -> float:

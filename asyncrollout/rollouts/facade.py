@@ -18,7 +18,7 @@ from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec, nearest
 from asyncrollout.rollout.group import Failures, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
-from asyncrollout.rollouts.evaluation import Evaluation
+from asyncrollout.rollouts.evaluation import Evaluation, checked
 from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop
 from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
 from asyncrollout.sampler.judging import Judge, Keep, KeepRate, check_filter
@@ -32,6 +32,7 @@ from asyncrollout.types import PoolStats
 
 _NO_LIMITS, _FAILURES = Limits(), Failures()
 _RESUME_GRACE = 60.0
+_END_GRACE = 30.0
 
 
 class RolloutsStats(msgspec.Struct, frozen=True):
@@ -90,20 +91,27 @@ class Rollouts:
             ("group_size", group_size, 1),
             ("seed", seed, 0),
             ("max_in_flight", max_in_flight, group_size),
-            ("max_lag", max_lag, 0),
-            ("max_num_gen_batches", max_num_gen_batches, 1),
+            ("max_lag", 0 if max_lag is None else max_lag, 0),
+            ("max_num_gen_batches", 1 if max_num_gen_batches is None else max_num_gen_batches, 1),
         ):
             _whole(name, value, least)
+        for option, kind in ((limits, Limits), (failures, Failures)):
+            if not isinstance(option, kind):
+                raise UsageError(f"{kind.__name__.lower()}={option!r:.100} is no {kind.__name__}(...)")
+        if not isinstance(stall_seconds, int | float) or not stall_seconds > 0:
+            raise UsageError(f"stall_seconds={stall_seconds!r} is not a number of seconds above 0")
         _one_of("order", order, ("finish", "start"))
         _one_of("on_exhausted", on_exhausted, ("raise", "short", "fill"))
         self._shares = {share.tag: share for share in read_envs(env, env_kwargs)}
         self._agent, self._policy = read_agent(policy, agent)
-        self._expert = any(getattr(part, "needs_expert", False) for part in nested(self._policy))
+        self._parts_of_policy = [*nested(getattr(self._agent, "policy", None))]
+        self._expert = any(getattr(part, "needs_expert", False) for part in self._parts_of_policy)
         self._given_pool = pool
         on_loop = workers is None and runs_on_loop([*self._shares.values()])
         self._pool = pool or EnvPool(workers, "inline" if on_loop else "process")
         self._seed = seed
-        self._draws = Draws(tasks, seed, [*self._shares.values()])
+        self._streams = Background()
+        self._draws = Draws(tasks, seed, [*self._shares.values()], self._streams)
         self._keep = check_filter(keep)
         self._keep_rate = KeepRate()
         self._scorer = None if score is None else Scorer(score)
@@ -124,7 +132,8 @@ class Rollouts:
         self._tally = Tally()
         self._stream: GroupStream | None = None
         self._batches = self._evaluations = 0
-        self._streams = Background()
+        self._stop_stream: anyio.CancelScope | None = None
+        self._evaluating: set[anyio.CancelScope] = set()
         self._parts = AsyncExitStack()
         self._open = self._opened = False
 
@@ -135,7 +144,7 @@ class Rollouts:
         async with AsyncExitStack() as parts:
             if self._given_pool is None:
                 await parts.enter_async_context(self._pool)
-            for policy in nested(self._policy):
+            for policy in self._parts_of_policy:
                 if hasattr(policy, "__aenter__") and not getattr(policy, "is_open", False):
                     await parts.enter_async_context(policy)
             await self._streams.open()
@@ -150,6 +159,8 @@ class Rollouts:
         try:
             await self._streams.close()
         finally:
+            for scope in self._evaluating:
+                scope.cancel()
             if self._stream is not None:
                 self._stream.close()
             await self._parts.__aexit__(kind, error, trace)
@@ -163,17 +174,10 @@ class Rollouts:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
         _whole("groups", groups, 1)
         self._check_open()
-        rules = msgspec.structs.replace(self._rules, order="start", ahead=0)
-        stream = self._make_stream(rules)
-        stop = anyio.CancelScope()
-        self._streams.start_soon(_run_within, stop, stream)
-        try:
-            return self.batch(self._seen(await stream.take(groups)))
-        finally:
-            stop.cancel()
-            with anyio.CancelScope(shield=True):  # bounded: closing an env is
-                await stream.stopped.wait()
-            stream.close()
+        taken = await self.take_once(groups, order="start")
+        if not taken:
+            raise UsageError("tasks is at its end: there is nothing left to play")
+        return self.batch(taken)
 
     def batches(self, groups: int) -> "Batches":
         """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
@@ -184,13 +188,34 @@ class Rollouts:
         """One group after the other, for `async for`."""
         return Groups(self, self._rules.max_in_flight // self._rules.group_size)
 
+    @property
+    def on_policy(self) -> bool:
+        """Whether nothing is played ahead."""
+        return self._rules.ahead == 0
+
+    async def take_once(self, groups: int, *, order: Order | None = None) -> list[Group]:
+        """The next groups; what is under way beyond them is cancelled, and drawn again the next time."""
+        self._check_open()
+        rules = msgspec.structs.replace(self._rules, order=order or self._rules.order, ahead=0)
+        stream, stop = self._start_stream(rules)
+        try:
+            return self._seen(await stream.take(groups))
+        finally:
+            await _end(stream, stop)
+
     async def take(self, groups: int, *, needed: int | None = None) -> list[Group]:
         """The next groups of the one stream that `batches` and `groups` share; none if the tasks are at their end."""
         self._check_open()
         if self._stream is None:
-            self._stream = self._make_stream(self._rules)
-            self._streams.start_soon(self._stream.run)
-        return self._seen(await self._stream.take(groups, needed=needed))
+            self._stream, self._stop_stream = self._start_stream(self._rules)
+        stream = self._stream
+        try:
+            return self._seen(await stream.take(groups, needed=needed))
+        finally:
+            if stream.failure is not None and self._open:  # the next one begins with what this one had not delivered
+                self._stream = None
+                assert self._stop_stream is not None
+                await _end(stream, self._stop_stream)
 
     @asynccontextmanager
     async def weight_update(self, version: int, mode: PauseMode = "wait") -> AsyncIterator[None]:
@@ -224,25 +249,34 @@ class Rollouts:
         _whole("k", k, 1)
         self._check_open()
         name, self._evaluations = f"eval{self._evaluations}", self._evaluations + 1
+        if isinstance(tasks, str) or not isinstance(tasks, int | Iterable):
+            raise UsageError(f"evaluate: tasks={tasks!r:.100} is neither a number of episodes nor a list of tasks")
         listed = [None] * tasks if isinstance(tasks, int) else list(tasks)
         if not listed:
             raise UsageError("evaluate: there are no tasks")
+        at_once = anyio.CapacityLimiter(max(self._rules.max_in_flight // (2 * k), 1))  # others play, too
         draws = Draws(listed, sampling_seed(seed, "evaluation"), [*self._shares.values()])
         groups: dict[int, Group] = {}
 
         async def play(draw: Draw) -> None:
             draw = msgspec.structs.replace(draw, id=f"{name}-{draw.id}")
-            groups[draw.index] = group = await self._play(draw, size=k, env_kwargs=env_kwargs)
+            async with at_once:
+                groups[draw.index] = group = await self._play(draw, size=k, env_kwargs=env_kwargs)
             self.ledger.end_group(group, "delivered")
 
-        try:
-            async with task_group() as playing:
-                async for draw in draws:
-                    playing.start_soon(play, draw)
-        finally:
-            for index in range(len(listed)):
-                self.ledger.cancel(f"{name}-g{index}", k)
-        return Evaluation(k, [groups[index] for index in sorted(groups)])
+        with anyio.CancelScope() as scope:
+            self._evaluating.add(scope)
+            try:
+                async with task_group() as playing:
+                    async for draw in draws:
+                        playing.start_soon(play, draw)
+            finally:
+                self._evaluating.discard(scope)
+                for index in range(len(listed)):
+                    self.ledger.cancel(f"{name}-g{index}", k)
+        if scope.cancelled_caught:
+            raise ClosedError("these Rollouts were closed")
+        return checked(Evaluation(k, [groups[index] for index in sorted(groups)]))
 
     def stats(self) -> RolloutsStats:
         """How things stand at this moment."""
@@ -265,8 +299,9 @@ class Rollouts:
         index, self._batches = self._batches, self._batches + 1
         return Batch(index, groups, self._tally.read())
 
-    def _make_stream(self, rules: StreamRules) -> GroupStream:
-        return GroupStream(
+    def _start_stream(self, rules: StreamRules) -> tuple[GroupStream, anyio.CancelScope]:
+        stop = anyio.CancelScope()
+        stream = GroupStream(
             self._draws,
             self._play,
             judge=Judge(self._keep, self._keep_rate),
@@ -275,6 +310,9 @@ class Rollouts:
             version=lambda: self.version,
             judged=self._note,
         )
+
+        self._streams.start_soon(_run_within, stop, stream)
+        return stream, stop
 
     def _note(self, group: Group) -> None:
         self._tally.add(group)
@@ -322,7 +360,8 @@ class Batches:
         return self
 
     async def __anext__(self) -> Batch:
-        groups = await self._rollouts.take(self._groups)
+        take = self._rollouts.take_once if self._rollouts.on_policy else self._rollouts.take
+        groups = await take(self._groups)
         if not groups:
             raise StopAsyncIteration
         return self._rollouts.batch(groups)
@@ -350,8 +389,15 @@ async def _run_within(scope: anyio.CancelScope, stream: GroupStream) -> None:
         await stream.run()
 
 
+async def _end(stream: GroupStream, stop: anyio.CancelScope) -> None:
+    stop.cancel()
+    with anyio.move_on_after(_END_GRACE, shield=True):
+        await stream.stopped.wait()
+    stream.close()
+
+
 def _whole(name: str, value: object, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name}={value!r} is not a whole number from {least}")
 
 

@@ -1,17 +1,23 @@
 """What there is to play: tasks, seeds and envs, in an order that depends on nothing but the base seed."""
 
 import heapq
+import math
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
+import anyio
 import msgspec
 
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import nearest
+from asyncrollout.tasks import Background
 from asyncrollout.trajectories import Group
 
 Tasks = Iterable[Any] | AsyncIterable[Any]
+
+_CLOSE_GRACE = 5.0
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -29,6 +35,10 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tag: str = ""
     share: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     env_kwargs: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < math.inf:
+            raise ValueError(f"Share: share={self.share!r} is not a number above 0")
 
 
 class Draw(msgspec.Struct, frozen=True, order=True):
@@ -48,7 +58,14 @@ class Draws:
     that was judged, and may choose the next tasks by it.
     """
 
-    def __init__(self, tasks: Tasks | None, seed: int, shares: Sequence[Share]) -> None:
+    def __init__(
+        self, tasks: Tasks | None, seed: int, shares: Sequence[Share], background: Background | None = None
+    ) -> None:
+        self._background = background
+        self._is_pulled = False
+        self._ready: deque[Any] = deque()
+        self._wanted, self._arrived = anyio.Event(), anyio.Event()
+        self._failure: Exception | None = None
         self._seed = seed
         self._shares = {share.tag: share.share for share in shares}
         self._drawn = dict.fromkeys(self._shares, 0)
@@ -93,13 +110,47 @@ class Draws:
         if self._tasks is None:
             return Task()
         if isinstance(self._tasks, AsyncIterator):
-            task = await anext(self._tasks)
+            task = await self._next_of(self._tasks)
         else:
             try:
                 task = next(self._tasks)
             except StopIteration:
                 raise StopAsyncIteration from None
         return task if isinstance(task, Task) else Task(task)
+
+    async def _next_of(self, tasks: AsyncIterator[Any]) -> Any:
+        """The next of an async source, pulled in a task of its own: cancelled, a generator would be at its end."""
+        if self._background is None:
+            return await anext(tasks)
+        if not self._is_pulled:
+            self._is_pulled = True
+            self._background.start_soon(self._pull, tasks)
+        while not self._ready:
+            if self._failure is not None:
+                raise self._failure
+            self._wanted.set()
+            await self._arrived.wait()
+        return self._ready.popleft()
+
+    async def _pull(self, tasks: AsyncIterator[Any]) -> None:
+        """Whenever a task is wanted, get one; not earlier, since the source may choose by what is finished by then."""
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted = anyio.Event()
+                self._ready.append(await anext(tasks))
+                self._tell_arrival()
+        except Exception as error:  # noqa: BLE001 (raised where tasks are awaited, the end among them)
+            self._failure = error
+        finally:
+            self._tell_arrival()
+            if hasattr(tasks, "aclose"):
+                with anyio.move_on_after(_CLOSE_GRACE, shield=True):
+                    await tasks.aclose()
+
+    def _tell_arrival(self) -> None:
+        self._arrived.set()
+        self._arrived = anyio.Event()
 
     def _turn(self) -> str:
         """The tag that is furthest behind its share."""

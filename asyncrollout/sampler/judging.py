@@ -100,7 +100,7 @@ def _judged(group: Group, verdict: Any) -> Group:
     return msgspec.structs.replace(group, verdict=verdict)
 
 
-def last_error(group: Group) -> RolloutError | None:
+def error_of(group: Group) -> RolloutError | None:
     """An error of one of its members, if there is one."""
     return next((trajectory.error for trajectory in group.trajectories if trajectory.error is not None), None)
 

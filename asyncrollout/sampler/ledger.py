@@ -64,6 +64,8 @@ class Ledger:
         """Those that have waited longest, in words."""
         if not self.open:
             return "no rollout is under way, and the source of tasks gives none"
+        if not any(one.doing for one in self.open.values()):
+            return "all rollouts under way are over, and wait for their groups, scores or the filter"
         oldest = sorted((one for one in self.open.values() if one.doing), key=lambda progress: progress.since)
         more = f", and {len(oldest) - _SHOWN} others" if len(oldest) > _SHOWN else ""
         return "; ".join(map(str, oldest[:_SHOWN])) + more

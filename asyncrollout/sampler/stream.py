@@ -3,16 +3,16 @@
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 import anyio.abc
 import msgspec
 
-from asyncrollout.errors import RolloutError, StalledError, UsageError
+from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError
 from asyncrollout.sampler.admission import Load, Rules, may_start
 from asyncrollout.sampler.draws import Draw, Draws
-from asyncrollout.sampler.judging import Judge, last_error
+from asyncrollout.sampler.judging import Judge, error_of
 from asyncrollout.sampler.ledger import Ledger
 from asyncrollout.sampler.tray import OnExhausted, Tray
 from asyncrollout.tasks import task_group
@@ -71,7 +71,9 @@ class GroupStream:
         self._failed_in_a_row = 0
         self._wanted = 0
         self._drained = False
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
+        self._last_error: RolloutError | None = None
+        self._had_valid = False
         self._moved = time.monotonic()
         self._changed = anyio.Event()
         self.stopped = anyio.Event()
@@ -89,10 +91,11 @@ class GroupStream:
         try:
             async with task_group() as tasks:
                 await self._admit(tasks)
-            self._judge_rest()
         except Exception as failure:  # noqa: BLE001 (raised where groups are awaited)
-            self._failure = failure
+            self.failure = self.failure or failure
         finally:
+            if self.failure is None and not self._drained:
+                self.failure = ClosedError("these Rollouts were closed")
             self.stopped.set()
             self._notify()
 
@@ -119,10 +122,13 @@ class GroupStream:
             while True:
                 self._judge_finished()
                 self._drop_stale()
-                if self.buffered >= groups or (self._failure is None and self._is_over()):
+                if self.buffered >= groups:
                     return self._deliver(self._tray.take(groups))
-                if self._failure is not None:
-                    raise self._failure
+                if self.failure is not None:
+                    raise self.failure
+                if self._is_over():
+                    self._check_alive()
+                    return self._deliver(self._tray.take(groups))
                 if self._tray.exhausted:
                     return self._make_do(groups)
                 await self._wait()
@@ -169,30 +175,47 @@ class GroupStream:
         self._notify()
 
     def _judge_finished(self) -> None:
-        """Judge in order, but not beyond the draws of a batch, so that what is in a batch never depends on timing."""
-        while self._finished and not self._tray.exhausted:
-            self._put(self._judge.judge(self._finished.popleft(), self._tray.needed))
+        """Judge in order, but not beyond a batch and its draws, so that what is in it never depends on timing."""
+        while self._finished and not self._tray.exhausted and not self._is_served():
+            self._put(self._judge.judge, self._finished.popleft(), self._tray.needed)
+        is_last = self.stopped.is_set() and not self._finished
+        if is_last or (self._tray.exhausted and self.buffered < self._tray.needed):
+            self._put(self._judge.judge_rest)
 
-    def _judge_rest(self) -> None:
-        self._judge_finished()
-        self._put(self._judge.judge_rest())
+    def _is_served(self) -> bool:
+        """Whether nothing more is judged until it is asked for."""
+        return self._rules.ahead == 0 and (not self._wanted or self.buffered >= self._tray.needed)
 
-    def _put(self, judged: list[Group]) -> None:
-        for group in judged:
-            self._judged(group)
-            self._count_failures(group)
-            for dropped in self._tray.put(group):
-                self._end(dropped, "filtered")
+    def _put(self, judge: Callable[..., list[Group]], *judged: Any) -> None:
+        """Count what a judgement gives; if it fails, nothing is judged any more."""
+        if self.failure is not None:
+            return
+        try:
+            for group in judge(*judged):
+                self._judged(group)
+                self._count_failures(group)
+                for dropped in self._tray.put(group):
+                    self._end(dropped, "filtered")
+        except Exception as failure:
+            self.failure = failure
+            raise
 
     def _count_failures(self, group: Group) -> None:
         self._failed_in_a_row = 0 if group.valid else self._failed_in_a_row + 1
+        self._had_valid |= bool(group.valid)
+        self._last_error = error_of(group) or self._last_error
         if self._failed_in_a_row >= max(_FEWEST_FAILURES, self._tray.needed):
-            error = last_error(group)
-            raise RolloutError.at(
-                f"{self._failed_in_a_row} groups in a row had no member that did not fail; the last one: "
-                f"{type(error).__name__}: {error}",
-                notes="\n".join(getattr(error, "__notes__", ())),
-            )
+            raise self._dead(f"{self._failed_in_a_row} groups in a row had no member that did not fail")
+
+    def _check_alive(self) -> None:
+        """Tasks of which none could be played have not simply come to their end."""
+        if self._failed_in_a_row and not self._had_valid:
+            raise self._dead(f"all of the {self._failed_in_a_row} groups that there were have failed")
+
+    def _dead(self, what: str) -> RolloutError:
+        error = self._last_error
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        return RolloutError.at(f"{what}; the last one: {type(error).__name__}: {error}", notes=notes)
 
     def _drop_stale(self) -> None:
         if self._rules.max_lag is not None:
@@ -202,6 +225,10 @@ class GroupStream:
     def _make_do(self, groups: int) -> list[Group]:
         try:
             return self._deliver(self._tray.make_do(groups))
+        except ExhaustedError as error:
+            if self._last_error is not None:
+                error.add_note(f"the last failure: {type(self._last_error).__name__}: {self._last_error}")
+            raise
         finally:
             for unused in self._tray.begin_anew():
                 self._end(unused, "filtered")

@@ -76,8 +76,15 @@ class Tray:
 
     def remove_older(self, version: int) -> list[Group]:
         """Groups that had a part played by weights older than this version."""
-        old = [group for group in self.kept if group.version is not None and group.version < version]
+        old = [group for group in self.kept if _is_older(group, version)]
+        old_spare = [group for group in self.spare if _is_older(group, version)]
         for group in old:
             self.kept.remove(group)
+        for group in old_spare:
+            self.spare.remove(group)
         self._kept = max(self._kept - len(old), 0)
-        return old
+        return [*old, *old_spare]
+
+
+def _is_older(group: Group, version: int) -> bool:
+    return group.version is not None and group.version < version

@@ -1,0 +1,352 @@
+"""`Rollouts` when things go wrong around it: consumers that leave, slow sources, filters and hooks that fail."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asyncrollout import (
+    BatchedPolicy,
+    ClosedError,
+    EnvError,
+    ExhaustedError,
+    Failures,
+    Generation,
+    Group,
+    Limits,
+    Outcome,
+    ProviderError,
+    Request,
+    RolloutError,
+    ScriptedPolicy,
+    Share,
+    Task,
+    Trajectory,
+    UsageError,
+    Verdict,
+    filters,
+)
+from asyncrollout.filters import BatchFilter
+from asyncrollout.sampler.tray import Tray
+from asyncrollout.trajectories import Move
+from tests.playing import PATIENCE
+from tests.test_rollouts import Model, rollouts, told
+from tests.test_sampler import group
+
+
+async def test_async_source_of_tasks_outlives_a_collect_that_is_cancelled() -> None:
+    closed = anyio.Event()
+
+    async def tasks() -> AsyncIterator[int]:
+        try:
+            for number in range(1000):
+                await anyio.lowlevel.checkpoint()
+                yield number
+        finally:
+            closed.set()
+
+    async with rollouts(tasks=tasks(), keep=lambda group: Verdict(int(group.id[1:]) % 3 == 0)) as source:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as consumers:
+                consumers.start_soon(source.collect, 8)
+                for _ in range(5):
+                    await anyio.lowlevel.checkpoint()
+                scope.cancel()
+        seen: list[int] = []
+        for _ in range(6):
+            seen += [one.trajectories[0].task for one in (await source.collect(groups=3)).groups]
+        assert seen == [number for number in range(60) if number % 3 == 0][:18]
+    assert closed.is_set()
+
+
+async def test_async_source_serves_several_consumers_at_once() -> None:
+    async def tasks() -> AsyncIterator[int]:
+        for number in range(100):
+            await anyio.lowlevel.checkpoint()
+            yield number
+
+    batches: list[Any] = []
+
+    async def consume(source: Any) -> None:
+        batches.append(await source.collect(groups=3))
+
+    async with rollouts(tasks=tasks()) as source, anyio.create_task_group() as consumers:
+        for _ in range(4):
+            consumers.start_soon(consume, source)
+    ids = [one.id for batch in batches for one in batch.groups]
+    assert len({*ids}) == len(ids) == 12
+
+
+@pytest.mark.parametrize("how", ["collect", "batches"])
+@pytest.mark.parametrize("choice", ["short", "fill"])
+async def test_batches_do_not_depend_on_timing_when_draws_run_out_or_weights_change(how: str, choice: Any) -> None:
+    """What a policy says depends on the version of its weights, and few groups are kept."""
+
+    class Versioned(Model):
+        version = 0
+
+        async def generate(self, request: Request) -> Generation:
+            version = self.version
+            await super().generate(request)
+            assert request.sampling.seed is not None
+            return Generation(f"go {(request.sampling.seed + version) % 3}", version=version)
+
+        async def pause(self, mode: str) -> None: ...
+
+        async def resume(self, version: int | None) -> None:
+            self.version = self.version if version is None else version
+
+    found = []
+    for hurry, spread, in_flight in ((0, 0, 4), (1, 20, 64), (2, 40, 14)):
+        source = rollouts(
+            Versioned(hurry, spread),
+            keep=lambda one: Verdict(one.rewards.sum() > 7, "poor"),
+            max_num_gen_batches=2,
+            on_exhausted=choice,
+            order="start",
+            max_lag=0,
+            max_in_flight=in_flight,
+        )
+        batches = []
+        async with source:
+            stream = source.batches(groups=4)
+            for version in range(1, 6):
+                try:
+                    batch = await (source.collect(groups=4) if how == "collect" else anext(stream))
+                    batches.append(told(batch.groups))
+                except ExhaustedError:
+                    batches.append([])
+                async with source.weight_update(version):
+                    pass
+        assert source.ledger.balanced
+        found.append(batches)
+    assert found[0] == found[1] == found[2]
+
+
+async def test_consumers_are_let_go_when_rollouts_are_closed() -> None:
+    async def never(request: Request) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    errors: list[Exception] = []
+
+    async def consume(awaited: Any) -> None:
+        try:
+            await awaited
+        except ClosedError as error:
+            errors.append(error)
+
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks, rollouts(ScriptedPolicy(never)) as source:
+            for awaited in (source.collect(groups=1), anext(source.batches(groups=1)), source.evaluate(3)):
+                tasks.start_soon(consume, awaited)
+            await anyio.wait_all_tasks_blocked()
+    assert [str(error) for error in errors] == ["these Rollouts were closed"] * 3
+    assert source.ledger.balanced
+    assert source.ledger.open == {}
+
+
+async def test_tasks_that_all_fail_are_no_end_of_tasks() -> None:
+    async with rollouts(tasks=["breaks"] * 5) as source:
+        with pytest.raises(RolloutError, match=r"all of the 5 groups that there were have failed.*it breaks"):
+            await source.collect(groups=4)
+    async with rollouts(tasks=["breaks"] * 5) as source:
+        with pytest.raises(RolloutError, match="all of the 5 groups"):
+            await anext(source.batches(groups=4))
+        with pytest.raises(RolloutError, match="all 6 rollouts failed; the first one: EnvError"):
+            await source.evaluate(["breaks"] * 3, k=2)
+
+
+async def test_draws_that_run_out_by_failures_tell_the_last_one() -> None:
+    async with rollouts(tasks=["breaks", None, "breaks", "breaks"], max_num_gen_batches=1) as source:
+        with pytest.raises(ExhaustedError, match="3 failed") as caught:
+            await source.collect(groups=4)
+        assert "it breaks" in "".join(caught.value.__notes__)
+
+
+def test_dropped_groups_that_are_too_old_fill_nothing() -> None:
+    tray = Tray(2, "fill")
+    tray.needed = 2
+    tray.put(group(0, keep=False, version=0))
+    tray.put(group(1, keep=False, version=3))
+    assert [one.id for one in tray.remove_older(2)] == ["g0"]
+    assert [one.id for one in tray.spare] == ["g1"]
+
+
+async def test_batch_filter_judges_what_there_is_before_draws_run_out_and_at_the_end_of_tasks() -> None:
+    keep = BatchFilter(lambda groups: [Verdict(keep=True) for _ in groups])
+    options: Any = {"keep": keep, "failures": Failures(retries=0), "order": "start"}
+    async with rollouts(tasks=["breaks", None] * 4, max_num_gen_batches=1, **options) as source:
+        with pytest.raises(ExhaustedError, match=r"[23] of 4 groups were kept"):
+            await source.collect(groups=4)
+    async with rollouts(tasks=[None] * 6, **options) as source:
+        assert [len(batch.groups) async for batch in source.batches(groups=4)] == [4, 2]
+    assert source.ledger.ends == {"delivered": 12}
+
+
+async def test_stream_begins_anew_after_a_failure_with_what_it_had_not_delivered() -> None:
+    broken = True
+
+    def keep(one: Group) -> Verdict:
+        if broken and one.id == "g3":
+            raise LookupError("not now")
+        return Verdict(keep=True)
+
+    async with rollouts(keep=keep, tasks=range(8), order="start") as source:
+        with pytest.raises(UsageError, match="not now"):
+            await anext(source.batches(groups=4))
+        assert source.stats().open_rollouts == 0
+        broken = False
+        ids = [one.id async for batch in source.batches(groups=4) for one in batch.groups]
+    assert ids == [f"g{number}" for number in range(8)]
+    assert source.ledger.balanced
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Limits(turns=0), "turns=0"),
+        (lambda: Limits(invalid=-1), "invalid=-1"),
+        (lambda: Limits(seconds=0), "seconds=0"),
+        (lambda: Failures(retries=-1), "retries=-1"),
+        (lambda: Failures(min_valid=0), "min_valid=0"),
+        (lambda: Share("walk", share=0), "share=0"),
+        (lambda: rollouts(limits={"turns": 3}), "limits="),
+        (lambda: rollouts(stall_seconds=0), "stall_seconds=0"),
+        (lambda: rollouts(group_size=None), "group_size=None"),
+        (lambda: rollouts(max_in_flight=None), "max_in_flight=None"),
+    ],
+)
+def test_values_that_make_no_sense(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+async def test_calls_that_make_no_sense() -> None:
+    async with rollouts() as source:
+        nothing: Any = None
+        for call in (source.collect(nothing), source.evaluate("ab"), source.evaluate(3, k=nothing)):
+            with pytest.raises(UsageError):
+                await call
+        with pytest.raises(UsageError, match="version=None"):
+            async with source.weight_update(nothing):
+                pass
+
+
+@pytest.mark.parametrize("given", [10**400, {"reward": 1.0, 5: 2.0}, object()])
+async def test_scores_that_make_no_sense_are_failures_of_their_rollouts(given: Any) -> None:
+    def score(trajectory: Trajectory) -> Any:
+        return given if trajectory.uid.startswith("g0.") else 1.0
+
+    async with rollouts(score=score, failures=Failures(retries=0)) as source:
+        assert [one.id for one in (await source.collect(groups=2)).groups] == ["g1", "g2"]
+
+
+class Odd:
+    """An agent of a plain class, whose player gives what it is told to."""
+
+    def __init__(self, move: Any, policy: Any = None) -> None:
+        self.policy = policy
+        self.messages: list[Any] = []
+        self._move = move
+
+    def open(self, session: str, seed: int) -> "Odd":
+        return self
+
+    async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
+        await anyio.lowlevel.checkpoint()
+        if self.policy is not None:
+            return Move("go 1", await self.policy.generate(Request()))
+        move: Move = self._move
+        return move
+
+
+async def test_agents_that_give_no_move_are_mistakes_of_the_caller() -> None:
+    async with rollouts(agent=Odd("go 1")) as source:
+        with pytest.raises(UsageError, match=r"Odd.act\(\) gives a Move, and not 'go 1'"):
+            await source.collect(groups=1)
+    async with rollouts(ScriptedPolicy(lambda request: None)) as source:  # type: ignore[arg-type, return-value]
+        with pytest.raises(RolloutError):
+            await source.collect(groups=1)
+
+
+async def test_policy_of_an_agent_of_any_class_is_opened() -> None:
+    policy = BatchedPolicy(lambda requests: ["go 1" for _ in requests])
+    async with rollouts(agent=Odd(None, policy)) as source:
+        await source.collect(groups=1)
+        assert policy.is_open
+    assert not policy.is_open
+
+
+async def test_cancellation_that_nobody_asked_for_is_told() -> None:
+    async def cancels(request: Request) -> str:
+        raise anyio.get_cancelled_exc_class()
+
+    async with rollouts(ScriptedPolicy(cancels)) as source:
+        with pytest.raises(ProviderError, match="CancelledError by itself"):
+            await source.collect(groups=1)
+
+
+async def test_cancelled_evaluation_leaves_nothing() -> None:
+    async def never(request: Request) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    async with rollouts(ScriptedPolicy(never)) as source:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(source.evaluate, 4)
+                await anyio.wait_all_tasks_blocked()
+                assert len(source.ledger.open) == 4
+                scope.cancel()
+        assert source.ledger.open == {}
+        assert source.ledger.ends["cancelled"] == 4
+
+
+async def test_evaluation_leaves_room_for_others() -> None:
+    playing: set[str] = set()
+    most = 0
+
+    async def reply(request: Request) -> str:
+        nonlocal most
+        playing.add(request.session)
+        most = max(most, sum(session.startswith("eval") for session in playing))
+        await anyio.lowlevel.checkpoint()
+        playing.discard(request.session)
+        return "go 1"
+
+    async with rollouts(ScriptedPolicy(reply), max_in_flight=12) as source:
+        await source.evaluate(50, k=2)
+    assert most <= 6
+
+
+async def test_cancelled_weight_update_lets_calls_through() -> None:
+    go = anyio.Event()
+
+    async def reply(request: Request) -> str:
+        await go.wait()
+        return "go 1"
+
+    batches: list[Any] = []
+
+    async def consume(source: Any) -> None:
+        batches.append(await source.collect(groups=1))
+
+    async with rollouts(ScriptedPolicy(reply), keep=filters.min_valid(1)) as source, anyio.create_task_group() as tasks:
+        tasks.start_soon(consume, source)
+        await anyio.wait_all_tasks_blocked()
+        with anyio.move_on_after(0.01):
+            async with source.weight_update(1):
+                pytest.fail("a reply is under way")
+        go.set()
+    assert source.version == 0
+    assert len(batches) == 1
+
+
+async def test_wrong_task_of_one_env_fails_alone() -> None:
+    async with rollouts(tasks=[Task("breaks"), *[None] * 9], failures=Failures(retries=0)) as source:
+        batch = await source.collect(groups=3)
+    assert [one.id for one in batch.groups] == ["g1", "g2", "g3"]
+    assert all(not isinstance(one.error, EnvError) for one in batch.trajectories)
