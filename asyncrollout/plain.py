@@ -205,7 +205,12 @@ def _array(parts: dict[str, Any], shape: tuple[int, ...]) -> Any:
 
 def _scalar(parts: dict[str, Any]) -> Any:
     dtype = np.dtype(str(parts["dtype"]))
-    return _array(parts, ())[()] if dtype.itemsize else dtype.type()  # np.str_("") has no bytes for an array to hold
+    content = _bytes(parts)[: dtype.itemsize]  # an empty text has the bytes of a zero
+    if dtype.kind == "S":
+        return np.bytes_(content)
+    if dtype.kind == "U":  # an array would lose zeros at its end, and cannot be empty
+        return np.str_(content.decode("utf-32-be" if dtype.byteorder == ">" else "utf-32-le", "surrogatepass"))
+    return _array(parts, ())[()]
 
 
 def _struct(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any], Place], Any]:

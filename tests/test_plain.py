@@ -264,3 +264,9 @@ def test_records_inside_records_need_not_say_what_they_are() -> None:
 
 def test_fields_that_a_record_did_not_have_yet_take_their_defaults() -> None:
     assert same(from_plain({"$": "Turn", "observation": 3}), Turn(3))
+
+
+@pytest.mark.parametrize("value", [np.str_("0\0"), np.str_(""), np.str_("\ud800"), np.bytes_(b"x\0"), np.bytes_(b"")])
+def test_texts_of_numpy_keep_their_zeros(value: Any) -> None:
+    back = there_and_back(value)
+    assert (type(back), len(back), back.tobytes()) == (type(value), len(value), value.tobytes())
