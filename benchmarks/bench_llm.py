@@ -58,8 +58,10 @@ def server_process() -> Any:
     command = [sys.executable, str(script), "--port", "0", "--kind", "openai", "--latency", str(LATENCY)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().strip(), process
-        process.terminate()
+        try:
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.terminate()
 
 
 async def spend(call: Call, in_flight: int) -> tuple[float, float]:

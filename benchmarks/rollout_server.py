@@ -3,7 +3,7 @@
     python benchmarks/rollout_server.py
 
 Prints its URL. It answers chat completions with the last message, after a time that the request's seed decides. The
-server of the tests takes five times the CPU for an answer, and 256 clients at once keep it busy.
+server of the tests takes four times the CPU for an answer, and 256 clients at once keep it busy.
 """
 
 import asyncio

@@ -69,7 +69,7 @@ def test_latency_that_rises_ends_the_growth() -> None:
     reached = limit.now
     for _ in range(50):
         limit.succeeded(at, at + 10)
-    assert limit.now <= reached + 2
+    assert limit.now <= reached + 4  # before the slow pace shows in the average
 
 
 def test_server_errors_pause_the_growth() -> None:

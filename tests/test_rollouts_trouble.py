@@ -350,3 +350,29 @@ async def test_wrong_task_of_one_env_fails_alone() -> None:
         batch = await source.collect(groups=3)
     assert [one.id for one in batch.groups] == ["g1", "g2", "g3"]
     assert all(not isinstance(one.error, EnvError) for one in batch.trajectories)
+
+
+async def test_slow_group_is_waited_for_before_it_would_be_too_old() -> None:
+    """Begun with the first weights, it could still go into the second batch, but not into the third."""
+    go, taken = anyio.Event(), []
+
+    async def reply(request: Request) -> str:
+        if request.session == "g0.0":
+            await go.wait()
+        return "go 1"
+
+    async def take_second(stream: Any) -> None:
+        taken.append(await anext(stream))
+
+    async with rollouts(ScriptedPolicy(reply), max_lag=1) as source:
+        stream = source.batches(groups=3)
+        assert "g0" not in [one.id for one in (await anext(stream)).groups]
+        async with source.weight_update(1, "continue"):
+            pass
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take_second, stream)
+            await anyio.wait_all_tasks_blocked()
+            assert not taken
+            go.set()
+        assert "g0" in [one.id for one in taken[0].groups]
+        assert source.ledger.ends["stale"] == 0

@@ -6,7 +6,7 @@ Pure bookkeeping: whoever uses it tells the time, and does the waiting.
 from collections import deque
 
 _SLOWER = 2.0  # times the best pace, and the limit grows no more
-_RECENT = 0.2
+_FEWEST = 16.0  # calls over which the pace is averaged, or a round of them if that is more
 _FORGETS = 1_800.0  # seconds in which the best pace is forgotten for the present one
 _CUT = 0.5
 _NEAR = 0.9  # of the limit that was refused last: from there on it grows slowly
@@ -74,7 +74,7 @@ class Limit:
         return self._most <= most
 
     def _note(self, ended: float, pace: float) -> None:
-        self._recent += (pace - self._recent) * _RECENT if self._recent else pace
+        self._recent += (pace - self._recent) / max(self._now, _FEWEST) if self._recent else pace
         if not self._best or self._recent < self._best:
             self._best = self._recent
         else:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import msgspec
 
 from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError
@@ -64,7 +65,7 @@ class GroupStream:
         self._judged = judged
         self._tray = Tray(rules.max_num_gen_batches, rules.on_exhausted)
         self._open: dict[str, Draw] = {}  # all that was drawn, until it is delivered or dropped
-        self._playing: set[int] = set()
+        self._playing: dict[int, int] = {}  # with the version of the weights at their start
         self._started: deque[int] = deque()  # in start order: those whose turn has not come
         self._early: dict[int, Group] = {}  # in start order: those that are over before their turn
         self._finished: deque[Group] = deque()
@@ -122,7 +123,8 @@ class GroupStream:
             while True:
                 self._judge_finished()
                 self._drop_stale()
-                if self.buffered >= groups:
+                if self.buffered >= groups and not self._is_any_due():
+                    self._put_oldest_first()
                     return self._deliver(self._tray.take(groups))
                 if self.failure is not None:
                     raise self.failure
@@ -145,10 +147,11 @@ class GroupStream:
                 self._drained = True
                 return
             self._open[draw.id] = draw
-            self._playing.add(draw.index)
+            self._playing[draw.index] = self._version()
             if self._rules.order == "start":
                 self._started.append(draw.index)
             tasks.start_soon(self._run_one, draw)
+            await anyio.lowlevel.checkpoint()  # thousands at once would hold everybody up
 
     def _has_room(self) -> bool:
         undecided = len(self._playing) + len(self._early) + len(self._finished) + self._judge.waiting
@@ -164,7 +167,7 @@ class GroupStream:
 
     async def _run_one(self, draw: Draw) -> None:
         group = await self._play(draw)
-        self._playing.remove(draw.index)
+        del self._playing[draw.index]
         if self._rules.order == "finish":
             self._finished.append(group)
         else:
@@ -217,6 +220,19 @@ class GroupStream:
         notes = "\n".join(getattr(error, "__notes__", ()))
         return RolloutError.at(f"{what}; the last one: {type(error).__name__}: {error}", notes=notes)
 
+    def _is_any_due(self) -> bool:
+        """Whether a group still plays that would be too old for the batch after this: it is waited for, not lost."""
+        lag = self._rules.max_lag
+        if not lag or self._rules.order == "start" or self.failure is not None:
+            return False
+        return any(began <= self._version() - lag for began in self._playing.values())
+
+    def _put_oldest_first(self) -> None:
+        """By weights, then by start, not by end: what is left over and may become too old is no longer than others."""
+        if self._rules.order == "finish" and self._rules.max_lag:
+            by_age = sorted(self._tray.kept, key=lambda group: (group.version or 0, self._open[group.id].index))
+            self._tray.kept = deque(by_age)
+
     def _drop_stale(self) -> None:
         if self._rules.max_lag is not None:
             for group in self._tray.remove_older(self._version() - self._rules.max_lag):
@@ -256,6 +272,7 @@ class GroupStream:
                 raise StalledError(f"nothing has moved for {self._rules.stall_seconds:g} s: {self._ledger.stuck()}")
             with anyio.move_on_after(left):
                 await changed.wait()
+                return
             moved = max(self._moved, self._ledger.last_move)
 
     def _notify(self) -> None:
