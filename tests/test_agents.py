@@ -210,6 +210,21 @@ async def test_token_mode_with_a_window_begins_new_samples() -> None:
     assert bytes(policy.prompts[2]) == b"Walk.\0You are at 8.\0go 2\0You are at 10.\0"
 
 
+async def test_token_mode_begins_anew_after_a_reply_that_was_cut_off() -> None:
+    class Cut(Sampler):
+        async def generate(self, request: Request) -> Generation:
+            whole = await super().generate(request)
+            assert whole.token_ids is not None
+            if request.turn != 0:
+                return whole
+            return Generation("go 1", "length", token_ids=whole.token_ids[:-1], logprobs=[-0.5] * 4)
+
+    policy = Cut()
+    trajectory = await played(ChatAgent(policy, encode=encode))
+    assert bytes(policy.prompts[1]) == b"Walk.\0You are at 7.\0go 1\0You are at 8.\0"
+    assert [turn.joined for turn in trajectory.turns] == [False, True, True]
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_a_server_that_tokenises_anew_splits_the_trajectory(kind: Any) -> None:
     """The server's prompts leave out the end of its own replies, so that none goes on exactly."""

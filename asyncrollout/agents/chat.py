@@ -35,8 +35,9 @@ class ChatAgent:
 
     With `encode` it speaks in tokens, so that each prompt extends the one before exactly: `encode(messages, is_start)`
     gives the tokens of messages that are new since the last reply, up to where the model goes on; the policy must take
-    `Request.prompt_ids`. Without it, the token ids are what the server tells, and where a prompt does not go on from
-    the one before, the turn says so (`joined` is false) and begins a sample of its own.
+    `Request.prompt_ids`. After a reply that was cut off it is given all messages again. Without `encode`, the token ids
+    are what the server tells, and where a prompt does not go on from the one before, the turn says so (`joined` is
+    false) and begins a sample of its own.
 
     Each turn's `sampling.seed` is drawn from the rollout's; a server that knows no seeds needs `seeded=False`.
     """
@@ -75,6 +76,7 @@ class Conversation:
         self._seed = seed
         self._turn = 0
         self._first = 0
+        self._was_cut_off = False
         self._tokens = TokenSequence()
 
     async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
@@ -95,6 +97,7 @@ class Conversation:
         generation = await self._ask(request)
         self.messages = [*messages, _said(generation)]  # a new list: the request holds the other one
         self._first = first
+        self._was_cut_off = generation.finish_reason == "length"
         self._turn += 1
         prompt_ids = generation.prompt_ids if request.prompt_ids is None else request.prompt_ids
         if prompt_ids is None or generation.token_ids is None:
@@ -135,7 +138,7 @@ class Conversation:
         encode = self._agent.encode
         if encode is None:
             return None
-        is_start = self._turn == 0 or first != self._first
+        is_start = self._turn == 0 or first != self._first or self._was_cut_off  # without its end nothing can follow
         tokens = encode(shown if is_start else new, is_start)
         if inspect.isawaitable(tokens):
             tokens = await tokens
