@@ -46,7 +46,8 @@ _MODULES = {
     "asyncrollout.rollout.episode": ["run_rollout"],
     "asyncrollout.rollout.group": ["Failures", "run_group"],
     "asyncrollout.rollouts.evaluation": ["Evaluation"],
-    "asyncrollout.rollouts.facade": ["Rollouts", "RolloutsStats"],
+    "asyncrollout.rollouts.facade": ["Rollouts"],
+    "asyncrollout.rollouts.stats": ["RolloutsStats"],
     "asyncrollout.sampler.draws": ["Share", "Task"],
     "asyncrollout.sampler.ledger": ["Ledger"],
     "asyncrollout.trajectories": ["Group", "Limits", "Move", "StopReason", "Trajectory", "Turn", "Verdict"],
@@ -129,7 +130,7 @@ if TYPE_CHECKING:
     from asyncrollout.rollout.group import run_group as run_group
     from asyncrollout.rollouts.evaluation import Evaluation as Evaluation
     from asyncrollout.rollouts.facade import Rollouts as Rollouts
-    from asyncrollout.rollouts.facade import RolloutsStats as RolloutsStats
+    from asyncrollout.rollouts.stats import RolloutsStats as RolloutsStats
     from asyncrollout.sampler.draws import Share as Share
     from asyncrollout.sampler.draws import Task as Task
     from asyncrollout.sampler.ledger import Ledger as Ledger

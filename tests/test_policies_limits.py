@@ -69,7 +69,7 @@ def test_latency_that_rises_ends_the_growth() -> None:
     reached = limit.now
     for _ in range(50):
         limit.succeeded(at, at + 10)
-    assert limit.now <= reached + 4  # before the slow pace shows in the average
+    assert limit.now <= reached + 2
 
 
 def test_server_errors_pause_the_growth() -> None:
@@ -174,7 +174,7 @@ def serve(
 def test_limit_stops_where_more_calls_only_wait() -> None:
     limit = Limit(4096, start=1)
     serve(limit, slots=8, rounds=200)
-    assert 8 <= limit.now <= 48
+    assert 8 <= limit.now <= 32
 
 
 def test_limit_does_not_mind_longer_replies() -> None:

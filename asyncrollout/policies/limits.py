@@ -7,7 +7,7 @@ from collections import deque
 
 _SLOWER = 2.0  # times the best pace, and the limit grows no more
 _FEWEST = 16.0  # calls over which the pace is averaged, or a round of them if that is more
-_FORGETS = 1_800.0  # seconds in which the best pace is forgotten for the present one
+_FORGETS = 3_600.0  # seconds in which the best pace is forgotten for the present one
 _CUT = 0.5
 _NEAR = 0.9  # of the limit that was refused last: from there on it grows slowly
 _SLOWLY = 0.02
@@ -48,6 +48,8 @@ class Limit:
         if self._recent > _SLOWER * self._best:
             self._doubling = False
             return
+        if (ended - began) / work > _SLOWER * self._best:
+            return  # no reason to grow by this one
         step = 1.0 if self._doubling else 1.0 / self._now
         self._set(ended, self._now + (step * _SLOWLY if self._now >= _NEAR * self._wall else step))
 

@@ -1,9 +1,9 @@
 """`Rollouts`: envs, a policy, and groups of episodes for an awaiting trainer."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import anyio
 import msgspec
@@ -20,6 +20,7 @@ from asyncrollout.rollout.group import Failures, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
 from asyncrollout.rollouts.evaluation import Evaluation, checked
 from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop
+from asyncrollout.rollouts.stats import RolloutsStats
 from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
 from asyncrollout.sampler.judging import Judge, Keep, KeepRate, check_filter
 from asyncrollout.sampler.ledger import ENDS, Ledger
@@ -28,26 +29,12 @@ from asyncrollout.sampler.tally import Tally
 from asyncrollout.sampler.tray import OnExhausted
 from asyncrollout.tasks import Background, task_group
 from asyncrollout.trajectories import Group, Limits
-from asyncrollout.types import PoolStats
+
+T = TypeVar("T")
 
 _NO_LIMITS, _FAILURES = Limits(), Failures()
 _RESUME_GRACE = 60.0
 _END_GRACE = 30.0
-
-
-class RolloutsStats(msgspec.Struct, frozen=True):
-    """How things stand. `dropped` counts groups by reason; `ends` counts rollouts by how they ended."""
-
-    version: int
-    drawn_groups: int
-    playing_groups: int
-    buffered_groups: int
-    keep_rate: float
-    dropped: dict[str, int]
-    dispatched: int
-    open_rollouts: int
-    ends: dict[str, int]
-    pool: PoolStats
 
 
 class Rollouts:
@@ -173,27 +160,35 @@ class Rollouts:
     async def collect(self, groups: int) -> Batch:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
         _whole("groups", groups, 1)
-        self._check_open()
-        taken = await self.take_once(groups, order="start")
+        taken = await self._take_once(groups, order="start")
         if not taken:
             raise UsageError("tasks is at its end: there is nothing left to play")
-        return self.batch(taken)
+        return self._batch(taken)
 
-    def batches(self, groups: int) -> "Batches":
+    def batches(self, groups: int) -> AsyncIterator[Batch]:
         """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
         _whole("groups", groups, 1)
-        return Batches(self, groups)
+        take = self._take_once if self._rules.ahead == 0 else self._take
 
-    def groups(self) -> "Groups":
-        """One group after the other, for `async for`."""
-        return Groups(self, self._rules.max_in_flight // self._rules.group_size)
+        async def next_batch() -> Batch:
+            if taken := await take(groups):
+                return self._batch(taken)
+            raise StopAsyncIteration
 
-    @property
-    def on_policy(self) -> bool:
-        """Whether nothing is played ahead."""
-        return self._rules.ahead == 0
+        return _Taken(next_batch)
 
-    async def take_once(self, groups: int, *, order: Order | None = None) -> list[Group]:
+    def groups(self) -> AsyncIterator[Group]:
+        """One group after the other, for `async for`; as many as may be in flight are worked on."""
+        at_once = self._rules.max_in_flight // self._rules.group_size
+
+        async def next_group() -> Group:
+            if taken := await self._take(1, needed=at_once):
+                return taken[0]
+            raise StopAsyncIteration
+
+        return _Taken(next_group)
+
+    async def _take_once(self, groups: int, *, order: Order | None = None) -> list[Group]:
         """The next groups; what is under way beyond them is cancelled, and drawn again the next time."""
         self._check_open()
         rules = msgspec.structs.replace(self._rules, order=order or self._rules.order, ahead=0)
@@ -203,7 +198,7 @@ class Rollouts:
         finally:
             await _end(stream, stop)
 
-    async def take(self, groups: int, *, needed: int | None = None) -> list[Group]:
+    async def _take(self, groups: int, *, needed: int | None = None) -> list[Group]:
         """The next groups of the one stream that `batches` and `groups` share; none if the tasks are at their end."""
         self._check_open()
         if self._stream is None:
@@ -294,7 +289,7 @@ class Rollouts:
             pool=self._pool.stats(),
         )
 
-    def batch(self, groups: list[Group]) -> Batch:
+    def _batch(self, groups: list[Group]) -> Batch:
         """The next batch, with figures about all that was played since the last one."""
         index, self._batches = self._batches, self._batches + 1
         return Batch(index, groups, self._tally.read())
@@ -310,7 +305,6 @@ class Rollouts:
             version=lambda: self.version,
             judged=self._note,
         )
-
         self._streams.start_soon(_run_within, stop, stream)
         return stream, stop
 
@@ -349,39 +343,17 @@ class Rollouts:
             raise ClosedError("these Rollouts are not open: use them within 'async with'")
 
 
-class Batches:
-    """An async iterator of batches, made by `Rollouts.batches`."""
+class _Taken(Generic[T]):
+    """An async iterator of what a call gives each time, until it raises `StopAsyncIteration`."""
 
-    def __init__(self, rollouts: Rollouts, groups: int) -> None:
-        self._rollouts = rollouts
-        self._groups = groups
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Batch:
-        take = self._rollouts.take_once if self._rollouts.on_policy else self._rollouts.take
-        groups = await take(self._groups)
-        if not groups:
-            raise StopAsyncIteration
-        return self._rollouts.batch(groups)
-
-
-class Groups:
-    """An async iterator of groups, made by `Rollouts.groups`; as many as may be in flight are worked on."""
-
-    def __init__(self, rollouts: Rollouts, at_once: int) -> None:
-        self._rollouts = rollouts
-        self._at_once = at_once
+    def __init__(self, take: Callable[[], Awaitable[T]]) -> None:
+        self._take = take
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Group:
-        groups = await self._rollouts.take(1, needed=self._at_once)
-        if not groups:
-            raise StopAsyncIteration
-        return groups[0]
+    async def __anext__(self) -> T:
+        return await self._take()
 
 
 async def _run_within(scope: anyio.CancelScope, stream: GroupStream) -> None:

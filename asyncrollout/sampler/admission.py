@@ -32,8 +32,8 @@ class Rules(NamedTuple):
 def may_start(load: Load, rules: Rules, keep_rate: float) -> bool:
     if load.playing >= rules.most_playing:
         return False
-    if rules.in_rounds and load.undecided % rules.needed:
-        return True  # a round that has begun must be complete to be judged
     if rules.most_draws is not None and load.judged + load.undecided >= rules.most_draws * max(rules.batches, 1):
         return False
+    if rules.in_rounds and load.undecided % rules.needed:
+        return True  # a round that has begun must be complete to be judged
     return keep_rate * load.undecided + load.buffered < rules.needed * rules.batches

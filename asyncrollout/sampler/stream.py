@@ -163,7 +163,7 @@ class GroupStream:
             in_rounds=self._judge.in_rounds,
         )
         load = Load(len(self._playing), undecided, self.buffered, self._tray.judged)
-        return not self._tray.exhausted and may_start(load, rules, self._judge.rate.now)
+        return not self._is_exhausted() and may_start(load, rules, self._judge.rate.now)
 
     async def _run_one(self, draw: Draw) -> None:
         group = await self._play(draw)
@@ -179,11 +179,16 @@ class GroupStream:
 
     def _judge_finished(self) -> None:
         """Judge in order, but not beyond a batch and its draws, so that what is in it never depends on timing."""
-        while self._finished and not self._tray.exhausted and not self._is_served():
+        while self._finished and not self._is_exhausted() and not self._is_served():
             self._put(self._judge.judge, self._finished.popleft(), self._tray.needed)
         is_last = self.stopped.is_set() and not self._finished
-        if is_last or (self._tray.exhausted and self.buffered < self._tray.needed):
+        if is_last or (self._is_exhausted() and self.buffered < self._tray.needed):
             self._put(self._judge.judge_rest)
+
+    def _is_exhausted(self) -> bool:
+        """Whether a batch has had all its draws, those included that wait to be judged with others."""
+        most = self._tray.max_draws
+        return most is not None and 0 < most <= self._tray.judged + self._judge.waiting
 
     def _is_served(self) -> bool:
         """Whether nothing more is judged until it is asked for."""
