@@ -553,8 +553,11 @@ async def test_two_consumers_are_refused() -> None:
         await anyio.sleep_forever()
         return ""
 
+    async def consume() -> None:
+        await anext(source.batches(groups=1))
+
     async with rollouts(ScriptedPolicy(never)) as source, anyio.create_task_group() as tasks:
-        tasks.start_soon(anext, source.batches(groups=1))
+        tasks.start_soon(consume)
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(UsageError, match="one consumer at a time"):
             await anext(source.batches(groups=1))
