@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
+from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
-from asyncrollout.registry import env_names, find_env, load_factory, nearest
+from asyncrollout.registry import env_names, find_env, load_factory
 from asyncrollout.replies import find_answer, read_reply
 from asyncrollout.types import Parsed, TextOptions
 

@@ -1,6 +1,5 @@
 """Names to specs: registered envs, entry points, `gymnasium:<id>` and `module:Class`."""
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,6 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from asyncrollout.checks import nearest
 from asyncrollout.errors import UnknownEnvError, UsageError
 from asyncrollout.types import Placement
 
@@ -102,17 +102,6 @@ def make_gymnasium(id: str, **kwargs: Any) -> Any:  # noqa: A002 (Gymnasium's ow
     import gymnasium  # noqa: PLC0415 (a fifth of a second, paid only by those who use it)
 
     return gymnasium.make(id, disable_env_checker=True, **kwargs)
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """The end of an error message: the closest valid names, or all of them where none is close."""
-    known = [name for name in known if not name.startswith("_")]
-    close = (
-        difflib.get_close_matches(word, known, n=3, cutoff=0.5) or [name for name in known if word and word in name][:3]
-    )
-    if close:
-        return ": did you mean " + " or ".join(repr(name) for name in close) + "?"
-    return ": known are " + ", ".join(known[:12]) if known else ""
 
 
 @cache

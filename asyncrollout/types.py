@@ -137,6 +137,9 @@ class Request(msgspec.Struct, frozen=True):
     expert: str | None = None
 
 
+PauseMode = Literal["wait", "abort", "continue"]
+"""What becomes of replies under way when weights change: awaited, stopped and asked for again, or left alone."""
+
 FinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
 

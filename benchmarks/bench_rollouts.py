@@ -37,7 +37,7 @@ if __name__ == "__main__":  # every worker runs this file again, and must not pa
     from benchmarks.tables import aligned
 
 HERE = Path(__file__).resolve().parent
-REPETITIONS = 3
+REPETITIONS = 7
 SEED = 0
 GROUPS, GROUP_SIZE = 32, 8
 IN_FLIGHT = GROUPS * GROUP_SIZE
@@ -105,7 +105,7 @@ async def _makespan() -> list[Row]:
     least = [seconds for turns in latencies for seconds in turns]
     tell("makespan: without HTTP ...")
     scripted = partial(ours, ar.ScriptedPolicy(["go on"]), [0.0] * len(least))
-    alone = statistics.median([(await spend(scripted))[1] for _ in range(2 * REPETITIONS + 1)])
+    alone = statistics.median([(await spend(scripted))[1] for _ in range(REPETITIONS)])
     pairs = []
     with server_process() as url:
         bare = partial(rivals.with_server, url, seeds)

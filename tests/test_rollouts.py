@@ -364,6 +364,38 @@ async def test_stall_is_an_error_that_names_what_is_waited_for() -> None:
     assert source.ledger.balanced
 
 
+async def test_evaluation_that_stalls_is_an_error_whatever_else_plays() -> None:
+    async def never_in_evaluation(request: Request) -> str:
+        if request.session.startswith("eval"):
+            await anyio.sleep_forever()
+        return "go"
+
+    async with rollouts(ScriptedPolicy(never_in_evaluation), stall_seconds=0.05) as source:
+        with pytest.raises(StalledError, match=r"0.05 s: rollout eval0-g0.0 waits for the policy in turn 0"):
+            await source.evaluate(3)
+        assert len((await source.collect(groups=2)).groups) == 2
+    assert source.ledger.balanced
+
+
+async def test_weight_update_does_not_wait_for_ever() -> None:
+    class Busy(Model):
+        version = 0
+        resumed: int | None = -1
+
+        async def pause(self, mode: str) -> None:
+            await anyio.sleep_forever()
+
+        async def resume(self, version: int | None) -> None:
+            self.resumed = version
+
+    busy = Busy()
+    async with rollouts(busy, stall_seconds=0.05) as source:
+        with pytest.raises(StalledError, match=r"within 0.05 s, .* mode='abort' does not"):
+            async with source.weight_update(1):
+                pytest.fail("replies are under way")
+    assert busy.resumed is None
+
+
 async def test_source_of_tasks_that_never_gives_one_is_a_stall() -> None:
     async def tasks() -> AsyncIterator[int]:
         await anyio.sleep_forever()

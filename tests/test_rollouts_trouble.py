@@ -149,11 +149,11 @@ async def test_consumers_are_let_go_when_rollouts_are_closed() -> None:
 
 
 async def test_tasks_that_all_fail_are_no_end_of_tasks() -> None:
-    async with rollouts(tasks=["breaks"] * 5) as source:
-        with pytest.raises(RolloutError, match=r"all of the 5 groups that there were have failed.*it breaks"):
+    async with rollouts(tasks=["breaks"] * 3) as source:
+        with pytest.raises(RolloutError, match=r"all of the 3 groups that there were have failed.*it breaks"):
             await source.collect(groups=4)
-    async with rollouts(tasks=["breaks"] * 5) as source:
-        with pytest.raises(RolloutError, match="all of the 5 groups"):
+    async with rollouts(tasks=["breaks"] * 3) as source:
+        with pytest.raises(RolloutError, match="all of the 3 groups"):
             await anext(source.batches(groups=4))
         with pytest.raises(RolloutError, match="all 6 rollouts failed; the first one: EnvError"):
             await source.evaluate(["breaks"] * 3, k=2)
@@ -376,3 +376,25 @@ async def test_slow_group_is_waited_for_before_it_would_be_too_old() -> None:
             go.set()
         assert "g0" in [one.id for one in taken[0].groups]
         assert source.ledger.ends["stale"] == 0
+
+
+async def test_what_has_never_worked_is_given_up_early_and_what_did_later() -> None:
+    async with rollouts(tasks=["breaks"] * 100, failures=Failures(retries=0)) as source:
+        with pytest.raises(RolloutError, match=r"^4 groups in a row had no member that did not fail.*it breaks"):
+            await source.collect(groups=3)
+    async with rollouts(tasks=[None, *["breaks"] * 100], failures=Failures(retries=0)) as source:
+        with pytest.raises(RolloutError, match=r"^8 groups in a row had no member that did not fail.*it breaks"):
+            await source.collect(groups=3)
+
+
+async def test_dropped_groups_fill_the_last_batch_too() -> None:
+    async with rollouts(tasks=range(5), keep=lambda group: Verdict(group.id == "g1"), on_exhausted="fill") as source:
+        with anyio.fail_after(PATIENCE):
+            batch = await source.collect(groups=8)
+    assert [one.id for one in batch.groups] == ["g1", "g0", "g2", "g3", "g4"]
+    assert source.ledger.balanced
+    async with rollouts(tasks=range(5), keep=lambda group: Verdict(group.id == "g1"), on_exhausted="fill") as source:
+        with anyio.fail_after(PATIENCE):
+            sizes = [len(batch.groups) async for batch in source.batches(groups=2)]
+    assert sizes == [2]  # and none of dropped groups alone
+    assert source.ledger.balanced

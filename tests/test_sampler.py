@@ -254,4 +254,11 @@ def test_tally_tells_of_all_that_was_played() -> None:
         "dropped_dull": 1,
         "success_rate": 1.0,
     }
-    assert tally.read()["drawn_groups"] == 0
+    assert tally.read() == {
+        "drawn_groups": 0,
+        "failed_rollouts": 0,
+        "mean_reward": 2.0,
+        "mean_turns": 1.0,
+        "mean_tokens": 0.0,
+        "success_rate": 1.0,
+    }

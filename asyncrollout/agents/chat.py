@@ -11,10 +11,10 @@ import msgspec
 from asyncrollout.agents.joining import TokenSequence
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.agents.templates import TEMPLATES, Template
+from asyncrollout.checks import nearest
 from asyncrollout.errors import ProviderError, UsageError
 from asyncrollout.pictures import data_url
 from asyncrollout.protocols import Policy
-from asyncrollout.registry import nearest
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation, Observation, Outcome, Request, Sampling
 

@@ -12,8 +12,8 @@ from asyncrollout.arrays.played import Played, lay_out
 from asyncrollout.arrays.steps import step_arrays
 from asyncrollout.arrays.texts import text_arrays
 from asyncrollout.arrays.tokens import Pad, token_arrays
+from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
-from asyncrollout.registry import nearest
 from asyncrollout.trajectories import Group, Trajectory
 
 Form = Literal["tokens", "steps", "texts"]

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from asyncrollout import advantages
 from asyncrollout.arrays.played import Floats, Played
+from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
-from asyncrollout.registry import nearest
 
 Advantage = str | Callable[..., ArrayLike] | None
 """A name from `asyncrollout.advantages`, a function `(scores, groups) -> advantages` of trajectories, or none."""

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import structlog
 
+from asyncrollout import checks
 from asyncrollout.errors import ClosedError, ContextError, ProviderError, UsageError
 from asyncrollout.policies import codec
 from asyncrollout.policies.answers import refusal
@@ -26,9 +27,9 @@ from asyncrollout.policies.limits import Limit
 from asyncrollout.policies.probing import is_healthy, kind_of_server
 from asyncrollout.policies.retries import backoff, failure_of, read_retry_after
 from asyncrollout.policies.routing import Router
-from asyncrollout.policies.weights import PAUSES, RESUMES, Page, PauseMode, post_page
+from asyncrollout.policies.weights import PAUSES, RESUMES, Page, post_page
 from asyncrollout.tasks import Background
-from asyncrollout.types import Generation, Request, Sampling, Timings
+from asyncrollout.types import Generation, PauseMode, Request, Sampling, Timings
 
 log = structlog.get_logger(__name__)
 
@@ -70,17 +71,15 @@ class OpenAIPolicy:
         for url in urls or [""]:
             if not url.startswith(("http://", "https://")):
                 raise UsageError(f"OpenAIPolicy: base_url={url!r} is no address such as http://localhost:8000/v1")
-        _one_of("mode", mode, [*_PATHS])
+        checks.one_of("OpenAIPolicy: mode", mode, _PATHS)
         if kind is not None:
-            _one_of("kind", kind, [*get_args(ServerKind)])
+            checks.one_of("OpenAIPolicy: kind", kind, get_args(ServerKind))
         adaptive = concurrency == "adaptive"
         numbers = {"attempts": attempts, "max_concurrency": max_concurrency}
         for name, number in {**numbers, **({} if adaptive else {"concurrency": concurrency})}.items():
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise UsageError(f"OpenAIPolicy: {name}={number!r} is not a number from 1")
-        for name, duration in {"attempt_seconds": attempt_seconds, "seconds": seconds}.items():
-            if not duration > 0:
-                raise UsageError(f"OpenAIPolicy: {name}={duration!r} is not a number of seconds above 0")
+            checks.whole(f"OpenAIPolicy: {name}", number, 1)
+        checks.seconds("OpenAIPolicy: attempt_seconds", attempt_seconds)
+        checks.seconds("OpenAIPolicy: seconds", seconds)
         most = max_concurrency if concurrency == "adaptive" else concurrency
         self.endpoints = [Endpoint(url, Limit(most, adaptive=adaptive), kind) for url in urls]
         self.version = version
@@ -196,32 +195,39 @@ class OpenAIPolicy:
         """An answer; else the call knows what went wrong."""
         limit = _now() + self._attempt_seconds
         deadline = min(limit, call.deadline)
-        with anyio.CancelScope(deadline=deadline) as scope, self._gate.passing(scope):
-            try:
-                if endpoint.kind is None:
-                    await self._probe(endpoint)
-                kind = endpoint.kind
-                if kind is not None:
-                    body = call.body(kind, self._model, self._mode, self._sampling, logprobs=self._logprobs)
-                    headers = self._key.closing if kind in STREAMED else self._key.headers
-                    return await endpoint.post(self._opened(), _PATHS[self._mode], body, headers)
-                call.fails(endpoint, "it does not answer")
-            except aiohttp.ServerDisconnectedError as error:
-                if not call.had_stale_connection:  # most likely one that was kept, and closed on the other side
-                    call.had_stale_connection = call.is_again = True
-                    return None
-                call.fails(endpoint, f"{type(error).__name__}: {error}")
-            except (aiohttp.ClientError, OSError) as error:
-                call.fails(endpoint, f"{type(error).__name__}: {error}")
-            self._lose(endpoint)
-            return None
-        if _now() >= call.deadline:
+        try:
+            async with asyncio.timeout_at(deadline) as timer:
+                with self._gate.passing(timer):
+                    return await self._ask(endpoint, call)
+        except TimeoutError:
+            now = _now()
+        if now >= call.deadline:
             raise TimeoutError
-        if _now() < limit:
+        if now < limit:
             call.is_again = True
         else:
             call.fails(endpoint, f"no answer within {self._attempt_seconds:g} s")
             self._lose(endpoint)
+        return None
+
+    async def _ask(self, endpoint: Endpoint, call: Call) -> Answer | None:
+        try:
+            if endpoint.kind is None:
+                await self._probe(endpoint)
+            kind = endpoint.kind
+            if kind is not None:
+                body = call.body(kind, self._model, self._mode, self._sampling, logprobs=self._logprobs)
+                headers = self._key.closing if kind in STREAMED else self._key.headers
+                return await endpoint.post(self._opened(), _PATHS[self._mode], body, headers)
+            call.fails(endpoint, "it does not answer")
+        except aiohttp.ServerDisconnectedError as error:
+            if not call.had_stale_connection:  # most likely one that was kept, and closed on the other side
+                call.had_stale_connection = call.is_again = True
+                return None
+            call.fails(endpoint, f"{type(error).__name__}: {error}")
+        except (aiohttp.ClientError, OSError) as error:
+            call.fails(endpoint, f"{type(error).__name__}: {error}")
+        self._lose(endpoint)
         return None
 
     async def _probe(self, endpoint: Endpoint) -> None:
@@ -356,8 +362,3 @@ def _timings(began: float, started: float, answer: Answer, attempts: int) -> Tim
     return Timings(
         queue=started - began, first_byte=answer.first_byte - started, total=time.monotonic() - began, attempts=attempts
     )
-
-
-def _one_of(name: str, value: object, valid: list[str]) -> None:
-    if value not in valid:
-        raise UsageError(f"OpenAIPolicy: {name}={value!r} is not one of {', '.join(valid)}")

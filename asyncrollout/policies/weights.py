@@ -1,7 +1,7 @@
 """Servers that can be told of new weights: the pages of vLLM and SGLang for it."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 import anyio
@@ -9,10 +9,9 @@ import structlog
 
 from asyncrollout.policies.codec import ServerKind
 from asyncrollout.policies.endpoint import Endpoint
+from asyncrollout.types import PauseMode
 
 log = structlog.get_logger(__name__)
-
-PauseMode = Literal["wait", "abort", "continue"]
 
 _SECONDS = 30.0
 

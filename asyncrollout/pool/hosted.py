@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from asyncrollout.checks import nearest
 from asyncrollout.errors import EnvDiverged, EnvError, UsageError
 from asyncrollout.pool import wire
 from asyncrollout.pool.dialogue import Dialogue, Fields
@@ -13,7 +14,7 @@ from asyncrollout.pool.digest import Nowhere, encode_with_digest
 from asyncrollout.pool.failure import clip
 from asyncrollout.pool.wire import Op
 from asyncrollout.protocols import Snapshots
-from asyncrollout.registry import EnvSpec, load_factory, nearest
+from asyncrollout.registry import EnvSpec, load_factory
 from asyncrollout.types import TextOptions
 
 T = TypeVar("T")

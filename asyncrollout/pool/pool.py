@@ -14,6 +14,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from asyncrollout import checks
 from asyncrollout.errors import PoolError, RolloutError, UsageError
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.home import Backend, Limits, durations
@@ -24,7 +25,7 @@ from asyncrollout.pool.process import ProcessBackend, WorkerEnv
 from asyncrollout.pool.seat import Rules, Seat
 from asyncrollout.pool.supervisor import refuse_in_worker
 from asyncrollout.pool.wire import Op
-from asyncrollout.registry import EnvSpec, find_env, nearest
+from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.types import Outcome, PoolStats, Recovery, TextOptions
 
 _CLOSE_GRACE = 5.0  # seconds
@@ -55,13 +56,13 @@ class EnvPool:
         worker_env: WorkerEnv | None = None,
         log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        _one_of("backend", backend, _BACKENDS)
-        _one_of("recover", recover, _RECOVERIES)
-        _whole("workers", workers, least=1)
-        _whole("memory_limit", memory_limit, least=1)
-        _whole("max_restarts", max_restarts, least=0)
-        _seconds("step_timeout", step_timeout)
-        _seconds("reset_timeout", reset_timeout)
+        checks.one_of("backend", backend, _BACKENDS)
+        checks.one_of("recover", recover, _RECOVERIES)
+        checks.whole("workers", 1 if workers is None else workers, 1)
+        checks.whole("memory_limit", 1 if memory_limit is None else memory_limit, 1)
+        checks.whole("max_restarts", max_restarts, 0)
+        checks.seconds("step_timeout", step_timeout)
+        checks.seconds("reset_timeout", reset_timeout)
         self._workers = (workers or _cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
@@ -253,21 +254,6 @@ def _check_picklable(opening: Opening) -> None:
             "'module:Class' or a function at the top of a module, with picklable keyword arguments; or use "
             "backend='inline'"
         ) from error
-
-
-def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise UsageError(f"{name}={value!r} is not valid{nearest(str(value), list(valid))}")
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise UsageError(f"{name}={value!r} is not a whole number from {least}")
-
-
-def _seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UsageError(f"{name}={value!r} is not a number of seconds above 0")
 
 
 def _cpus() -> int:

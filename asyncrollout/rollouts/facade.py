@@ -1,5 +1,6 @@
 """`Rollouts`: envs, a policy, and groups of episodes for an awaiting trainer."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
@@ -8,14 +9,14 @@ from typing import Any, Generic, Self, TypeVar
 import anyio
 import msgspec
 
+from asyncrollout import checks
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.arrays.batch import Batch
-from asyncrollout.errors import ClosedError, UsageError
+from asyncrollout.errors import ClosedError, StalledError, UsageError
 from asyncrollout.policies.compose import nested
-from asyncrollout.policies.weights import PauseMode
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
-from asyncrollout.registry import EnvSpec, nearest
+from asyncrollout.registry import EnvSpec
 from asyncrollout.rollout.group import Failures, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
 from asyncrollout.rollouts.evaluation import Evaluation, checked
@@ -29,6 +30,7 @@ from asyncrollout.sampler.tally import Tally
 from asyncrollout.sampler.tray import OnExhausted
 from asyncrollout.tasks import Background, task_group
 from asyncrollout.trajectories import Group, Limits
+from asyncrollout.types import PauseMode
 
 T = TypeVar("T")
 
@@ -81,14 +83,13 @@ class Rollouts:
             ("max_lag", 0 if max_lag is None else max_lag, 0),
             ("max_num_gen_batches", 1 if max_num_gen_batches is None else max_num_gen_batches, 1),
         ):
-            _whole(name, value, least)
+            checks.whole(name, value, least)
         for option, kind in ((limits, Limits), (failures, Failures)):
             if not isinstance(option, kind):
                 raise UsageError(f"{kind.__name__.lower()}={option!r:.100} is no {kind.__name__}(...)")
-        if not isinstance(stall_seconds, int | float) or not stall_seconds > 0:
-            raise UsageError(f"stall_seconds={stall_seconds!r} is not a number of seconds above 0")
-        _one_of("order", order, ("finish", "start"))
-        _one_of("on_exhausted", on_exhausted, ("raise", "short", "fill"))
+        checks.seconds("stall_seconds", stall_seconds)
+        checks.one_of("order", order, ("finish", "start"))
+        checks.one_of("on_exhausted", on_exhausted, ("raise", "short", "fill"))
         self._shares = {share.tag: share for share in read_envs(env, env_kwargs)}
         self._agent, self._policy = read_agent(policy, agent)
         self._parts_of_policy = [*nested(getattr(self._agent, "policy", None))]
@@ -159,7 +160,7 @@ class Rollouts:
 
     async def collect(self, groups: int) -> Batch:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
-        _whole("groups", groups, 1)
+        checks.whole("groups", groups, 1)
         taken = await self._take_once(groups, order="start")
         if not taken:
             raise UsageError("tasks is at its end: there is nothing left to play")
@@ -167,7 +168,7 @@ class Rollouts:
 
     def batches(self, groups: int) -> AsyncIterator[Batch]:
         """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
-        _whole("groups", groups, 1)
+        checks.whole("groups", groups, 1)
         take = self._take_once if self._rules.ahead == 0 else self._take
 
         async def next_batch() -> Batch:
@@ -219,14 +220,20 @@ class Rollouts:
         Replies under way are awaited, or ("abort") stopped and asked for again, or ("continue") left alone. If the
         body fails, the version stays.
         """
-        _whole("version", version, 0)
-        _one_of("mode", mode, ("wait", "abort", "continue"))
+        checks.whole("version", version, 0)
+        checks.one_of("mode", mode, ("wait", "abort", "continue"))
         policy = self._policy
         if policy is None:
             raise UsageError("weight_update needs a policy with pause() and resume(), and this agent shows none")
         changed = False
         try:
-            await policy.pause(mode)
+            with anyio.move_on_after(self._rules.stall_seconds) as waiting:
+                await policy.pause(mode)
+            if waiting.cancelled_caught:
+                raise StalledError(
+                    f"replies under way have not come within {self._rules.stall_seconds:g} s, and weight_update waits "
+                    f"for them; mode='abort' does not: {self.ledger.stuck()}"
+                )
             yield
             changed = True
         finally:
@@ -241,7 +248,7 @@ class Rollouts:
         `tasks` may be a number of episodes. Their seeds depend on `seed` alone, so that evaluations can be compared.
         `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
         """
-        _whole("k", k, 1)
+        checks.whole("k", k, 1)
         self._check_open()
         name, self._evaluations = f"eval{self._evaluations}", self._evaluations + 1
         if isinstance(tasks, str) or not isinstance(tasks, int | Iterable):
@@ -262,9 +269,12 @@ class Rollouts:
         with anyio.CancelScope() as scope:
             self._evaluating.add(scope)
             try:
-                async with task_group() as playing:
-                    async for draw in draws:
-                        playing.start_soon(play, draw)
+                async with task_group() as watched:
+                    watched.start_soon(self._watch, f"{name}-")
+                    async with task_group() as playing:
+                        async for draw in draws:
+                            playing.start_soon(play, draw)
+                    watched.cancel_scope.cancel()
             finally:
                 self._evaluating.discard(scope)
                 for index in range(len(listed)):
@@ -272,6 +282,14 @@ class Rollouts:
         if scope.cancelled_caught:
             raise ClosedError("these Rollouts were closed")
         return checked(Evaluation(k, [groups[index] for index in sorted(groups)]))
+
+    async def _watch(self, prefix: str) -> None:
+        """An error, once the rollouts whose uids begin so have not moved for long."""
+        moved = time.monotonic()
+        while (left := moved + self._rules.stall_seconds - time.monotonic()) > 0:
+            await anyio.sleep(left)
+            moved = max(moved, self.ledger.last_move(prefix))
+        raise StalledError(f"nothing has moved for {self._rules.stall_seconds:g} s: {self.ledger.stuck(prefix)}")
 
     def stats(self) -> RolloutsStats:
         """How things stand at this moment."""
@@ -366,13 +384,3 @@ async def _end(stream: GroupStream, stop: anyio.CancelScope) -> None:
     with anyio.move_on_after(_END_GRACE, shield=True):
         await stream.stopped.wait()
     stream.close()
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name}={value!r} is not a whole number from {least}")
-
-
-def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise UsageError(f"{name}={value!r} is not valid{nearest(str(value), list(valid))}")

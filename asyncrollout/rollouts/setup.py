@@ -10,11 +10,11 @@ from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.compose import nested
 from asyncrollout.policies.gate import Composed, Gated
-from asyncrollout.policies.weights import PauseMode
 from asyncrollout.pool.hosted import is_async
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.sampler.draws import Share
+from asyncrollout.types import PauseMode
 
 
 class Pausable(Protocol):

@@ -10,12 +10,15 @@ import anyio
 import msgspec
 
 from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
-from asyncrollout.registry import nearest
 from asyncrollout.tasks import Background
 from asyncrollout.trajectories import Group
 
 Tasks = Iterable[Any] | AsyncIterable[Any]
+
+DRAWN = "g"
+"""What ids of groups that were drawn begin with."""
 
 _CLOSE_GRACE = 5.0
 
@@ -99,7 +102,7 @@ class Draws:
             raise UsageError(f"task {index}: no env has the tag {tag!r}{nearest(tag, [*self._shares])}")
         self._drawn[tag] += 1
         seed = sampling_seed(self._seed, "env", index) if task.seed is None else task.seed
-        return Draw(index, f"g{index}", seed, task.task, tag)
+        return Draw(index, f"{DRAWN}{index}", seed, task.task, tag)
 
     def give_back(self, draws: Iterable[Draw]) -> None:
         """What was drawn and not used comes first the next time."""

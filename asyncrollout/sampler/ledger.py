@@ -55,17 +55,17 @@ class Ledger:
         uids = (member_uid(group, member) for member in range(size))
         self.end([uid for uid in uids if uid in self.open], "cancelled")
 
-    @property
-    def last_move(self) -> float:
-        """When an open rollout last moved, on the monotonic clock."""
-        return max((progress.since for progress in self.open.values()), default=-math.inf)
+    def last_move(self, prefix: str = "") -> float:
+        """When an open rollout whose uid begins so last moved, on the monotonic clock."""
+        return max((one.since for uid, one in self.open.items() if uid.startswith(prefix)), default=-math.inf)
 
-    def stuck(self) -> str:
+    def stuck(self, prefix: str = "") -> str:
         """Those that have waited longest, in words."""
-        if not self.open:
+        under_way = [one for uid, one in self.open.items() if uid.startswith(prefix)]
+        if not under_way:
             return "no rollout is under way, and the source of tasks gives none"
-        if not any(one.doing for one in self.open.values()):
+        if not any(one.doing for one in under_way):
             return "all rollouts under way are over, and wait for their groups, scores or the filter"
-        oldest = sorted((one for one in self.open.values() if one.doing), key=lambda progress: progress.since)
+        oldest = sorted((one for one in under_way if one.doing), key=lambda progress: progress.since)
         more = f", and {len(oldest) - _SHOWN} others" if len(oldest) > _SHOWN else ""
         return "; ".join(map(str, oldest[:_SHOWN])) + more

@@ -1,5 +1,6 @@
 """The stream of groups: started under admission, judged in order, and handed out to whoever awaits them."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,7 @@ import msgspec
 
 from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError
 from asyncrollout.sampler.admission import Load, Rules, may_start
-from asyncrollout.sampler.draws import Draw, Draws
+from asyncrollout.sampler.draws import DRAWN, Draw, Draws
 from asyncrollout.sampler.judging import Judge, error_of
 from asyncrollout.sampler.ledger import Ledger
 from asyncrollout.sampler.tray import OnExhausted, Tray
@@ -130,7 +131,7 @@ class GroupStream:
                     raise self.failure
                 if self._is_over():
                     self._check_alive()
-                    return self._deliver(self._tray.take(groups))
+                    return self._deliver(self._tray.take_last(groups))
                 if self._tray.exhausted:
                     return self._make_do(groups)
                 await self._wait()
@@ -212,8 +213,14 @@ class GroupStream:
         self._failed_in_a_row = 0 if group.valid else self._failed_in_a_row + 1
         self._had_valid |= bool(group.valid)
         self._last_error = error_of(group) or self._last_error
-        if self._failed_in_a_row >= max(_FEWEST_FAILURES, self._tray.needed):
+        if self._failed_in_a_row >= self._most_failures():
             raise self._dead(f"{self._failed_in_a_row} groups in a row had no member that did not fail")
+
+    def _most_failures(self) -> int:
+        """How many groups may fail in a row; fewer if nothing has worked yet, since then it is hardly bad luck."""
+        if self._had_valid:
+            return max(_FEWEST_FAILURES, self._tray.needed)
+        return max(math.ceil(_FEWEST_FAILURES / self._rules.group_size), 2)
 
     def _check_alive(self) -> None:
         """Tasks of which none could be played have not simply come to their end."""
@@ -266,7 +273,7 @@ class GroupStream:
         self._ledger.end_group(group, how)
 
     def _is_over(self) -> bool:
-        return self._drained and not self._open.keys() - {group.id for group in self._tray.kept}
+        return self._drained and len(self._open) == len(self._tray.kept) + len(self._tray.spare)
 
     async def _wait(self) -> None:
         """Until something changes; if nothing moves for long, an error says what is being waited for."""
@@ -274,11 +281,13 @@ class GroupStream:
         while not changed.is_set():
             left = moved + self._rules.stall_seconds - time.monotonic()
             if left <= 0:
-                raise StalledError(f"nothing has moved for {self._rules.stall_seconds:g} s: {self._ledger.stuck()}")
+                raise StalledError(
+                    f"nothing has moved for {self._rules.stall_seconds:g} s: {self._ledger.stuck(DRAWN)}"
+                )
             with anyio.move_on_after(left):
                 await changed.wait()
                 return
-            moved = max(self._moved, self._ledger.last_move)
+            moved = max(self._moved, self._ledger.last_move(DRAWN))
 
     def _notify(self) -> None:
         self._moved = time.monotonic()

@@ -9,6 +9,7 @@ class Tally:
     """Sums over judged groups, since it was last read."""
 
     def __init__(self) -> None:
+        self._means: dict[str, float] = dict.fromkeys(("mean_reward", "mean_turns", "mean_tokens"), 0.0)
         self._clear()
 
     def _clear(self) -> None:
@@ -30,17 +31,20 @@ class Tally:
             self._successes += trajectory.success or 0
 
     def read(self) -> dict[str, float]:
-        """Counts and means of all groups, dropped ones included; then it begins anew."""
-        rollouts = max(self._rollouts, 1)
+        """Counts and means of all groups, dropped ones included; then it begins anew.
+
+        If there were none (a batch may have been ready before), the means are those of last time.
+        """
         read: dict[str, float] = {
             "drawn_groups": self._groups,
             "failed_rollouts": self._failed,
-            "mean_reward": self._reward / rollouts,
-            "mean_turns": self._turns / rollouts,
-            "mean_tokens": self._tokens / rollouts,
             **{f"dropped_{reason}": count for reason, count in sorted(self._dropped.items())},
         }
+        if self._rollouts:
+            self._means["mean_reward"] = self._reward / self._rollouts
+            self._means["mean_turns"] = self._turns / self._rollouts
+            self._means["mean_tokens"] = self._tokens / self._rollouts
         if self._told:
-            read["success_rate"] = self._successes / self._told
+            self._means["success_rate"] = self._successes / self._told
         self._clear()
-        return read
+        return {**read, **self._means}

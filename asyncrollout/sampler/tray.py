@@ -51,11 +51,18 @@ class Tray:
     def take(self, count: int) -> list[Group]:
         return [self.kept.popleft() for _ in range(min(count, len(self.kept)))]
 
-    def make_do(self, count: int) -> list[Group]:
-        """A batch whose draws are used up: what there is, with dropped groups to fill it if so chosen, or an error."""
-        groups = self.take(count)
+    def take_last(self, count: int) -> list[Group]:
+        """What there is when no more will come; dropped groups fill it if so chosen, but make no batch of their own."""
+        return self._filled(self.take(count), count) if self.kept else []
+
+    def _filled(self, groups: list[Group], count: int) -> list[Group]:
         while self._on_exhausted == "fill" and self.spare and len(groups) < count:
             groups.append(self.spare.popleft())
+        return groups
+
+    def make_do(self, count: int) -> list[Group]:
+        """A batch whose draws are used up: what there is, with dropped groups to fill it if so chosen, or an error."""
+        groups = self._filled(self.take(count), count)
         if self._on_exhausted == "raise" or not groups:
             self.kept.extendleft(reversed(groups))
             told = ", ".join(f"{number} {reason}" for reason, number in self._reasons.most_common())

@@ -1,0 +1,32 @@
+"""Arguments that cannot be right, told in one way: what was given, and what would be valid."""
+
+import difflib
+from collections.abc import Iterable
+
+from asyncrollout.errors import UsageError
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: the closest valid names, or all of them where none is close."""
+    names = [name for name in known if not name.startswith("_")]
+    close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    close = close or [name for name in names if word and word in name][:3]
+    if close:
+        return ": did you mean " + " or ".join(repr(name) for name in close) + "?"
+    return ": known are " + ", ".join(names[:12]) if names else ""
+
+
+def one_of(name: str, value: object, valid: Iterable[str]) -> None:
+    valid = [*valid]
+    if value not in valid:
+        raise UsageError(f"{name}={value!r} is not valid{nearest(str(value), valid)}")
+
+
+def whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name}={value!r} is not a whole number from {least}")
+
+
+def seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UsageError(f"{name}={value!r} is not a number of seconds above 0")
