@@ -1,0 +1,192 @@
+"""Whether values fit the schema: every problem, with its path, what was found and what is valid."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from asyncrollout.checks import nearest
+from asyncrollout.config.document import Path, Place, Unclear
+from asyncrollout.config.kinds import bare, choices, describe, fits, is_hidden, options, structs
+from asyncrollout.config.suggestions import suggest
+
+MOST_PROBLEMS = 20
+
+_SECRETS = frozenset({"api_key", "apikey", "openai_api_key"})
+_NO_SECRETS = (
+    "a key is never written into a file: set an environment variable, and give its name as policy.api_key_env "
+    "(the default is OPENAI_API_KEY)"
+)
+_WITHOUT_POINT = re.compile(r"([-+]?\d+)(e[-+]?\d+)", re.IGNORECASE)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What is wrong at a path; `names_key` if the text says of which key it is."""
+
+    path: Path
+    text: str
+    names_key: bool = False
+
+
+class Checker:
+    """Checks values against a struct. `places` tell how they were written; `others` are names valid at the top, too."""
+
+    def __init__(self, root: type[msgspec.Struct], places: Mapping[Path, Place], others: list[str]) -> None:
+        self._root = inspect.type_info(root)
+        self._places = places
+        self._others = others
+
+    def problems(self, value: Any) -> list[Problem]:
+        """The first of them; a file of another kind would have thousands."""
+        return [*islice(self._check(value, self._root, ()), MOST_PROBLEMS)]
+
+    def _check(self, value: Any, kind: inspect.Type, path: Path) -> Iterator[Problem]:
+        if isinstance(value, Unclear):
+            yield _unclear(value, path)
+            return
+        fitting = [option for option in options(kind) if fits(value, option)]
+        if not fitting:
+            yield self._misfit(value, kind, path)
+            return
+        match bare(fitting[0]):
+            case inspect.StructType():
+                yield from self._check_variants(value, structs(kind), path)
+            case inspect.DictType():
+                yield from _check_free(value, path, has_names=True)
+            case inspect.AnyType():
+                yield from _check_free(value, path)
+            case inspect.ListType(item_type=item_type) | inspect.VarTupleType(item_type=item_type):
+                for index, item in enumerate(value):
+                    yield from self._check(item, item_type, (*path, index))
+
+    def _check_variants(
+        self, value: dict[Any, Any], variants: list[inspect.StructType], path: Path
+    ) -> Iterator[Problem]:
+        """A mapping that is a struct, or that of several which it names itself."""
+        field = variants[0].tag_field
+        if field is None:
+            yield from self._check_struct(value, variants[0], path)
+            return
+        chosen = [struct for struct in variants if struct.tag == value.get(field)]
+        if chosen:
+            yield from self._check_struct(value, chosen[0], path)
+            return
+        names = [str(struct.tag) for struct in variants]
+        if field in value:
+            yield Problem((*path, field), f"found {found(value[field])}{nearest(str(value[field]), names)}")
+        else:
+            yield Problem((*path, field), f"missing: valid is one of {', '.join(names)}")
+
+    def _check_struct(self, value: dict[Any, Any], struct: inspect.StructType, path: Path) -> Iterator[Problem]:
+        is_fine = True
+        for problem in self._check_fields(value, struct, path):
+            is_fine = False
+            yield problem
+        if is_fine:
+            yield from _check_together(value, struct, path)
+
+    def _check_fields(self, value: dict[Any, Any], struct: inspect.StructType, path: Path) -> Iterator[Problem]:
+        fields = {field.encode_name: field for field in struct.fields}
+        for key, item in value.items():
+            if is_secret(key):
+                yield Problem((*path, key), _NO_SECRETS)
+            elif not isinstance(key, str):
+                yield _bad_key(key, path)
+            elif key in fields:
+                yield from self._check(item, fields[key].type, (*path, key))
+            elif key != struct.tag_field:
+                told = suggest(self._root, (*path, key), item, struct, self._others)
+                yield Problem((*path, key), told, names_key=True)
+        for name, field in fields.items():
+            if field.required and name not in value:
+                yield Problem((*path, name), f"missing: valid is {describe(field.type)}")
+
+    def _misfit(self, value: Any, kind: inspect.Type, path: Path) -> Problem:
+        valid = describe(kind)
+        if is_hidden(kind):
+            return Problem(path, f"found something else, not shown since it may be a secret: valid is {valid}")
+        if value is None and path:
+            return Problem(path, f"found null, valid is {valid}: for its default, leave the key out")
+        if isinstance(value, str) and (texts := choices(kind)):
+            return Problem(path, f"found {found(value)}{nearest(value, texts)}")
+        if isinstance(value, str) and (number := _as_number(value, kind)):
+            return Problem(path, f"found the text {found(value)}, valid is {valid}: write {number}, without quotes")
+        takes_text = any(isinstance(bare(option), inspect.StrType) for option in options(kind))
+        if isinstance(value, bool | int | float) and takes_text:
+            place = self._places.get(path)
+            written = found(value) if place is None or place.written is None else place.written
+            reading = f"the bool {found(value)}" if isinstance(value, bool) else f"the number {found(value)}"
+            return Problem(path, f'found {written}, which YAML reads as {reading}: in quotes, "{written}" is a text')
+        return Problem(path, f"found {found(value)}, valid is {valid}")
+
+
+def is_secret(key: object) -> bool:
+    return isinstance(key, str) and key.lower().replace("-", "_") in _SECRETS
+
+
+def found(value: Any) -> str:
+    """A value, briefly, as YAML has it."""
+    if isinstance(value, Unclear):
+        return value.written
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, dict | list):
+        size = f"{len(value)} {'keys' if isinstance(value, dict) else 'items'}"
+        return f"a {'mapping' if isinstance(value, dict) else 'list'} of {size}"
+    told = repr(value)
+    return told if len(told) <= 80 else f"{told[:77]}..."
+
+
+def _unclear(value: Unclear, path: Path) -> Problem:
+    reading = value.reading if value.number is None else f"the number {value.number!r:.40}"
+    instead = "" if value.number is None else f"write {value.number!r:.40}, or "
+    told = f"found {value.written}, which YAML 1.1 reads as {reading}"
+    return Problem(path, f'{told}: {instead}put it in quotes, "{value.written}"')
+
+
+def _check_free(value: Any, path: Path, *, has_names: bool = False) -> Iterator[Problem]:
+    """What is passed on as it is: texts, numbers, lists and mappings, at any depth."""
+    if isinstance(value, Unclear):
+        yield _unclear(value, path)
+    elif isinstance(value, float) and math.isnan(value):
+        yield Problem(path, "found .nan, which is no number")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _check_free(item, (*path, index))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            below = (*path, str(key))
+            if is_secret(key):
+                yield Problem(below, _NO_SECRETS)
+            elif isinstance(key, str) or (type(key) is int and not has_names):
+                yield from _check_free(item, below)
+            else:
+                yield _bad_key(key, path)
+
+
+def _check_together(value: dict[Any, Any], struct: inspect.StructType, path: Path) -> Iterator[Problem]:
+    """What the struct itself says of values that are valid each by itself; it names the field first, or nothing."""
+    try:
+        msgspec.convert(value, struct.cls)
+    except msgspec.ValidationError as error:
+        name, colon, text = str(error).partition(": ")
+        is_name = bool(colon) and name in struct.cls.__struct_fields__
+        yield Problem((*path, name), text) if is_name else Problem(path, str(error))
+
+
+def _bad_key(key: Any, path: Path) -> Problem:
+    return Problem(path, f"the key {found(key)} is no text, as YAML reads it: write it in quotes")
+
+
+def _as_number(text: str, kind: inspect.Type) -> str | None:
+    """How to write a number that YAML takes for a text."""
+    if not any(isinstance(bare(option), inspect.IntType | inspect.FloatType) for option in options(kind)):
+        return None
+    if scientific := _WITHOUT_POINT.fullmatch(text):
+        number = f"{scientific[1]}.0{scientific[2]}"
+        return number if re.search("e[-+]", number, re.IGNORECASE) else re.sub("(?i)e", "e+", number)
+    return text if re.fullmatch(r"[-+]?\d+(\.\d*)?", text) else None

@@ -1,0 +1,57 @@
+"""Values from the command line, such as `env_kwargs.size=8`, put into what a file says."""
+
+import re
+from typing import Any
+
+from asyncrollout.config.document import MOST_DEPTH, Document, Path, Place, load
+from asyncrollout.errors import UsageError
+
+SHORT = {"policy": "kind", "keep": "name"}
+"""What a text alone means where a mapping is expected."""
+
+
+def expanded(values: dict[Any, Any]) -> dict[Any, Any]:
+    """With `policy: solver` written out, as `policy: {kind: solver}`."""
+    short = {key: {name: values[key]} for key, name in SHORT.items() if isinstance(values.get(key), str)}
+    policy = values.get("policy")
+    if isinstance(policy, dict) and "kind" not in policy:
+        short["policy"] = {"kind": "solver", **policy}
+    return {**values, **short}
+
+
+def override(document: Document, assignment: str) -> Document:
+    """The document with one value set; errors and places name the key alone, since the value may be a secret."""
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        begin = re.match(r"[\w.]*", assignment)
+        raise UsageError(f"override {begin.group() if begin else ''!r}: no '=' in it: write key=value, as group_size=4")
+    where = f"override {key.strip()!r:.100}"
+    parts = key.strip().split(".")
+    if not all(parts) or len(parts) > MOST_DEPTH:
+        raise UsageError(f"{where}: write the key as names with single dots between them, as in env_kwargs.size=8")
+    new = load(text, where, lines=False)
+    path, value = _put(expanded(document.value), parts, new.value, where)
+    kept = {old: place for old, place in document.places.items() if old[: len(path)] != path}
+    around = {path[:depth]: Place(where) for depth in range(1, len(path))}
+    placed = {(*path, *below): place for below, place in new.places.items()}
+    return Document(value, {**around, **kept, path: Place(where), **placed})
+
+
+def _put(values: Any, parts: list[str], new: Any, where: str, done: Path = ()) -> tuple[Path, Any]:
+    """The path that the parts name, and a copy of the values with the new one."""
+    if not parts:
+        return done, new
+    part, *rest = parts
+    if values is None:
+        values = {}
+    if isinstance(values, dict):
+        path, value = _put(values.get(part), rest, new, where, (*done, part))
+        return path, {**values, part: value}
+    here = ".".join(map(str, done))
+    if not isinstance(values, list):
+        raise UsageError(f"{where}: {here!r} is a single value, and has no {part!r} in it")
+    index = int(part) if re.fullmatch(r"\d{1,9}", part) else -1
+    if not 0 <= index < len(values):
+        raise UsageError(f"{where}: {here!r} is a list of {len(values)}: {part!r:.20} is not an index, from 0, in it")
+    path, value = _put(values[index], rest, new, where, (*done, index))
+    return path, [*values[:index], value, *values[index + 1 :]]

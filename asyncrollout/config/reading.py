@@ -1,0 +1,165 @@
+"""From a file to a `Config`, and back."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import msgspec
+import structlog
+import yaml
+
+from asyncrollout.checks import nearest
+from asyncrollout.config import ragen
+from asyncrollout.config.checking import MOST_PROBLEMS, Checker, Problem, is_secret
+from asyncrollout.config.document import Document, Path, Place, load
+from asyncrollout.config.overrides import expanded, override
+from asyncrollout.config.schema import Config, Local
+from asyncrollout.config.suggestions import shown
+from asyncrollout.config.tasks import ENDINGS
+from asyncrollout.errors import UsageError
+from asyncrollout.registry import env_names
+
+log = structlog.get_logger(__name__)
+
+_LARGEST_FILE = 1_000_000  # bytes; PyYAML takes seconds for more
+_LEAST = "the least is a line such as 'env: frozen_lake'"
+
+
+def read_config(path: FilePath, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a file, with values such as `group_size=4` from elsewhere put in."""
+    return parse_config(_read(FilePath(path)), overrides, str(path))
+
+
+def parse_config(text: str, overrides: Sequence[str] = (), where: str = "config.yaml") -> Config:
+    """As `read_config`; `where` is the file's name, for errors and for paths that are relative to it."""
+    document = load(text, where)
+    if document.value is None:
+        if not overrides:
+            raise UsageError(f"{where}: empty: {_LEAST}")
+        document = Document({}, {})
+    if not isinstance(document.value, dict):
+        raise UsageError(f"{where}: found no mapping of keys to values: {_LEAST}")
+    for assignment in overrides:
+        document = override(document, assignment)
+    translated = ragen.translate(expanded(document.value))
+    checker = Checker(Config, _placed(document.places, translated.origins), ragen.TOP_LEVEL)
+    problems = [*translated.problems, *checker.problems(translated.values)]
+    if not problems:
+        config = msgspec.convert(translated.values, Config)
+        config, problems = _resolved(config, FilePath(where).absolute().parent)
+    if problems:
+        raise UsageError(_told(where, problems, document.places, translated.origins))
+    if translated.notes:
+        mapped = [f"{note.key} -> {note.became}" for note in translated.notes if note.became]
+        unused = [f"{note.key}: {note.why}" for note in translated.notes if not note.became]
+        log.info("ragen_keys", file=where, mapped=mapped, unused=unused)
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """Every key with its value; reads back to an equal `Config`."""
+    values = msgspec.to_builtins(config)
+    for path in _secrets(values, ()):
+        raise UsageError(f"{shown(path)}: a key is never written into a file")
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        """What is there twice is written twice."""
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """PyYAML loses line breaks other than a plain one, unless they are escaped."""
+    style = None if text.replace("\n", "").isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _read(path: FilePath) -> str:
+    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 (these never raise)
+        raise UsageError(f"{path}: {'a directory' if os.path.isdir(path) else 'no regular file'}")  # noqa: PTH112
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > _LARGEST_FILE:
+        raise UsageError(
+            f"{path}: larger than {_LARGEST_FILE} bytes: put tasks into a file of their own, as tasks: x.jsonl"
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}, line {line}: not UTF-8 text") from None
+
+
+def _resolved(config: Config, directory: FilePath) -> tuple[Config, list[Problem]]:
+    """With absolute paths, and problems with what the values stand for."""
+    problems: list[Problem] = []
+    known = env_names()
+    for index, entry in enumerate(config.entries):
+        if ":" not in entry.env and entry.env not in known:
+            path: Path = ("env",) if isinstance(config.env, str) else ("env", index, "env")
+            forms = " (or 'gymnasium:<id>', or 'module:Class')"
+            problems.append(Problem(path, f"no env is called {entry.env!r}{nearest(entry.env, known)}{forms}"))
+    if isinstance(config.policy, Local) and config.policy.model is not None:
+        policy = msgspec.structs.replace(config.policy, model=_absolute(directory, config.policy.model))
+        config = msgspec.structs.replace(config, policy=policy)
+    if isinstance(config.tasks, str):
+        file = _absolute(directory, config.tasks)
+        if not file.endswith(ENDINGS):
+            problems.append(Problem(("tasks",), f"found {config.tasks!r}, valid is a list, or a .jsonl or .json file"))
+        elif not os.path.isfile(file):  # noqa: PTH113 (which never raises)
+            problems.append(Problem(("tasks",), f"there is no file {file!r}"))
+        config = msgspec.structs.replace(config, tasks=file)
+    return config, problems
+
+
+def _absolute(directory: FilePath, path: str) -> str:
+    return os.path.normpath(directory / path)
+
+
+def _placed(places: dict[Path, Place], origins: dict[Path, Path]) -> dict[Path, Place]:
+    return {**places, **{native: places[source] for native, source in origins.items() if source in places}}
+
+
+def _told(where: str, problems: list[Problem], places: dict[Path, Place], origins: dict[Path, Path]) -> str:
+    lines = [_line(problem, places, origins) for problem in dict.fromkeys(problems)]
+    if len(lines) > 1:
+        count = f"{len(lines)} problems" if len(lines) < MOST_PROBLEMS else f"{len(lines)} problems and more"
+        return "\n  ".join([f"{where}: {count}", *lines])
+    return f"{where}, {lines[0]}" if lines[0].startswith(("line ", "override ")) else f"{where}: {lines[0]}"
+
+
+def _line(problem: Problem, places: dict[Path, Place], origins: dict[Path, Path]) -> str:
+    source = _source(problem.path, origins)
+    ours = "" if source == problem.path else f" (as {shown(problem.path)})"
+    key = "" if problem.names_key or not source else f"{shown(source)}{ours}: "
+    place = next((places[source[:end]] for end in range(len(source), 0, -1) if source[:end] in places), None)
+    return f"{'' if place is None else f'{place.where}: '}{key}{problem.text}"
+
+
+def _source(path: Path, origins: dict[Path, Path]) -> Path:
+    """Under which key a value of ours was written."""
+    for end in range(len(path), 0, -1):
+        if path[:end] in origins:
+            return (*origins[path[:end]], *path[end:])
+    return path
+
+
+def _secrets(value: Any, path: Path) -> list[Path]:
+    if isinstance(value, list):
+        return [secret for index, item in enumerate(value) for secret in _secrets(item, (*path, index))]
+    if not isinstance(value, dict):
+        return []
+    own = [(*path, key) for key in value if is_secret(key)]
+    return [*own, *(secret for key, item in value.items() for secret in _secrets(item, (*path, key)))]

@@ -1,0 +1,256 @@
+"""What a run is made of, as typed structures: their names and defaults are those of `Rollouts` and its parts.
+
+What lives in higher layers, or beside this one, is mirrored here; tests compare the two.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from asyncrollout.errors import UsageError
+from asyncrollout.trajectories import Limits
+from asyncrollout.types import Placement, Sampling
+
+FromZero = Annotated[int, Meta(ge=0)]
+FromOne = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Rate = Annotated[float, Meta(ge=0, le=1)]
+Text = Annotated[str, Meta(min_length=1)]
+Url = Annotated[
+    str,
+    Meta(
+        pattern=r"^https?://[^\s@?#]+\Z",
+        description="an address such as http://localhost:8000/v1, with neither password nor query in it",
+        extra={"hidden": True},
+    ),
+]
+VariableName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Z_][A-Z0-9_]*\Z",
+        description="the name of an environment variable, in capitals, and never the key itself",
+        extra={"hidden": True},
+    ),
+]
+EnvName = Annotated[str, Meta(min_length=1, description="the name of an env (such as frozen_lake)")]
+ImportPath = Annotated[str, Meta(pattern=r"^[\w.]+:[\w.]+\Z", description="an import path such as 'module:function'")]
+# A list, since msgspec 0.22 crashes on a tuple of two beside a number with bounds.
+Latency = Amount | Annotated[list[Amount], Meta(min_length=2, max_length=2, description="a pair such as [0.1, 0.5]")]
+
+_GYMNASIUM = "gymnasium:"
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping of the file."""
+
+
+class EnvEntry(Part, frozen=True):
+    """One of several envs, as `Share`; `runs` overrules where its kind of env runs."""
+
+    env: EnvName
+    tag: str = ""
+    share: Positive = 1.0
+    env_kwargs: dict[str, Any] = {}
+    runs: Placement | None = None
+
+
+class Solver(Part, frozen=True, tag_field="kind", tag="solver"):
+    """`SolverPolicy`: the env's own expert."""
+
+    error_rate: Rate = 0.0
+    latency: Latency = 0.0
+    seed: FromZero = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.latency, list) and self.latency[0] > self.latency[1]:
+            raise UsageError(f"latency: found {self.latency}, valid is the least before the most")
+
+
+class Scripted(Part, frozen=True, tag_field="kind", tag="scripted"):
+    """`ScriptedPolicy`: replies from a list."""
+
+    replies: Annotated[list[str], Meta(min_length=1)]
+
+
+class Calls(Part, frozen=True):
+    """How a language model is asked."""
+
+    mode: Literal["chat", "completions"] = "chat"
+    sampling: Sampling = Sampling()
+    logprobs: bool = True
+    attempts: FromOne = 8
+    attempt_seconds: Positive = 600.0
+    seconds: Positive = 1_800.0
+
+
+class OpenAI(Calls, frozen=True, kw_only=True, tag_field="kind", tag="openai"):
+    """`OpenAIPolicy`; its `kind` is `server` here, and its key is in the environment variable `api_key_env`."""
+
+    base_url: Url | Annotated[list[Url], Meta(min_length=1, description="a list of them")]
+    model: Text
+    api_key_env: VariableName = "OPENAI_API_KEY"
+    server: Literal["openai", "vllm", "sglang", "llamacpp"] | None = None
+    concurrency: Literal["adaptive"] | FromOne = "adaptive"
+    max_concurrency: FromOne = 4096
+    version: FromZero = 0
+
+
+class Local(Calls, frozen=True, tag_field="kind", tag="local"):
+    """`local_llm`: a small model on this machine; `model` is a GGUF file."""
+
+    model: Text | None = None
+    parallel: FromOne = 4
+    context: FromOne = 2048
+
+
+class Chat(Part, frozen=True):
+    """`ChatAgent`, as far as YAML can say it."""
+
+    history: FromZero | None = None
+    template: Literal["plain", "ragen"] = "plain"
+    system_prompt: str | None = None
+    sampling: Sampling = Sampling()
+    seeded: bool = True
+
+
+class Filter(Part, frozen=True, tag_field="name"):
+    """A filter of `asyncrollout.filters`."""
+
+    @property
+    def call(self) -> tuple[str, dict[str, Any]]:
+        """The function's name, and its arguments; without any, the function itself is the filter."""
+        arguments = msgspec.to_builtins(self)
+        return arguments.pop("name"), arguments
+
+
+class RewardVaries(Filter, frozen=True, tag="reward_varies"):
+    singleton: Literal["drop", "keep"] = "drop"
+
+
+class SuccessBetween(Filter, frozen=True, tag="success_between"):
+    low: Rate
+    high: Rate
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise UsageError(f"low: found {self.low}, valid is a number up to high, which is {self.high}")
+
+
+class MinValid(Filter, frozen=True, tag="min_valid"):
+    k: FromOne
+
+
+class NotTruncated(Filter, frozen=True, tag="not_truncated"):
+    pass
+
+
+class TopStd(Filter, frozen=True, tag="top_std"):
+    ratio: Rate
+    largest: bool = True
+
+
+class Ranked(Filter, frozen=True):
+    value: Amount
+    metric: Literal["reward_variance", "reward", "reward_sum"] = "reward_variance"
+    largest: bool = True
+    include_zero: bool = True
+    softmax: bool = False
+    selection_eps: Amount = 0.01
+
+    @property
+    def call(self) -> tuple[str, dict[str, Any]]:
+        strategy, arguments = super().call
+        return "ranked", {"strategy": strategy, **arguments}
+
+
+class TopP(Ranked, frozen=True, tag="top_p"):
+    pass
+
+
+class TopK(Ranked, frozen=True, tag="top_k"):
+    pass
+
+
+class TopKAbs(Ranked, frozen=True, tag="top_k_abs"):
+    pass
+
+
+class MinP(Ranked, frozen=True, tag="min_p"):
+    pass
+
+
+class Failures(Part, frozen=True):
+    """As `asyncrollout.Failures`, which lives in a higher layer."""
+
+    retries: FromZero = 2
+    min_valid: FromOne | None = None
+
+
+class Normalization(Part, frozen=True):
+    """As `rewards.normalize`."""
+
+    grouping: Literal["state", "inductive", "batch"] = "state"
+    method: Literal["identity", "mean", "mean_std", "asym_clip"] = "identity"
+
+
+Policy = Solver | Scripted | OpenAI | Local
+Keep = RewardVaries | SuccessBetween | MinValid | NotTruncated | TopStd | TopP | TopK | TopKAbs | MinP
+AdvantageName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pass_at_k", "gigpo"]
+
+
+class Config(Part, frozen=True, kw_only=True):
+    """A run. `tasks` is a list, or the absolute path of a .jsonl or .json file."""
+
+    name: Text | None = None
+    seed: FromZero = 0
+    env: EnvName | Annotated[list[EnvEntry], Meta(min_length=1, description="a list of envs with tags and shares")]
+    env_kwargs: dict[str, Any] = {}
+    policy: Policy = Solver()
+    agent: Chat = Chat()
+    group_size: FromOne = 8
+    groups: FromOne = 8
+    batches: FromOne = 4
+    keep: Keep | None = None
+    tasks: Text | list[Any] | None = None
+    score: ImportPath | None = None
+    limits: Limits = Limits()
+    failures: Failures = Failures()
+    order: Literal["finish", "start"] = "finish"
+    max_in_flight: FromOne = 512
+    max_lag: FromZero | None = 1
+    max_num_gen_batches: FromOne | None = 10
+    on_exhausted: Literal["raise", "short", "fill"] = "raise"
+    stall_seconds: Positive = 900.0
+    workers: FromOne | None = None
+    backend: Literal["process", "inline"] | None = None
+    reward_normalization: Normalization | None = None
+    advantage: AdvantageName | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight < self.group_size:
+            raise UsageError(
+                f"max_in_flight: found {self.max_in_flight}, valid is a whole number from group_size, which is "
+                f"{self.group_size}: a group plays at once"
+            )
+        if self.backend == "inline" and self.workers is not None:
+            raise UsageError(f"workers: found {self.workers}, but with backend: inline there are none: leave it out")
+        if isinstance(self.env, str):
+            return
+        if self.env_kwargs:
+            raise UsageError("env_kwargs: is for one env: with several, each entry of env has its own")
+        tags = [entry.tag or entry.env for entry in self.env]
+        if len({*tags}) < len(tags):
+            raise UsageError(f"env: the tags {tags} are not all different: give each entry its own tag")
+
+    @property
+    def entries(self) -> list[EnvEntry]:
+        """The envs, also if there is only one."""
+        return [EnvEntry(env=self.env, env_kwargs=self.env_kwargs)] if isinstance(self.env, str) else self.env
+
+    @property
+    def imports(self) -> list[str]:
+        """The import paths that it names: code that must not run unless the user allows it."""
+        named = [entry.env for entry in self.entries if ":" in entry.env.removeprefix(_GYMNASIUM)]
+        return named if self.score is None else [*named, self.score]

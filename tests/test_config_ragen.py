@@ -1,0 +1,411 @@
+"""RAGEN's keys mean what RAGEN means by them."""
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+import asyncrollout as ar
+from asyncrollout.config import parse_config, schema
+from asyncrollout.config.exchange import Note
+from asyncrollout.config.ragen import TOP_LEVEL, translate
+from asyncrollout.config.ragen_envs import ENV_TYPES, KNOWN_TAGS
+from asyncrollout.registry import env_names
+
+PARALLEL = """
+es_manager:
+  train:
+    env_groups: 4
+    group_size: 3
+    env_configs: {tags: ["SokobanEnv"], n_groups: [1]}
+  val:
+    env_groups: 2
+    group_size: 1
+    env_configs: {tags: ["SokobanEnv"], n_groups: [1]}
+custom_envs:
+  SokobanEnv:
+    env_type: sokoban
+    max_actions_per_traj: 50
+    env_config: {dim_room: [6, 6], num_boxes: 1, max_steps: 100, search_depth: 30}
+use_parallel_envs: false
+algorithm:
+  filter_groups: {enable: true, max_num_gen_batches: 10}
+agent_proxy:
+  reward_normalization: {grouping: "state", method: "mean_std"}
+"""
+WORKERS = """
+es_manager:
+  use_multiprocessing: true
+  max_workers: 8
+  sequential_env_types: ['webshop']
+  format_penalty: 0.1
+  train: {env_groups: 3, group_size: 2, env_configs: {tags: [WebShop, FrozenLake], n_groups: [1, 2]}}
+"""
+
+
+def error_of(text: str) -> str:
+    with pytest.raises(ar.UsageError) as caught:
+        parse_config(text)
+    return str(caught.value)
+
+
+def notes_of(values: dict[str, Any]) -> dict[str, Note]:
+    return {note.key: note for note in translate(values).notes}
+
+
+def test_parallel_envs_and_dynamic_sampling() -> None:
+    config = parse_config(PARALLEL)
+    kwargs = {"dim_room": [6, 6], "num_boxes": 1, "max_steps": 100, "search_depth": 30, "max_actions_per_traj": 50}
+    assert config.env == [schema.EnvEntry("sokoban", "SokobanEnv", 1.0, kwargs)]
+    assert (config.groups, config.group_size, config.backend) == (4, 3, "inline")
+    assert (config.keep, config.max_num_gen_batches) == (schema.RewardVaries(), 10)
+    assert config.reward_normalization == schema.Normalization("state", "mean_std")
+
+
+def test_workers_and_envs_that_run_on_the_loop() -> None:
+    config = parse_config(WORKERS)
+    assert config.workers == 8
+    assert config.backend is None
+    assert [(entry.env, entry.tag, entry.share, entry.runs) for entry in config.entries] == [
+        ("webshop", "WebShop", 1.0, "light"),
+        ("frozen_lake", "FrozenLake", 2.0, None),
+    ]
+    assert [entry.env_kwargs for entry in config.entries] == [
+        {"max_actions_per_traj": 9, "format_penalty": 0.1},
+        {"max_actions_per_traj": 10, "format_penalty": 0.1},
+    ]
+
+
+@pytest.mark.parametrize("penalty", [0.1, -0.1])
+@pytest.mark.parametrize("section", ["es_manager", "agent_proxy"])
+def test_a_format_penalty_of_either_sign_is_subtracted(penalty: float, section: str) -> None:
+    assert parse_config(f"env: bandit\n{section}: {{format_penalty: {penalty}}}").env_kwargs == {"format_penalty": 0.1}
+
+
+def test_turns_actions_and_seeds() -> None:
+    config = parse_config("""
+env: sokoban
+limits: {tokens: 100}
+seed: {train: 10000, val: 123}
+agent_proxy: {max_turn: 5, max_actions_per_turn: 2, action_sep: "||", enable_think: true}
+""")
+    assert config.seed == 10_000
+    assert config.limits == ar.Limits(turns=5, tokens=100)
+    assert config.env_kwargs == {"max_actions_per_turn": 2, "separator": "||"}
+
+
+def test_what_an_env_has_of_its_own_comes_first() -> None:
+    config = parse_config("""
+es_manager: {format_penalty: -0.1, train: {env_configs: {tags: [A, Bandit]}}}
+custom_envs: {A: {env_type: FrozenLake, env_config: {format_penalty: 0.5, size: 4, render_mode: text, p: 0.8}}}
+""")
+    assert [entry.env_kwargs for entry in config.entries] == [
+        {"format_penalty": 0.5, "size": 4, "p": 0.8},
+        {"max_actions_per_traj": 1, "format_penalty": 0.1},
+    ]
+
+
+def test_configs_of_envs_are_renamed() -> None:
+    config = parse_config("""
+es_manager: {train: {env_configs: {tags: [S, B]}}}
+custom_envs:
+  S: {env_type: sokoban, env_config: {dim_x: 6, dim_y: 8, num_boxes: 2, observation_format: grid}}
+  B: {env_type: bandit, env_config: {lo_arm_score: 0.2, hi_arm_hiscore: 2, hi_arm_hiscore_prob: 0.5}}
+""")
+    assert [entry.env_kwargs for entry in config.entries] == [
+        {"num_boxes": 2, "dim_room": [6, 8]},
+        {"low_score": 0.2, "high_score": 2, "high_probability": 0.5},
+    ]
+
+
+def test_tables_name_envs_that_there_are() -> None:
+    assert {*ENV_TYPES.values()} <= {*env_names()}
+    assert {tag["env_type"] for tag in KNOWN_TAGS.values()} <= ENV_TYPES.keys()
+
+
+async def test_every_tag_of_ragen_opens() -> None:
+    tags = ", ".join(KNOWN_TAGS)
+    config = parse_config(f"es_manager: {{format_penalty: -0.1, train: {{env_configs: {{tags: [{tags}]}}}}}}")
+    async with ar.EnvPool(backend="inline") as pool:
+        for entry in config.entries:
+            async with pool.open(entry.env, **entry.env_kwargs) as env:
+                assert (await env.reset(seed=1)).observation.text
+
+
+@pytest.mark.parametrize(
+    ("n_groups", "shares"), [("[1, 3]", [1, 3]), ("[2, 6]", [2, 6]), ("[1, 1]", [1, 1]), ("null", [1, 1])]
+)
+def test_numbers_of_groups_are_shares(n_groups: str, shares: list[float]) -> None:
+    tags = f"{{tags: [Bandit, Countdown], n_groups: {n_groups}}}"
+    config = parse_config(f"es_manager: {{train: {{env_groups: 8, env_configs: {tags}}}}}")
+    assert config.groups == 8
+    assert [entry.share for entry in config.entries] == shares
+
+
+@pytest.mark.parametrize(
+    ("rollout", "keep"),
+    [
+        ("ratio: 0.25, type: std", schema.TopStd(0.25)),
+        ("ratio: 0.25, type: std_rev", schema.TopStd(0.25, largest=False)),
+        ("ratio: 0.25", schema.TopStd(0.25)),
+        ("ratio: 1, type: std", None),
+        ("value: 0.9, strategy: top_p", schema.TopP(0.9)),
+        ("value: 0.9", schema.TopP(0.9)),
+        ("value: 4, strategy: top_k_abs, type: smallest", schema.TopKAbs(4, largest=False)),
+        ("value: 0.9, strategy: min_p, metric: reward_sum", schema.MinP(0.9, metric="reward_sum")),
+        (
+            "value: 0.9, include_zero: false, top_p_prob_mode: softmax",
+            schema.TopP(0.9, include_zero=False, softmax=True),
+        ),
+        ("value: 0.5, strategy: top_k, selection_eps: 0", schema.TopK(0.5, selection_eps=0)),
+    ],
+)
+def test_filters_of_whole_batches(rollout: str, keep: schema.Keep | None) -> None:
+    keys = ", ".join(f"rollout_filter_{key}" for key in rollout.split(", "))
+    assert parse_config(f"env: bandit\nactor_rollout_ref: {{rollout: {{{keys}, temperature: 1}}}}").keep == keep
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "advantage"),
+    [
+        ("adv_estimator: gae", None),
+        ("adv_estimator: grpo", "grpo"),
+        ("adv_estimator: grpo, norm_adv_by_std_in_grpo: false", "dr_grpo"),
+        ("adv_estimator: reinforce_plus_plus, gamma: 1.0", "reinforce_pp"),
+        ("adv_estimator: gigpo", "gigpo"),
+    ],
+)
+def test_advantages(algorithm: str, advantage: str | None) -> None:
+    assert parse_config(f"env: bandit\nalgorithm: {{{algorithm}}}").advantage == advantage
+
+
+@pytest.mark.parametrize(
+    ("filter_groups", "keep", "most"),
+    [
+        ("{enable: true, metric: acc, max_num_gen_batches: 3}", schema.RewardVaries(), 3),
+        ("{enable: true, max_num_gen_batches: 0}", schema.RewardVaries(), None),
+        ("{enable: true}", schema.RewardVaries(), 10),
+        ("{enable: false, max_num_gen_batches: 3}", None, 10),
+    ],
+)
+def test_dynamic_sampling(filter_groups: str, keep: schema.Keep | None, most: int | None) -> None:
+    config = parse_config(f"env: bandit\nalgorithm: {{filter_groups: {filter_groups}}}")
+    assert (config.keep, config.max_num_gen_batches) == (keep, most)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "group_size: 3\nes_manager: {train: {group_size: 3}}\nenv: bandit",
+        "keep: reward_varies\nalgorithm: {filter_groups: {enable: true}}\nenv: bandit",
+        "env_kwargs: {format_penalty: 0.1}\nes_manager: {format_penalty: -0.1}\nenv: bandit",
+        "workers: 3\nmax_workers: 3\nes_manager: {max_workers: 3}\nenv: bandit",
+    ],
+)
+def test_the_same_said_twice_is_fine(text: str) -> None:
+    assert parse_config(text).env == "bandit"
+
+
+SAME = "means the same"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "group_size: 4\nes_manager: {train: {group_size: 3}}",
+            f"line 3: es_manager.train.group_size: found 3, but group_size {SAME}, and is 4: give one of them",
+        ),
+        (
+            "env_kwargs: {format_penalty: 0.2}\nes_manager: {format_penalty: -0.1}",
+            f"es_manager.format_penalty: found 0.1, but env_kwargs.format_penalty {SAME}",
+        ),
+        (
+            "max_workers: 3\nes_manager: {max_workers: 4}",
+            f"es_manager.max_workers: found 4, but max_workers {SAME}, and is 3",
+        ),
+        (
+            "es_manager: {train: {env_configs: {tags: [Bandit]}}}",
+            f"es_manager.train.env_configs.tags: found a list of 1 items, but env {SAME}",
+        ),
+        (
+            "algorithm: {filter_groups: {enable: true}}\nactor_rollout_ref: {rollout: {rollout_filter_ratio: 0.5}}",
+            f"but algorithm.filter_groups.enable {SAME}",
+        ),
+    ],
+)
+def test_something_else_said_twice_is_an_error(text: str, error: str) -> None:
+    assert error in error_of(f"env: bandit\n{text}")
+
+
+@pytest.mark.parametrize(
+    ("tags", "n_groups", "error"),
+    [
+        (
+            "[Bandit, Countdown]",
+            "[1, 2]",
+            "n_groups: found [1, 2], which is 3 in all, and es_manager.train.env_groups is 4",
+        ),
+        (
+            "[Bandit]",
+            "[1, 2]",
+            "found a list of 2 items, valid is a list of whole numbers from 1, one for each of 1 tags",
+        ),
+        ("[Bandit]", "[0]", "n_groups: found a list of 1 items, valid is"),
+        ("[Bandits]", "[4]", "tags.0: found 'Bandits', which custom_envs does not define: did you mean 'Bandit'"),
+        ("Bandit", "[4]", "line 1: es_manager.train.env_configs.tags: found 'Bandit', valid is a list of tags"),
+    ],
+)
+def test_tags_that_are_not_valid(tags: str, n_groups: str, error: str) -> None:
+    configs = f"{{tags: {tags}, n_groups: {n_groups}}}"
+    assert error in error_of(f"es_manager: {{train: {{env_groups: 4, env_configs: {configs}}}}}")
+
+
+@pytest.mark.parametrize(
+    ("custom_envs", "error"),
+    [
+        ("[A]", "custom_envs: found a list of 1 items, valid is a mapping of tags to envs"),
+        ("{A: 3}", "line 2: custom_envs.A: found 3, valid is a mapping with env_type"),
+        ("{A: {env_config: 3}}", "custom_envs.A: found a mapping of 1 keys, valid is a mapping with env_type and with"),
+        ("\n  A: {env_type: bandid}", "line 3: custom_envs.A.env_type (as env.0.env): no env is called 'bandid'"),
+        (
+            "{A: {env_type: bandit, env_config: {x: 010}}}",
+            "custom_envs.A.env_config.x (as env.0.env_kwargs.x): found 010",
+        ),
+        ("{A: {env_type: bandit, env_config: {api_key: sk-canary}}}", "a key is never written into a file"),
+    ],
+)
+def test_custom_envs_that_are_not_valid(custom_envs: str, error: str) -> None:
+    told = error_of(f"es_manager: {{train: {{env_configs: {{tags: [A]}}}}}}\ncustom_envs: {custom_envs}")
+    assert error in told
+    assert "canary" not in told
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (
+            "es_manager: {train: {group_size: 0}}",
+            "line 2: es_manager.train.group_size (as group_size): found 0, valid is",
+        ),
+        ("es_manager: [1]", "line 2: es_manager: found a list of 1 items, valid is a mapping"),
+        ("agent_proxy: {max_turn: no}", "agent_proxy.max_turn (as limits.turns): found false, valid is a whole number"),
+        ("agent_proxy: {reward_normalization: {method: mean_sdt}}", "found 'mean_sdt': did you mean 'mean_std'"),
+        ("algorithm: {filter_groups: {enable: 1}}", "algorithm.filter_groups.enable: found 1, valid is true or false"),
+        ("use_parallel_envs: 2", "use_parallel_envs: found 2, valid is true or false"),
+        ("sequential_env_types: webshop", "sequential_env_types: found 'webshop', valid is a list of env types"),
+    ],
+)
+def test_values_that_are_not_valid(line: str, error: str) -> None:
+    assert error in error_of(f"env: bandit\n{line}")
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        (
+            "rollout_filter_value: 1, rollout_filter_metric: entropy",
+            "rollout_filter_metric (as keep.metric): found 'entropy'",
+        ),
+        ("rollout_filter_ratio: 0.5, rollout_filter_type: large", "rollout_filter_type: found 'large': did you mean"),
+        ("rollout_filter_ratio: 2", "rollout_filter_ratio (as keep.ratio): found 2, valid is a number from 0 to 1"),
+    ],
+)
+def test_filters_that_are_not_valid(keys: str, error: str) -> None:
+    assert error in error_of(f"env: bandit\nactor_rollout_ref: {{rollout: {{{keys}}}}}")
+
+
+def test_notes_say_what_became_of_each_key() -> None:
+    notes = notes_of(
+        {
+            "es_manager": {"train": {"group_size": 3, "env_group": 8}, "val": {"env_groups": 1}, "max_workers": 2},
+            "use_parallel_envs": False,
+            "sequential_env_types": ["webshop"],
+            "trainer": {"a": {"b": 1}},
+            "algorithm": {"adv_estimator": "gae", "lam": 1.0},
+            "env": "bandit",
+        }
+    )
+    assert notes == {
+        note.key: note
+        for note in [
+            Note("es_manager.train.group_size", "group_size"),
+            Note("es_manager.train.env_group", why="not used: did you mean 'es_manager.train.env_groups'?"),
+            Note("es_manager.val", why="a run has no validation"),
+            Note("es_manager.max_workers", why="there are no workers with backend: inline"),
+            Note("use_parallel_envs", "backend"),
+            Note("sequential_env_types", why="no entry of env is of these types"),
+            Note("trainer", why="not used"),
+            Note("algorithm.adv_estimator", why="'gae' is not one of ours: set advantage, if one is wanted"),
+            Note("algorithm.lam", why="not used"),
+        ]
+    }
+
+
+def test_what_became_of_the_keys_is_logged() -> None:
+    with capture_logs() as events:
+        parse_config("env: bandit\nes_manager: {train: {group_size: 3}}\ntrainer: {a: 1}")
+        parse_config("env: bandit\nseed: 1")
+    (event,) = events
+    assert event["event"] == "ragen_keys"
+    assert event["mapped"] == ["es_manager.train.group_size -> group_size"]
+    assert event["unused"] == ["trainer: not used"]
+
+
+def test_values_are_left_as_they_are() -> None:
+    values = {"env": [{"env": "bandit"}], "es_manager": {"format_penalty": -0.1}}
+    translated = translate(values)
+    assert translated.values == {"env": [{"env": "bandit", "env_kwargs": {"format_penalty": 0.1}}]}
+    assert values == {"env": [{"env": "bandit"}], "es_manager": {"format_penalty": -0.1}}
+    assert translate({"env": "bandit", "seed": 3}).notes == []
+
+
+junk = st.recursive(
+    st.sampled_from([None, True, False, 0, 1, -1, 0.5, "x", "sokoban", "grpo", "top_p"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["Bandit", "x", "train"]), inner, max_size=2)
+    ),
+    max_leaves=5,
+)
+sections = {
+    "es_manager": ["train", "val", "format_penalty", "max_workers", "use_multiprocessing", "sequential_env_types"],
+    "agent_proxy": ["max_turn", "reward_normalization", "max_actions_per_turn", "action_sep"],
+    "algorithm": ["filter_groups", "adv_estimator", "norm_adv_by_std_in_grpo"],
+}
+train = st.dictionaries(st.sampled_from(["env_groups", "group_size", "env_configs"]), junk, max_size=3)
+tags = st.lists(st.sampled_from(["Bandit", "x"])) | junk
+configs = st.fixed_dictionaries({"env_configs": st.fixed_dictionaries({"tags": tags, "n_groups": junk})})
+customs = st.fixed_dictionaries({"env_type": junk, "env_config": junk}) | junk
+filters = st.dictionaries(st.sampled_from([f"rollout_filter_{name}" for name in ("value", "type", "ratio")]), junk)
+entries = st.lists(st.fixed_dictionaries({"env": junk, "env_kwargs": junk}), max_size=2)
+parts = {name: st.dictionaries(st.sampled_from(keys), junk, max_size=4) | junk for name, keys in sections.items()}
+alone = ["max_workers", "sequential_env_types", "use_parallel_envs", "seed", "env_kwargs", "limits", "keep"]
+theirs = st.fixed_dictionaries(
+    {},
+    optional={
+        **parts,
+        **dict.fromkeys(alone, junk),
+        "es_manager": parts["es_manager"] | st.fixed_dictionaries({"train": train | configs}),
+        "actor_rollout_ref": st.fixed_dictionaries({"rollout": filters}),
+        "custom_envs": st.dictionaries(st.sampled_from(["Bandit", "x"]), customs) | junk,
+        "env": junk | entries,
+    },
+)
+
+
+@example({"env": [[]], "es_manager": {"format_penalty": True}})
+@given(theirs)
+def test_whatever_is_written_is_mapped_or_an_error(values: dict[str, Any]) -> None:
+    told = "config.yaml"
+    try:
+        parse_config(yaml.safe_dump(values))
+    except ar.UsageError as error:
+        told = str(error)
+    assert told.startswith("config.yaml")
+
+
+def test_names_at_the_top_are_no_keys_of_ours() -> None:
+    assert not {*TOP_LEVEL} & {*schema.Config.__struct_fields__}
