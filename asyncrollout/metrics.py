@@ -1,0 +1,307 @@
+"""The figures of a run while it goes on."""
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from asyncrollout.trajectories import Group, Trajectory, Turn
+from asyncrollout.types import Durations
+
+Trend = Literal["up", "down", "level"]
+
+_RECENT_CALLS = 1_024
+_RECENT_GROUPS = 128
+_RECENT_SECONDS = 30
+_FEWEST_GROUPS = 16  # on either side, so that the difference of two means is about normal
+_CLEAR = 2.58  # standard errors, which chance alone exceeds once in a hundred times
+_FEWEST_KEPT = 4
+_RECENT_KEPT = 1_024  # several batches, which come all at once if their trainer is slow
+_LONGEST_HISTORY = 32
+_MOST_REASONS = 32  # a filter may give each group one of its own
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """How things stand at one moment: what only those know who play. `retries` are of calls and of rollouts.
+
+    `stale` counts groups that were kept and then grew too old; `queued` the calls that wait for a worker. The wanted
+    batches, and the groups in all of them, are None if there is no end to them.
+    """
+
+    wanted_batches: int | None = None
+    wanted_groups: int | None = None
+    playing: int = 0
+    buffered: int = 0
+    stale: int = 0
+    waiting_policy: int = 0
+    waiting_env: int = 0
+    waiting_else: int = 0
+    queued: int = 0
+    restarts: int = 0
+    retries: int = 0
+    version: int = 0
+    keep_rate: float = 1.0
+
+
+class Figures(Standing, frozen=True, kw_only=True):
+    """A run at one moment; what is not known yet is None.
+
+    `groups` counts all that were judged: those `kept`, and those `dropped`, by reason. Rewards are those of judged
+    groups. `reward_change` is the mean of the recent groups less that of as many before them; `reward_trend` is "up" or
+    "down" if chance alone would change it as much in one case of a hundred at most.
+    """
+
+    seconds: float = 0.0
+    eta: float | None = None
+    batches: int = 0
+    delivered: int = 0
+    groups: int = 0
+    kept: int = 0
+    dropped: dict[str, int] = {}
+    lag: int = 0
+    rollouts: int = 0
+    errors: dict[str, int] = {}
+    success_rate: float | None = None
+    turns: int = 0
+    invalid: int = 0
+    tokens: int = 0
+    turns_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    policy_seconds: Durations = Durations()
+    env_seconds: Durations = Durations()
+    reward_mean: float | None = None
+    reward_recent: float | None = None
+    reward_change: float | None = None
+    reward_trend: Trend | None = None
+    reward_history: tuple[float, ...] = ()
+
+
+class Meter:
+    """Counts what is played."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._turns = self._tokens = self._invalid = 0
+        self._policy_seconds: deque[float] = deque(maxlen=_RECENT_CALLS)
+        self._env_seconds: deque[float] = deque(maxlen=_RECENT_CALLS)
+        self._second = math.floor(self._began)
+        self._counted = (0, 0)  # turns and tokens before this second
+        self._by_second: deque[tuple[int, int, int]] = deque(maxlen=_RECENT_SECONDS)
+        self._rollouts = self._told = self._successes = 0
+        self._errors: Counter[str] = Counter()
+        self._groups = self._kept = self._members = 0
+        self._dropped: Counter[str] = Counter()
+        self._reward = 0.0
+        self._group_rewards: deque[float] = deque(maxlen=2 * _RECENT_GROUPS)
+        self._history = _History()
+        self._kept_at = deque([self._began], maxlen=1 + _RECENT_KEPT)
+        self._recalled: set[str] = set()
+        self._batches = self._delivered = self._lag = 0
+
+    def played(self, turn: Turn) -> None:
+        """A turn is over."""
+        now = self._clock()
+        if now >= self._second + 1:
+            self._begin_second(now)
+        self._turns += 1
+        self._tokens += turn.sampled_tokens
+        if not turn.valid:
+            self._invalid += 1
+        self._policy_seconds.append(turn.policy_seconds)
+        self._env_seconds.append(turn.env_seconds)
+
+    def ended(self, trajectory: Trajectory) -> None:
+        """A rollout is over, with an outcome or an error; it may be played again."""
+        self._rollouts += 1
+        if trajectory.error is not None:
+            self._errors[trajectory.stop_reason.blame or "other"] += 1
+        elif (success := trajectory.success) is not None:
+            self._told += 1
+            self._successes += success
+
+    def recalled(self, trajectory: Trajectory) -> None:
+        """A rollout was over before this run began, which says nothing of the pace at which it goes on."""
+        self.ended(trajectory)
+        self._recalled.add(trajectory.uid)
+
+    def judged(self, group: Group) -> None:
+        """A group is over, and scored: its rewards are final only now."""
+        self._groups += 1
+        uids = {trajectory.uid for trajectory in group.trajectories} if self._recalled else set()
+        is_new = not uids or bool(uids - self._recalled)
+        self._recalled -= uids
+        if group.verdict is None or group.verdict.keep:
+            self._kept += 1
+            if is_new:
+                self._kept_at.append(self._clock())
+        else:
+            reason = group.verdict.reason or "dropped"
+            is_known = reason in self._dropped or len(self._dropped) < _MOST_REASONS
+            self._dropped[reason if is_known else "others"] += 1
+        rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.valid]
+        if rewards:
+            self._members += len(rewards)
+            self._reward += sum(rewards)
+            mean = sum(rewards) / len(rewards)
+            self._group_rewards.append(mean)
+            self._history.add(mean)
+
+    def delivered(self, groups: int, lag: int) -> None:
+        """A batch was handed out; `lag` is how many versions of the weights its oldest turn was behind."""
+        self._batches += 1
+        self._delivered += groups
+        self._lag = lag
+
+    def read(self, now: float, standing: Standing) -> Figures:
+        turns_per_second, tokens_per_second = self._rates(now)
+        kept = max(self._kept - standing.stale, 0)
+        recent, change, trend = compare(self._group_rewards)
+        return Figures(
+            **msgspec.structs.asdict(standing),
+            seconds=now - self._began,
+            eta=self._eta(now, kept, standing.wanted_groups),
+            batches=self._batches,
+            delivered=self._delivered,
+            groups=self._groups,
+            kept=kept,
+            dropped=dict(self._dropped + Counter(stale=standing.stale)),
+            lag=self._lag,
+            rollouts=self._rollouts,
+            errors=dict(self._errors),
+            success_rate=self._successes / self._told if self._told else None,
+            turns=self._turns,
+            invalid=self._invalid,
+            tokens=self._tokens,
+            turns_per_second=turns_per_second,
+            tokens_per_second=tokens_per_second,
+            policy_seconds=_durations(self._policy_seconds),
+            env_seconds=_durations(self._env_seconds),
+            reward_mean=self._reward / self._members if self._members else None,
+            reward_recent=recent,
+            reward_change=change,
+            reward_trend=trend,
+            reward_history=self._history.means(),
+        )
+
+    def _begin_second(self, now: float) -> None:
+        turns, tokens = self._counted
+        self._by_second.append((self._second, self._turns - turns, self._tokens - tokens))
+        self._counted = self._turns, self._tokens
+        self._second = math.floor(now)
+
+    def _rates(self, now: float) -> tuple[float, float]:
+        """Turns and tokens a second, over the whole seconds that were recent and the one that has begun."""
+        first = math.floor(now) - _RECENT_SECONDS + 1
+        recent = [counts for counts in self._by_second if counts[0] >= first]
+        if self._second >= first:
+            recent.append((self._second, self._turns - self._counted[0], self._tokens - self._counted[1]))
+        span = now - max(first, self._began)
+        if span <= 0:
+            return 0.0, 0.0
+        return sum(turns for _, turns, _ in recent) / span, sum(tokens for _, _, tokens in recent) / span
+
+    def _eta(self, now: float, kept: int, wanted: int | None) -> float | None:
+        """As long as it takes to keep the groups that are still wanted, at the pace of the recent ones."""
+        since = len(self._kept_at) - 1
+        if wanted is None or since < _FEWEST_KEPT:
+            return None
+        left = max(wanted - max(kept, self._delivered), 0)
+        return left * (now - self._kept_at[0]) / since
+
+
+class _History:
+    """Means of equally many values each, from the first value on; as there come more, neighbours are joined."""
+
+    def __init__(self) -> None:
+        self._sums: list[float] = []
+        self._each = 1
+        self._last = 0  # how many values the last sum has
+
+    def add(self, value: float) -> None:
+        if self._sums and self._last < self._each:
+            self._sums[-1] += value
+            self._last += 1
+            return
+        if len(self._sums) == _LONGEST_HISTORY:
+            self._sums = [one + other for one, other in zip(self._sums[::2], self._sums[1::2], strict=True)]
+            self._each *= 2
+        self._sums.append(value)
+        self._last = 1
+
+    def means(self) -> tuple[float, ...]:
+        if not self._sums:
+            return ()
+        return (*(total / self._each for total in self._sums[:-1]), self._sums[-1] / self._last)
+
+
+def compare(values: Sequence[float]) -> tuple[float | None, float | None, Trend | None]:
+    """The mean of the later half, how much it is above that of the earlier half, and whether that means anything.
+
+    Each value must be independent of the others, as means of groups are and rewards within a group are not.
+    """
+    half = len(values) // 2
+    if not half:
+        return (values[0] if values else None), None, None
+    compared = list(values)[-2 * half :]
+    earlier, later = compared[:half], compared[half:]
+    before, recent = _mean(earlier), _mean(later)
+    change = recent - before
+    if half < _FEWEST_GROUPS:
+        return recent, change, None
+    error = math.sqrt((_variance(earlier) + _variance(later)) / half)
+    if abs(change) <= _CLEAR * error or math.isclose(before, recent):
+        return recent, change, "level"
+    return recent, change, "up" if change > 0 else "down"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def _durations(seconds: deque[float]) -> Durations:
+    if not seconds:
+        return Durations()
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    return Durations(len(ordered), _mean(ordered), ordered[last // 2], ordered[int(last * 0.95)], ordered[-1])
+
+
+class Sink(Protocol):
+    """Where figures go: a file, or a service that draws curves."""
+
+    def write(self, figures: Mapping[str, float]) -> None: ...
+
+
+class JsonLines:
+    """A sink of JSON lines, such as `metrics.jsonl`; `write` takes each line, its end included."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+
+    def write(self, figures: Mapping[str, float]) -> None:
+        self._write(msgspec.json.encode(figures).decode() + "\n")
+
+
+_SIGNS: dict[Trend, int] = {"down": -1, "level": 0, "up": 1}
+
+
+def flat(figures: Figures) -> dict[str, float]:
+    """Numbers by name, such as `dropped/constant_reward` and `env_seconds/p95`; what is not known is left out."""
+    found: dict[str, float] = {}
+    for name, value in msgspec.to_builtins(figures).items():
+        if isinstance(value, dict):
+            found.update((f"{name}/{key}", number) for key, number in value.items())
+        elif name == "reward_trend" and figures.reward_trend is not None:
+            found[name] = _SIGNS[figures.reward_trend]
+        elif isinstance(value, int | float):
+            found[name] = value
+    return found
