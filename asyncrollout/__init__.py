@@ -23,6 +23,7 @@ _MODULES = {
         "EnvResourceError",
         "EnvTimeout",
         "ExhaustedError",
+        "JournalError",
         "LimitError",
         "MissingExtraError",
         "PoolError",
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from asyncrollout.errors import EnvResourceError as EnvResourceError
     from asyncrollout.errors import EnvTimeout as EnvTimeout
     from asyncrollout.errors import ExhaustedError as ExhaustedError
+    from asyncrollout.errors import JournalError as JournalError
     from asyncrollout.errors import LimitError as LimitError
     from asyncrollout.errors import MissingExtraError as MissingExtraError
     from asyncrollout.errors import PoolError as PoolError

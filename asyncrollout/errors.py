@@ -72,6 +72,10 @@ class ExhaustedError(RolloutError):
     """Too few groups were kept within the allowed number of draws; the message counts what was dropped, and why."""
 
 
+class JournalError(RolloutError):
+    """A run's directory cannot be written to or read."""
+
+
 class PoolError(RolloutError):
     """The pool itself cannot go on."""
 

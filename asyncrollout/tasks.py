@@ -36,8 +36,13 @@ class Background:
         self._group.start_soon(work, *arguments)
 
     async def close(self, *, cancel: bool = True) -> None:
-        """Wait for the tasks, or cancel them. An error of whoever leaves is not made part of a group of exceptions."""
+        """Cancel the tasks, or wait for them, even if whoever leaves is cancelled; they must come to their end.
+
+        An error of whoever leaves is not made part of a group of exceptions.
+        """
         assert self._group is not None, "open it first"
         if cancel:
             self._group.cancel_scope.cancel()
+        else:
+            self._group.cancel_scope.shield = True
         await self._group.__aexit__(None, None, None)

@@ -210,6 +210,11 @@ def member_uid(group: str, member: int) -> str:
     return f"{group}.{member}"
 
 
+def group_of(uid: str) -> str:
+    """The id of the group of a member."""
+    return uid.rpartition(".")[0]
+
+
 def finished(outcome: Outcome, turns: Sequence[Turn], limits: Limits) -> StopReason | None:
     """Whether an episode ends here, and why."""
     if outcome.terminated:

@@ -215,7 +215,7 @@ def test_ledger_counts_every_rollout_once() -> None:
     one = group(0, 1.0, None, 0.0)
     for trajectory in one.trajectories:
         ledger.dispatched(trajectory.uid)
-    ledger.failed("g0.1")
+    ledger.end(["g0.1"], "failed")
     ledger.dispatched("g0.1")
     assert ledger.balanced
     ledger.end_group(one, "filtered")

@@ -31,7 +31,7 @@ def write(path: str | PathLike[str], index: int, groups: list[Group], stats: dic
                 write_table(file, header, members)
             else:
                 file.write(header + b"\n")
-                file.writelines(encode_record(group, trajectory) + b"\n" for group, trajectory in members)
+                file.writelines(encode_record(group.id, group.tag, trajectory) + b"\n" for group, trajectory in members)
     except OSError as error:
         raise UsageError(f"cannot write {place}: {error.strerror or error}") from error
 

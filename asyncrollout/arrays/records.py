@@ -41,9 +41,19 @@ def encode_header(index: int, groups: list[Group], stats: dict[str, float]) -> b
     return msgspec.json.encode(to_plain(header))
 
 
-def encode_record(group: Group, trajectory: Trajectory) -> bytes:
+def encode_record(group: str, tag: str, trajectory: Trajectory) -> bytes:
     with told_at(f"trajectory {trajectory.uid!r}"):
-        return msgspec.json.encode(to_plain({"group": group.id, "tag": group.tag}) | to_plain(trajectory))
+        return msgspec.json.encode(to_plain({"group": group, "tag": tag}) | to_plain(trajectory))
+
+
+def decode_record(raw: bytes | str) -> tuple[str, str, Trajectory]:
+    """A trajectory, after its group's id and tag."""
+    record = msgspec.json.decode(raw, type=dict[str, Any])
+    group, tag = from_plain(record.pop("group", None)), from_plain(record.pop("tag", None))
+    trajectory = from_plain(record)
+    if not isinstance(trajectory, Trajectory):
+        raise UsageError("not a trajectory")
+    return group, tag, trajectory
 
 
 def assemble(path: str, header: tuple[str, bytes], records: Iterable[tuple[str, bytes | str]]) -> Contents:
@@ -57,7 +67,10 @@ def assemble(path: str, header: tuple[str, bytes], records: Iterable[tuple[str, 
             owner = next(owners, None)
             if owner is None:
                 raise UsageError("there are more trajectories than the header says")
-            owner.trajectories.append(_decode_record(raw, owner))
+            group, tag, trajectory = decode_record(raw)
+            if (group, tag) != (owner.id, owner.tag):
+                raise UsageError(f"a trajectory of group {group!r} (tag {tag!r}), where the header says {owner.id!r}")
+            owner.trajectories.append(trajectory)
     read, written = sum(len(group.trajectories) for group in groups), sum(part.size for part in found.groups)
     if read < written:
         raise UsageError(f"{path} has {read} of {written} trajectories: its end is missing")
@@ -81,14 +94,3 @@ def _decode_header(raw: bytes) -> _Header:
         version = header.get("version")
         raise UsageError(f"version {version!r} of the format is unknown: this asyncrollout reads version {VERSION}")
     return msgspec.convert(from_plain(header), _Header)
-
-
-def _decode_record(raw: bytes | str, owner: Group) -> Trajectory:
-    record = msgspec.json.decode(raw, type=dict[str, Any])
-    group, tag = from_plain(record.pop("group", None)), from_plain(record.pop("tag", None))
-    if (group, tag) != (owner.id, owner.tag):
-        raise UsageError(f"a trajectory of group {group!r} (tag {tag!r}), where the header says {owner.id!r}")
-    trajectory = from_plain(record)
-    if not isinstance(trajectory, Trajectory):
-        raise UsageError("not a trajectory")
-    return trajectory

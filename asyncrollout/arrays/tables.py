@@ -105,7 +105,7 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
         "metrics": [(_text(name), value) for name, value in trajectory.metrics.items()],
         "keep": None if verdict is None else verdict.keep,
         "reason": None if verdict is None else _text(verdict.reason),
-        _RECORD: encode_record(group, trajectory),
+        _RECORD: encode_record(group.id, group.tag, trajectory),
     }
 
 

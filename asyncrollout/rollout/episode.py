@@ -7,7 +7,16 @@ from typing import Any, Protocol
 
 import anyio
 
-from asyncrollout.errors import ContextError, EnvError, LimitError, PoolError, ProviderError, RolloutError, UsageError
+from asyncrollout.errors import (
+    ContextError,
+    EnvError,
+    JournalError,
+    LimitError,
+    PoolError,
+    ProviderError,
+    RolloutError,
+    UsageError,
+)
 from asyncrollout.protocols import Agent, Player
 from asyncrollout.rollout.progress import Progress
 from asyncrollout.trajectories import Limits, Move, StopReason, Trajectory, Turn, as_turn, finished
@@ -64,7 +73,7 @@ async def run_rollout(
                     raise EnvError(f"env {env.name!r} ({uid}, seed {seed}, turn {len(turns)}): reward {came.reward}")
                 turns.append(as_turn(outcome, move, came, acted - asked, time.monotonic() - acted))
                 outcome = came
-                progress.turn += 1
+                progress.played(turns[-1])
             stop = ended
         except ContextError:
             stop = StopReason.TOKENS
@@ -96,7 +105,7 @@ async def _act(player: Player, outcome: Outcome, turns: list[Turn], limits: Limi
     left = None if limits.tokens is None else limits.tokens - sum(turn.sampled_tokens for turn in turns)
     try:
         return _checked(await player.act(outcome, tokens_left=left), player)
-    except (ProviderError, PoolError, UsageError):
+    except (ProviderError, EnvError, PoolError, JournalError, UsageError):
         raise
     except Exception as error:
         failed = ProviderError(f"the policy raised {type(error).__name__}: {error}")

@@ -1,19 +1,21 @@
 """One task, played several times from the same seed."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import anyio
 import msgspec
 
 from asyncrollout.agents.seeds import sampling_seed
-from asyncrollout.errors import EnvError, ProviderError, UsageError
+from asyncrollout.errors import EnvCrashed, EnvError, ProviderError, UsageError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rollout.episode import as_data, run_rollout
 from asyncrollout.rollout.progress import Progress
 from asyncrollout.rollout.scoring import Scorer
+from asyncrollout.rollout.watch import Nobody, Watch
 from asyncrollout.tasks import task_group
 from asyncrollout.trajectories import Group, Limits, StopReason, Trajectory, Verdict, member_uid
 
@@ -47,22 +49,6 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _FAILURES = Failures()
 
 
-class Watch(Protocol):
-    """Who wants to know of each rollout of a group."""
-
-    def dispatched(self, uid: str) -> Progress: ...
-
-    def failed(self, uid: str) -> None:
-        """It will be played again."""
-
-
-class _Nobody:
-    def dispatched(self, uid: str) -> Progress:
-        return Progress(uid)
-
-    def failed(self, uid: str) -> None: ...
-
-
 async def run_group(
     pool: EnvPool,
     env: EnvSpec | str,
@@ -88,59 +74,117 @@ async def run_group(
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"a group has at least one member: size={size!r}")
     spec = find_env(env)
-    id = f"{spec.name}-{seed}" if id is None else id  # noqa: A001
-    base = seed if sampling_base is None else sampling_base
-    watching = _Nobody() if watch is None else watch
-    members: dict[int, Trajectory] = {}
-    retries = failures.retries
+    group = _Playing(
+        pool=pool,
+        spec=spec,
+        env_kwargs=env_kwargs or {},
+        agent=agent,
+        seed=seed,
+        task=task,
+        id=f"{spec.name}-{seed}" if id is None else id,
+        tag=tag,
+        limits=limits,
+        scorer=scorer,
+        sampling_base=seed if sampling_base is None else sampling_base,
+        slots=slots,
+        watch=Nobody() if watch is None else watch,
+    )
+    played = await group.play(size, failures.retries)
+    return msgspec.structs.replace(played, verdict=failures.verdict(played))
 
-    async def play(member: int) -> None:
-        nonlocal retries
-        uid = member_uid(id, member)
+
+@dataclass(kw_only=True)
+class _Playing:
+    """A group that is played."""
+
+    pool: EnvPool
+    spec: EnvSpec
+    env_kwargs: Mapping[str, Any]
+    agent: Agent
+    seed: int
+    task: Any
+    id: str
+    tag: str
+    limits: Limits
+    scorer: Scorer | None
+    sampling_base: int
+    slots: anyio.CapacityLimiter | None
+    watch: Watch
+    retries: int = 0
+    recalled: set[str] = field(default_factory=set)
+
+    async def play(self, size: int, retries: int) -> Group:
+        self.retries = max(retries - self.watch.retries_used(self.id), 0)
+        members: dict[int, Trajectory] = {}
+
+        async def play(member: int) -> None:
+            members[member] = await self._play_member(member, member_uid(self.id, member))
+
+        async with task_group() as tasks:
+            for member in range(size):
+                tasks.start_soon(play, member)
+        if len(members) < size:
+            raise ProviderError(f"group {self.id}: a policy or a hook raised CancelledError by itself")
+        group = Group(self.id, [members[member] for member in range(size)], self.tag)
+        return await self._score(group) if self._is_scored_as_a_group else group
+
+    async def _play_member(self, member: int, uid: str) -> Trajectory:
+        known = self.watch.recall(uid)
+        if known is not None:
+            self.recalled.add(uid)
+            return known
         while True:
-            trajectory, progress = await play_once(uid, member)
-            if trajectory.valid and scorer is not None and not scorer.takes_groups:
+            trajectory, progress = await self._play_once(member, uid)
+            if trajectory.valid and self.scorer is not None and not self._is_scored_as_a_group:
                 progress.begins("its score")
-                trajectory = await scorer.score(trajectory)
+                trajectory = await self.scorer.score(trajectory)
                 progress.begins("")
-            if trajectory.valid or not retries:
+            if trajectory.valid or not self.retries:
                 break
-            retries -= 1
-            watching.failed(uid)
-        members[member] = trajectory
+            self.retries -= 1
+            self.watch.failed(trajectory)
+        return trajectory if self._is_scored_as_a_group else await self.watch.finished(self.tag, trajectory)
 
-    async def play_once(uid: str, member: int) -> tuple[Trajectory, Progress]:
-        if slots is not None:
-            await slots.acquire_on_behalf_of(uid)
+    async def _play_once(self, member: int, uid: str) -> tuple[Trajectory, Progress]:
+        if self.slots is not None:
+            await self.slots.acquire_on_behalf_of(uid)
         try:
-            progress = watching.dispatched(uid)
+            is_broken_off = self.watch.is_broken_off(uid)
+            progress = self.watch.dispatched(uid)
             progress.begins("its env")
-            async with pool.open(spec, **(env_kwargs or {})) as opened:
+            if is_broken_off and not self.spec.replayable:
+                raise EnvCrashed(f"env {self.spec.name!r} ({uid}) was left within an episode, and is not replayable")
+            async with self.pool.open(self.spec, **self.env_kwargs) as opened:
                 trajectory = await run_rollout(
                     opened,
-                    agent,
-                    seed=seed,
-                    task=task,
-                    limits=limits,
+                    self.agent,
+                    seed=self.seed,
+                    task=self.task,
+                    limits=self.limits,
                     member=member,
                     uid=uid,
-                    sampling_seed=sampling_seed(base, member),
+                    sampling_seed=sampling_seed(self.sampling_base, member),
                     progress=progress,
                 )
-        except EnvError as error:  # it could not be opened
-            failed = as_data(error, spec.name, seed, 0)
-            trajectory = Trajectory(uid, spec.name, seed, [], 0.0, StopReason.ENV_ERROR, failed, member, task)
+        except EnvError as error:  # it could not be opened, or played on
+            failed = as_data(error, self.spec.name, self.seed, 0)
+            trajectory = Trajectory(
+                uid, self.spec.name, self.seed, [], 0.0, StopReason.ENV_ERROR, failed, member, self.task
+            )
         finally:
-            if slots is not None:
-                slots.release_on_behalf_of(uid)
+            if self.slots is not None:
+                self.slots.release_on_behalf_of(uid)
         return trajectory, progress
 
-    async with task_group() as tasks:
-        for member in range(size):
-            tasks.start_soon(play, member)
-    if len(members) < size:
-        raise ProviderError(f"group {id}: a policy or a hook raised CancelledError by itself")
-    group = Group(id, [members[member] for member in range(size)], tag)
-    if scorer is not None and scorer.takes_groups:
-        group = await scorer.score_group(group)
-    return msgspec.structs.replace(group, verdict=failures.verdict(group))
+    @property
+    def _is_scored_as_a_group(self) -> bool:
+        return self.scorer is not None and self.scorer.takes_groups
+
+    async def _score(self, group: Group) -> Group:
+        assert self.scorer is not None
+        scored = await self.scorer.score_group(group, known=self.recalled)
+        members = [
+            member if member.uid in self.recalled else await self.watch.finished(self.tag, member)
+            for member in scored.trajectories
+        ]
+        return msgspec.structs.replace(scored, trajectories=members)

@@ -1,14 +1,18 @@
 """Where rollouts are, so that a stall can be told by name."""
 
 import time
+from collections.abc import Callable
+
+from asyncrollout.trajectories import Turn
 
 
 class Progress:
     """One rollout's whereabouts; it says what is being waited for, and since when."""
 
-    __slots__ = ("doing", "since", "turn", "uid")
+    __slots__ = ("_tell", "doing", "since", "turn", "uid")
 
-    def __init__(self, uid: str) -> None:
+    def __init__(self, uid: str, tell: Callable[[Turn], None] | None = None) -> None:
+        self._tell = tell
         self.uid = uid
         self.turn = 0
         self.doing = "its start"
@@ -19,6 +23,11 @@ class Progress:
         self.doing = doing
         self.since = time.monotonic()
         return self.since
+
+    def played(self, turn: Turn) -> None:
+        self.turn += 1
+        if self._tell is not None:
+            self._tell(turn)
 
     def __str__(self) -> str:
         return (

@@ -4,6 +4,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import anyio
@@ -44,8 +45,13 @@ class Scorer:
         except ScoreError as error:
             return _failed(trajectory, error)
 
-    async def score_group(self, group: Group) -> Group:
-        """The group with its members' rewards; if the hook fails, all of them have failed."""
+    async def score_group(self, group: Group, *, known: AbstractSet[str] = frozenset()) -> Group:
+        """The group with its members' rewards; if the hook fails, all of them have failed.
+
+        Members whose uids are known have their scores from before.
+        """
+        if known >= {trajectory.uid for trajectory in group.trajectories}:
+            return group
         try:
             scores = await self._call(group)
             if hasattr(scores, "tolist"):
@@ -55,11 +61,14 @@ class Scorer:
             if len(scores) != len(group.trajectories):
                 raise ScoreError(f"score gave {len(scores)} values for a group of {len(group.trajectories)}")
             members = [
-                _with(member, scored) if member.valid else member
+                _with(member, scored) if member.valid and member.uid not in known else member
                 for member, scored in zip(group.trajectories, scores, strict=True)
             ]
         except ScoreError as error:
-            members = [_failed(member, error) if member.valid else member for member in group.trajectories]
+            members = [
+                _failed(member, error) if member.valid and member.uid not in known else member
+                for member in group.trajectories
+            ]
         return msgspec.structs.replace(group, trajectories=members)
 
     async def _call(self, scored: Trajectory | Group) -> Any:

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -13,15 +15,21 @@ from asyncrollout import checks
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.arrays.batch import Batch
 from asyncrollout.errors import ClosedError, StalledError, UsageError
+from asyncrollout.journal.policy import Journalled
+from asyncrollout.journal.run import RunJournal
+from asyncrollout.metrics import Meter
 from asyncrollout.policies.compose import nested
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec
 from asyncrollout.rollout.group import Failures, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
+from asyncrollout.rollout.watch import Watch
+from asyncrollout.rollouts.durable import open_run, recorded_draws, set_version, what_is_given
 from asyncrollout.rollouts.evaluation import Evaluation, checked
-from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop
+from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop, with_policy
 from asyncrollout.rollouts.stats import RolloutsStats
+from asyncrollout.rollouts.watching import Recording, Watching
 from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
 from asyncrollout.sampler.judging import Judge, Keep, KeepRate, check_filter
 from asyncrollout.sampler.ledger import ENDS, Ledger
@@ -51,6 +59,10 @@ class Rollouts:
     `order="start"` makes batches independent of timing. At most `max_in_flight` rollouts play at a time, and at most
     `max_lag` batches are played ahead of the trainer; older groups are dropped as stale. A batch may cost
     `max_num_gen_batches` times its size in draws; then `on_exhausted` says what happens.
+
+    With a `run_dir`, all that is played is recorded there as it happens. `resume=True` goes on after the last batch
+    that was delivered, or `resume=n` from batch `n` on: what is finished is not played again, and recorded replies are
+    not asked for again.
     """
 
     def __init__(
@@ -75,6 +87,8 @@ class Rollouts:
         stall_seconds: float = 900.0,
         workers: int | None = None,
         pool: EnvPool | None = None,
+        run_dir: str | PathLike[str] | None = None,
+        resume: bool | int = False,
     ) -> None:
         for name, value, least in (
             ("group_size", group_size, 1),
@@ -117,7 +131,12 @@ class Rollouts:
             stall_seconds=stall_seconds,
         )
         self.ledger = Ledger()
+        self.meter = Meter()
+        self._watch: Watch = Watching(self.ledger, self.meter)
         self._tally = Tally()
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._resume = resume
+        self._journal: RunJournal | None = None
         self._stream: GroupStream | None = None
         self._batches = self._evaluations = 0
         self._stop_stream: anyio.CancelScope | None = None
@@ -135,6 +154,8 @@ class Rollouts:
             for policy in self._parts_of_policy:
                 if hasattr(policy, "__aenter__") and not getattr(policy, "is_open", False):
                     await parts.enter_async_context(policy)
+            if self._run_dir is not None:
+                self._go_on(await parts.enter_async_context(self._open_run(self._run_dir)))
             await self._streams.open()
             self._parts = parts.pop_all()
         self._open = True
@@ -158,13 +179,18 @@ class Rollouts:
         """Of the policy's weights."""
         return 0 if self._policy is None else self._policy.version
 
+    @property
+    def next_batch(self) -> int:
+        """The number that the next batch will have."""
+        return self._batches
+
     async def collect(self, groups: int) -> Batch:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
         checks.whole("groups", groups, 1)
         taken = await self._take_once(groups, order="start")
         if not taken:
             raise UsageError("tasks is at its end: there is nothing left to play")
-        return self._batch(taken)
+        return await self._batch(taken)
 
     def batches(self, groups: int) -> AsyncIterator[Batch]:
         """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
@@ -173,7 +199,7 @@ class Rollouts:
 
         async def next_batch() -> Batch:
             if taken := await take(groups):
-                return self._batch(taken)
+                return await self._batch(taken)
             raise StopAsyncIteration
 
         return _Taken(next_batch)
@@ -184,6 +210,7 @@ class Rollouts:
 
         async def next_group() -> Group:
             if taken := await self._take(1, needed=at_once):
+                await self._hand_over(taken)
                 return taken[0]
             raise StopAsyncIteration
 
@@ -194,10 +221,14 @@ class Rollouts:
         self._check_open()
         rules = msgspec.structs.replace(self._rules, order=order or self._rules.order, ahead=0)
         stream, stop = self._start_stream(rules)
+        gives_up = True
         try:
             return self._seen(await stream.take(groups))
+        except anyio.get_cancelled_exc_class():
+            gives_up = False
+            raise
         finally:
-            await _end(stream, stop)
+            await self._end(stream, stop, gives_up=gives_up)
 
     async def _take(self, groups: int, *, needed: int | None = None) -> list[Group]:
         """The next groups of the one stream that `batches` and `groups` share; none if the tasks are at their end."""
@@ -211,7 +242,7 @@ class Rollouts:
             if stream.failure is not None and self._open:  # the next one begins with what this one had not delivered
                 self._stream = None
                 assert self._stop_stream is not None
-                await _end(stream, self._stop_stream)
+                await self._end(stream, self._stop_stream, gives_up=True)
 
     @asynccontextmanager
     async def weight_update(self, version: int, mode: PauseMode = "wait") -> AsyncIterator[None]:
@@ -239,6 +270,8 @@ class Rollouts:
         finally:
             with anyio.move_on_after(_RESUME_GRACE, shield=True):
                 await policy.resume(version if changed else None)
+                if changed and self._journal is not None:
+                    await self._journal.updated(version)
 
     async def evaluate(
         self, tasks: int | Iterable[Any], *, k: int = 1, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0
@@ -250,12 +283,12 @@ class Rollouts:
         """
         checks.whole("k", k, 1)
         self._check_open()
-        name, self._evaluations = f"eval{self._evaluations}", self._evaluations + 1
         if isinstance(tasks, str) or not isinstance(tasks, int | Iterable):
             raise UsageError(f"evaluate: tasks={tasks!r:.100} is neither a number of episodes nor a list of tasks")
         listed = [None] * tasks if isinstance(tasks, int) else list(tasks)
         if not listed:
             raise UsageError("evaluate: there are no tasks")
+        name = self._begin_evaluation(len(listed), k, seed)
         at_once = anyio.CapacityLimiter(max(self._rules.max_in_flight // (2 * k), 1))  # others play, too
         draws = Draws(listed, sampling_seed(seed, "evaluation"), [*self._shares.values()])
         groups: dict[int, Group] = {}
@@ -270,7 +303,7 @@ class Rollouts:
             self._evaluating.add(scope)
             try:
                 async with task_group() as watched:
-                    watched.start_soon(self._watch, f"{name}-")
+                    watched.start_soon(self._raise_if_stalled, f"{name}-")
                     async with task_group() as playing:
                         async for draw in draws:
                             playing.start_soon(play, draw)
@@ -281,9 +314,17 @@ class Rollouts:
                     self.ledger.cancel(f"{name}-g{index}", k)
         if scope.cancelled_caught:
             raise ClosedError("these Rollouts were closed")
+        if self._journal is not None:
+            self._journal.end_evaluation(name)
         return checked(Evaluation(k, [groups[index] for index in sorted(groups)]))
 
-    async def _watch(self, prefix: str) -> None:
+    def _begin_evaluation(self, tasks: int, k: int, seed: int) -> str:
+        if self._journal is not None:
+            return self._journal.begin_evaluation(tasks, k, seed, self.version)
+        name, self._evaluations = f"eval{self._evaluations}", self._evaluations + 1
+        return name
+
+    async def _raise_if_stalled(self, prefix: str) -> None:
         """An error, once the rollouts whose uids begin so have not moved for long."""
         moved = time.monotonic()
         while (left := moved + self._rules.stall_seconds - time.monotonic()) > 0:
@@ -307,16 +348,27 @@ class Rollouts:
             pool=self._pool.stats(),
         )
 
-    def _batch(self, groups: list[Group]) -> Batch:
+    async def _batch(self, groups: list[Group]) -> Batch:
         """The next batch, with figures about all that was played since the last one."""
+        return Batch(await self._hand_over(groups), groups, self._tally.read())
+
+    async def _hand_over(self, groups: list[Group]) -> int:
+        """The number of a batch; if it is to be recorded, all of it is before anybody has it."""
         index, self._batches = self._batches, self._batches + 1
-        return Batch(index, groups, self._tally.read())
+        self.meter.delivered(len(groups), self._lag(groups))
+        if self._journal is not None:
+            with anyio.CancelScope(shield=True):  # bounded; nobody else would get these groups
+                await self._journal.delivered(index, groups)
+        return index
+
+    def _lag(self, groups: list[Group]) -> int:
+        return max((self.version - group.version for group in groups if group.version is not None), default=0)
 
     def _start_stream(self, rules: StreamRules) -> tuple[GroupStream, anyio.CancelScope]:
         stop = anyio.CancelScope()
         stream = GroupStream(
             self._draws,
-            self._play,
+            self._play_drawn,
             judge=Judge(self._keep, self._keep_rate),
             ledger=self.ledger,
             rules=rules,
@@ -328,7 +380,15 @@ class Rollouts:
 
     def _note(self, group: Group) -> None:
         self._tally.add(group)
+        self.meter.judged(group)
+        if self._journal is not None:
+            self._journal.judged(group)
         self._draws.tell(group)
+
+    async def _play_drawn(self, draw: Draw) -> Group:
+        if self._journal is not None:
+            self._journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
+        return await self._play(draw)
 
     async def _play(self, draw: Draw, *, size: int | None = None, env_kwargs: Mapping[str, Any] | None = None) -> Group:
         share = self._shares[draw.tag]
@@ -348,8 +408,37 @@ class Rollouts:
             scorer=self._scorer,
             sampling_base=sampling_seed(self._seed, draw.id),
             slots=self._slots,
-            watch=self.ledger,
+            watch=self._watch,
         )
+
+    def _open_run(self, run_dir: Path) -> AbstractAsyncContextManager[RunJournal]:
+        given = what_is_given(
+            self._shares.values(), self._seed, self._rules.group_size, self._rules.order, self._limits
+        )
+        return open_run(run_dir, given, resume=self._resume)
+
+    def _go_on(self, journal: RunJournal) -> None:
+        """Begin where the journal ends."""
+        past = journal.past
+        self._journal = journal
+        self._watch = Recording(self.ledger, self.meter, journal)
+        self._draws.remember(recorded_draws(past), past.settled.keys())
+        self._batches = past.next_batch
+        if past.weights is not None:
+            set_version(self._policy, past.weights)
+        self._agent = with_policy(self._agent, lambda policy: Journalled(policy, journal.writer, past))
+
+    async def _end(self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool) -> None:
+        """End a stream; what it has not delivered is played anew by the next one.
+
+        If it was not given up, but only interrupted, a resumed run goes on with what is recorded.
+        """
+        stop.cancel()
+        with anyio.move_on_after(_END_GRACE, shield=True):
+            await stream.stopped.wait()
+        groups = stream.close()
+        if self._journal is not None and gives_up and self._open:
+            self._journal.cancelled(groups)
 
     def _seen(self, groups: list[Group]) -> list[Group]:
         if not groups and not self._draws.count:
@@ -377,10 +466,3 @@ class _Taken(Generic[T]):
 async def _run_within(scope: anyio.CancelScope, stream: GroupStream) -> None:
     with scope:
         await stream.run()
-
-
-async def _end(stream: GroupStream, stop: anyio.CancelScope) -> None:
-    stop.cancel()
-    with anyio.move_on_after(_END_GRACE, shield=True):
-        await stream.stopped.wait()
-    stream.close()

@@ -1,7 +1,7 @@
 """What `Rollouts` is given, made ready: envs with their shares, and policies that can be opened and paused."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -76,8 +76,12 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Pausa
         return agent, None
     parts = [part for part in nested(own) if hasattr(part, "pause")]
     gated = Composed(own, parts) if parts else Gated(own)
-    return _with_policy(agent, gated), gated
+    return with_policy(agent, lambda _: gated), gated
 
 
-def _with_policy(agent: Any, policy: Policy) -> Any:
-    return dataclasses.replace(agent, policy=policy)
+def with_policy(agent: Any, change: Callable[[Policy], Policy]) -> Any:
+    """The agent with something around its policy, if it is an agent of which we can tell where that is."""
+    policy = getattr(agent, "policy", None)
+    if policy is None or not hasattr(agent, "__dataclass_fields__"):
+        return agent
+    return dataclasses.replace(agent, policy=change(policy))

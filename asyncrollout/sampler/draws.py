@@ -3,7 +3,8 @@
 import heapq
 import math
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Any
 
 import anyio
@@ -12,6 +13,7 @@ import msgspec
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
+from asyncrollout.plain import to_plain
 from asyncrollout.tasks import Background
 from asyncrollout.trajectories import Group
 
@@ -84,6 +86,12 @@ class Draws:
         else:
             raise UsageError(f"tasks={tasks!r:.100} is neither a list of tasks nor another source of them")
         self.tell = getattr(tasks, "finished", _nobody)
+        self._recorded: Mapping[int, Draw] = {}
+        self._settled: AbstractSet[str] = frozenset()
+
+    def remember(self, recorded: Mapping[int, Draw], settled: AbstractSet[str]) -> None:
+        """What was drawn in an earlier process is drawn again, but for what is settled."""
+        self._recorded, self._settled = recorded, settled
 
     @property
     def count(self) -> int:
@@ -95,6 +103,11 @@ class Draws:
     async def __anext__(self) -> Draw:
         if self._returned:
             return heapq.heappop(self._returned)
+        while (draw := await self._draw()).id in self._settled:
+            pass
+        return draw
+
+    async def _draw(self) -> Draw:
         task = await self._next_task()
         index, self._index = self._index, self._index + 1
         tag = self._turn() if task.tag is None else task.tag
@@ -102,7 +115,18 @@ class Draws:
             raise UsageError(f"task {index}: no env has the tag {tag!r}{nearest(tag, [*self._shares])}")
         self._drawn[tag] += 1
         seed = sampling_seed(self._seed, "env", index) if task.seed is None else task.seed
-        return Draw(index, f"{DRAWN}{index}", seed, task.task, tag)
+        draw = Draw(index, f"{DRAWN}{index}", seed, task.task, tag)
+        return self._as_recorded(draw) if index in self._recorded else draw
+
+    def _as_recorded(self, draw: Draw) -> Draw:
+        """A source that chooses by what is finished may choose otherwise the second time; others must not."""
+        recorded = self._recorded[draw.index]
+        if self.tell is _nobody and to_plain(_contents(draw)) != to_plain(_contents(recorded)):
+            raise UsageError(
+                f"tasks are not those that the run began with: task {draw.index} was {recorded.task!r:.100}, and is "
+                f"{draw.task!r:.100}"
+            )
+        return recorded
 
     def give_back(self, draws: Iterable[Draw]) -> None:
         """What was drawn and not used comes first the next time."""
@@ -159,6 +183,10 @@ class Draws:
         """The tag that is furthest behind its share."""
         total, count = sum(self._shares.values()), sum(self._drawn.values()) + 1
         return max(self._shares, key=lambda tag: count * self._shares[tag] / total - self._drawn[tag])
+
+
+def _contents(draw: Draw) -> list[Any]:
+    return [draw.seed, draw.tag, draw.task]
 
 
 def _nobody(group: Group) -> None: ...

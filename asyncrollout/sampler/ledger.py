@@ -2,11 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from asyncrollout.rollout.progress import Progress
-from asyncrollout.trajectories import Group, member_uid
+from asyncrollout.trajectories import Group, Turn, member_uid
 
 End = Literal["delivered", "filtered", "failed", "cancelled", "stale"]
 ENDS: tuple[End, ...] = ("delivered", "filtered", "failed", "cancelled", "stale")
@@ -31,14 +31,12 @@ class Ledger:
         """Whether every rollout ended once, or is open."""
         return self.dispatched_count == self.ends.total() + len(self.open)
 
-    def dispatched(self, uid: str) -> Progress:
+    def dispatched(self, uid: str, tell: Callable[[Turn], None] | None = None) -> Progress:
+        """It begins; `tell` is told of each turn."""
         assert uid not in self.open, f"{uid} is under way already"
         self.dispatched_count += 1
-        self.open[uid] = progress = Progress(uid)
+        self.open[uid] = progress = Progress(uid, tell)
         return progress
-
-    def failed(self, uid: str) -> None:
-        self.end([uid], "failed")
 
     def end(self, uids: Iterable[str], how: End) -> None:
         for uid in uids:

@@ -101,14 +101,16 @@ class GroupStream:
             self.stopped.set()
             self._notify()
 
-    def close(self) -> None:
-        """Account for all that was neither delivered nor dropped; what was drawn for it may be drawn again."""
+    def close(self) -> list[str]:
+        """Account for all that was neither delivered nor dropped, whose ids are given; it may be drawn again."""
         for group in self._tray.spare:
             self._end(group, "filtered")
+        open_groups = [*self._open]
         for draw in self._open.values():
             self._ledger.cancel(draw.id, self._rules.group_size)
         self._draws.give_back(self._open.values())
         self._open.clear()
+        return open_groups
 
     async def take(self, groups: int, *, needed: int | None = None) -> list[Group]:
         """The next groups that are kept; fewer at the end of the tasks, or as `on_exhausted` says.

@@ -1,0 +1,171 @@
+"""The lines of a journal: one event each, as JSON."""
+
+import math
+import time
+from typing import Any
+
+import msgspec
+
+from asyncrollout.errors import UsageError
+from asyncrollout.plain import KIND, from_plain, to_plain
+from asyncrollout.trajectories import StopReason
+from asyncrollout.types import Generation
+
+FORMAT = "asyncrollout.run"
+VERSION = 1
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Something that happened; `at` is in seconds since 1970."""
+
+    at: float = msgspec.field(default_factory=time.time)
+
+
+class Began(Event, frozen=True, tag="began"):
+    """The first line, and one for each time that the run is resumed; what it was given must stay the same.
+
+    `batch` is where it was told to go on: from there on, nothing has been delivered.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    given: dict[str, Any] = {}
+    batch: int | None = None
+
+
+class Drawn(Event, frozen=True, tag="drawn"):
+    """A group to be played."""
+
+    group: str
+    index: int
+    seed: int
+    tag: str
+    task: Any = None
+
+
+class Dispatched(Event, frozen=True, tag="dispatched"):
+    uid: str
+
+
+class Replied(Event, frozen=True, tag="turn"):
+    """A policy's reply, before it is played. `asked` is a digest of what it replies to."""
+
+    uid: str
+    turn: int
+    asked: int
+    reply: msgspec.Raw
+
+
+class Failed(Event, frozen=True, tag="failed"):
+    """A rollout that will be played again, from its beginning."""
+
+    uid: str
+    error: str
+
+
+class Finished(Event, frozen=True, tag="finished"):
+    """A rollout's end; the trajectory itself is in the file of trajectories by then."""
+
+    uid: str
+    reward: float
+    stop_reason: StopReason
+    turns: int
+    tokens: int
+    seconds: float
+    error: str | None = None
+
+
+class Cancelled(Event, frozen=True, tag="cancelled"):
+    """A group that was given up, and will be drawn again: nothing of it counts any more."""
+
+    group: str
+
+
+class Judged(Event, frozen=True, tag="judged"):
+    group: str
+    keep: bool
+    reason: str
+
+
+class Delivered(Event, frozen=True, tag="delivered"):
+    batch: int
+    groups: list[str]
+
+
+class Updated(Event, frozen=True, tag="weights"):
+    """The policy has new weights, of this number."""
+
+    weights: int
+
+
+class Evaluating(Event, frozen=True, tag="evaluating"):
+    """An evaluation begins; its groups' ids begin with its name."""
+
+    name: str
+    tasks: int
+    k: int
+    seed: int
+    weights: int
+
+
+class Evaluated(Event, frozen=True, tag="evaluated"):
+    name: str
+
+
+AnyEvent = (
+    Began
+    | Drawn
+    | Dispatched
+    | Replied
+    | Failed
+    | Finished
+    | Cancelled
+    | Judged
+    | Delivered
+    | Updated
+    | Evaluating
+    | Evaluated
+)
+_decoder = msgspec.json.Decoder(AnyEvent)
+_generations = msgspec.json.Decoder(Generation)
+_AS_PLAIN = f'{{"{KIND}"'.encode()
+
+
+def encode(event: AnyEvent) -> bytes:
+    """A line, with its end."""
+    return msgspec.json.encode(event) + b"\n"
+
+
+def decode(line: bytes) -> AnyEvent:
+    """The event of a line; a `UsageError` if it is none, or of a newer format."""
+    try:
+        event: AnyEvent = _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"this is no line of a journal: {error}") from error
+    if isinstance(event, Began) and (event.format != FORMAT or event.version > VERSION):
+        raise UsageError(
+            f"a journal of format {event.format!r}, version {event.version}: this asyncrollout reads {FORMAT!r} up to "
+            f"version {VERSION}"
+        )
+    return event
+
+
+def encode_reply(generation: Generation) -> msgspec.Raw:
+    """Exactly as it is; what JSON does not have (arrays, infinite logprobs) as in the files of trajectories."""
+    is_plain = generation.action is None and generation.state is None
+    if is_plain and math.isfinite(sum(generation.logprobs or ())):
+        try:
+            return msgspec.Raw(msgspec.json.encode(generation))
+        except UnicodeEncodeError:  # half a character
+            pass
+    return msgspec.Raw(msgspec.json.encode(to_plain(generation)))
+
+
+def decode_reply(reply: msgspec.Raw) -> Generation:
+    raw = bytes(reply)
+    try:
+        generation = from_plain(msgspec.json.decode(raw)) if raw.startswith(_AS_PLAIN) else _generations.decode(raw)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"this is no reply of a journal: {error}") from error
+    assert isinstance(generation, Generation)
+    return generation

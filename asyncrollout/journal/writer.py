@@ -1,0 +1,148 @@
+"""One task that writes: whatever has been queued meanwhile goes to disk at once, in order."""
+
+import fcntl
+from pathlib import Path
+from typing import Any, Self
+
+import aiofiles
+import anyio
+
+from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.journal.events import AnyEvent, encode
+from asyncrollout.tasks import Background
+
+JOURNAL = "journal.jsonl"
+TRAJECTORIES = "trajectories.jsonl"
+
+_MOST_QUEUED = 16 * 2**20  # bytes
+_LONGEST_WRITE = 60  # seconds
+_LINGER = 0.02  # seconds; each trip to the disk costs as much as a turn
+
+
+class Writer:
+    """Appends to the two files of a run: its events, and the trajectories that are finished.
+
+    A trajectory is in its file before the event that says so is in the other. Once `flush` returns, the operating
+    system has everything, so that a kill of this process loses nothing. The disk's failure is raised by each method.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lines: list[bytes] = []
+        self._trajectories: list[bytes] = []
+        self._queued = self._written = 0  # bytes
+        self._failure: JournalError | None = None
+        self._closing = False
+        self._hurry = anyio.Event()
+        self._changed = anyio.Event()
+        self._background = Background()
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._journal = await aiofiles.open(self._directory / JOURNAL, "ab", buffering=0)
+            self._records = await aiofiles.open(self._directory / TRAJECTORIES, "ab", buffering=0)
+        except OSError as error:
+            raise _told(self._directory, error) from error
+        await self._background.open()
+        self._background.start_soon(self._write_all)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """All that is queued is written first."""
+        self._closing = True
+        self._hurry.set()
+        self._notify()
+        await self._background.close(cancel=False)
+        with anyio.CancelScope(shield=True):  # bounded by the disk, as is what was written last
+            await self._records.close()
+            await self._journal.close()
+
+    def put(self, event: AnyEvent, trajectory: bytes = b"") -> None:
+        """Queue an event, and the line of the trajectory that it is about."""
+        self._check()
+        if self._closing:
+            return
+        line = encode(event)
+        if trajectory:
+            self._trajectories.append(trajectory)
+        self._lines.append(line)
+        self._queued += len(line) + len(trajectory)
+        if len(self._lines) == 1:
+            self._notify()
+
+    async def room(self) -> None:
+        """Wait while too much is queued."""
+        while self._queued - self._written > _MOST_QUEUED and not self._closing:
+            self._check()
+            await self._changed.wait()
+        self._check()
+
+    async def flush(self) -> None:
+        """Wait until all that was queued so far is written."""
+        wanted = self._queued
+        with anyio.move_on_after(_LONGEST_WRITE) as waiting:
+            while self._written < wanted:
+                self._check()
+                self._hurry.set()
+                await self._changed.wait()
+        if waiting.cancelled_caught:
+            raise JournalError(f"{self._directory} has not taken {wanted - self._written} bytes in {_LONGEST_WRITE} s")
+        self._check()
+
+    async def _write_all(self) -> None:
+        try:
+            while self._lines or not self._closing:
+                if not self._lines:
+                    await self._changed.wait()
+                    continue
+                with anyio.move_on_after(_LINGER):
+                    await self._hurry.wait()
+                self._hurry = anyio.Event()
+                lines, self._lines = b"".join(self._lines), []
+                trajectories, self._trajectories = b"".join(self._trajectories), []
+                await _append(self._records, trajectories)
+                await _append(self._journal, lines)
+                self._written += len(lines) + len(trajectories)
+                self._notify()
+        except OSError as error:
+            self._failure = _told(self._directory, error)
+            self._notify()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+async def _append(file: Any, content: bytes) -> None:
+    """All of it: a nearly full disk takes a part, and refuses the rest."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[await file.write(rest) :]
+
+
+def _told(directory: Path, error: OSError) -> JournalError:
+    return JournalError(f"cannot write to {directory}: {error.strerror or error}")
+
+
+class Lock:
+    """A run directory belongs to one process at a time; the lock ends with its process."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = (directory / ".lock").open("wb")
+        except OSError as error:
+            raise _told(directory, error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise UsageError(f"{directory} is in use by another process") from error
+
+    def release(self) -> None:
+        self._file.close()
