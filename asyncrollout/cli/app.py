@@ -1,0 +1,269 @@
+"""The `asyncrollout` command: which commands there are, what is common to all of them, and how they end."""
+
+import inspect
+import io
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from asyncrollout import __version__
+from asyncrollout.errors import RolloutError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+DONE, FAILED, MISUSED, STOPPED = 0, 1, 2, 130
+"""What the command exits with: done; a check or a run failed; bad usage or bad input; stopped by Ctrl-C."""
+
+RUN = Group.create_ordered("Run")
+LOOK = Group.create_ordered("Look")
+ENVIRONMENTS = Group.create_ordered("Environments")
+MACHINE = Group.create_ordered("Machine")
+EVERYWHERE = Group.create_ordered("Everywhere")
+
+# One entry for each command, in the order of the list that `--help` shows: the function that does it, which is given an
+# `Output` (see `Told`) and may be async; its group; its help, of which that list has the first line. The help is here
+# and not there because a command's module loads when it is called, and `--help` loads none.
+COMMANDS = (
+    (
+        "asyncrollout.cli.envs:envs",
+        ENVIRONMENTS,
+        """List every environment that can be found here.
+
+        Example: asyncrollout envs
+        """,
+    ),
+    (
+        "asyncrollout.cli.envs:check_env",
+        ENVIRONMENTS,
+        """Put an environment through the contract that rollouts rely on.
+
+        Options of the environment are given as key=value, with values as in YAML.
+
+        Example: asyncrollout check-env sokoban num_boxes=2 "dim_room=[8, 8]"
+
+        Example: asyncrollout check-env gymnasium:CartPole-v1 text=true
+
+        Example: asyncrollout check-env my_module:MyEnv --allow-import
+        """,
+    ),
+    (
+        "asyncrollout.cli.skeleton:new_env",
+        ENVIRONMENTS,
+        """Write a small environment of your own to start from, with its test.
+
+        Example: asyncrollout new-env maze --dir projects
+        """,
+    ),
+    (
+        "asyncrollout.cli.doctor:doctor",
+        MACHINE,
+        """Look whether everything that rollouts need works on this machine.
+
+        Example: asyncrollout doctor
+        """,
+    ),
+    (
+        "asyncrollout.cli.bench:bench",
+        MACHINE,
+        """Run the benchmarks of a checkout.
+
+        All of them take about eight minutes.
+
+        Example: asyncrollout bench pool
+        """,
+    ),
+)
+
+app = App(
+    name="asyncrollout",
+    help="""Rollouts for reinforcement learning and evaluation of agents, asyncio first.
+
+    A first command to try: asyncrollout check-env frozen_lake
+
+    All about one command: asyncrollout COMMAND --help
+    """,
+    help_format="plaintext",
+    help_flags=["--help", "-h"],
+    version=f"asyncrollout {__version__}",
+    default_parameter=Parameter(negative=(), show_default=False),
+    group_commands=EVERYWHERE,
+)
+app.meta.suppress_keyboard_interrupt = False  # main() has a word to say
+
+for place, (path, group, text) in enumerate(COMMANDS):
+    app.command(path, group=group, help=inspect.cleandoc(text), sort_key=place)
+
+
+class Output(msgspec.Struct, frozen=True):
+    """How a command tells what it has to tell; every command that tells something has one as a parameter."""
+
+    json: bool = False
+    quiet: bool = False
+
+    def record(self, record: dict[str, Any]) -> None:
+        """With `--json`, one object on one line of stdout; else nothing."""
+        if self.json:
+            _write(_line(record))
+
+    def show(self, result: "RenderableType") -> None:
+        """What the command was called for, for people to read: a text, or anything that rich can draw."""
+        if self.json:
+            return
+        if isinstance(result, str):
+            _write(printable(result))
+        else:
+            from rich.console import Console  # noqa: PLC0415 (a tenth of a second)
+
+            console = Console()
+            with console.capture() as drawn:
+                console.print(result)
+            _write(drawn.get().rstrip("\n"))
+
+    def say(self, text: str) -> None:
+        """What happens on the way, for people to read; not with `--quiet`."""
+        if not self.quiet:
+            self.show(text)
+
+
+def _line(record: dict[str, Any]) -> str:
+    """In ASCII, so that no control code gets through; a number that JSON does not have becomes null."""
+    plain = msgspec.to_builtins(record, str_keys=True, enc_hook=lambda value: getattr(value, "tolist", value.__str__)())
+    try:
+        return json.dumps(plain, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(plain), parse_constant=lambda _: None))
+
+
+Told = Annotated[Output, Parameter(parse=False)]
+"""The type of a command's keyword parameter that `Output` is given as."""
+
+
+def main(tokens: Sequence[str] | None = None) -> int:
+    """Run one command, and return what to exit with."""
+    _forget_launcher()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return _called(sys.argv[1:] if tokens is None else tokens)
+    except _StdoutLost as lost:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # or what is left would fail at the exit
+        if not isinstance(lost.__cause__, BrokenPipeError):  # whoever closed it knows
+            _complain(f"stdout cannot be written to: {lost}")
+        return FAILED
+
+
+class _StdoutLost(Exception):  # noqa: N818 (no error if the reader has had enough)
+    """Stdout takes nothing more."""
+
+
+def _write(text: str) -> None:
+    """A text on lines of its own, at once: whoever reads them may wait for them."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        raise _StdoutLost(error.strerror) from error
+
+
+def _forget_launcher() -> None:
+    """A worker process runs its parent's main script again; that of the installed command would load all this there."""
+    launcher = vars(sys.modules["__main__"])
+    if Path(launcher.get("__file__") or "").stem == "asyncrollout":
+        del launcher["__file__"]
+
+
+def _called(tokens: Sequence[str]) -> int:
+    try:
+        code = app.meta(list(tokens), exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _complain(f"{error}\nTry: {' '.join(['asyncrollout', *(error.command_chain or ()), '--help'])}")
+        return MISUSED
+    except KeyboardInterrupt:
+        _complain("stopped")
+        return STOPPED
+    return int(code or DONE)
+
+
+@app.meta.default
+def _launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    json: Annotated[bool, Parameter(group=EVERYWHERE, help="Results as JSON, one object a line.")] = False,
+    quiet: Annotated[bool, Parameter(group=EVERYWHERE, help="Results and errors only.")] = False,
+    debug: Annotated[
+        bool, Parameter(group=EVERYWHERE, help="Errors with their traceback, as with ASYNCROLLOUT_DEBUG=1.")
+    ] = False,
+) -> int | None:
+    """Run the command that the tokens name."""
+    command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
+    output = Output(json, quiet)
+    bound.arguments.update({name: output for name, kind in ignored.items() if kind is Output})
+    try:
+        return _finished(command, bound, output)
+    except Exception as error:
+        failures = list(_leaves(error))
+        for failure in failures:
+            if isinstance(failure, _StdoutLost):
+                raise failure from failure.__cause__
+        if not all(isinstance(failure, RolloutError) for failure in failures):
+            raise
+        if debug or os.environ.get("ASYNCROLLOUT_DEBUG", "0") not in ("", "0"):
+            _complain("".join(traceback.format_exception(error)))
+        for failure in failures:
+            _complain(str(failure))
+        return MISUSED if all(isinstance(failure, UsageError) for failure in failures) else FAILED
+
+
+def _finished(command: Callable[..., Any], bound: inspect.BoundArguments, output: Output) -> int | None:
+    """What the command returns; an async one runs on uvloop, where there is one."""
+    if command.__module__.startswith("cyclopts."):  # help and version log nothing
+        command(*bound.args, **bound.kwargs)
+        return DONE
+    import asyncio  # noqa: PLC0415 (these two cost more than help does)
+
+    from asyncrollout.cli.logs import logging_to  # noqa: PLC0415
+
+    with logging_to(None, console=not output.quiet):
+        result = command(*bound.args, **bound.kwargs)
+        if inspect.iscoroutine(result):
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                result = runner.run(result)
+    code: int | None = result
+    return code
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop  # noqa: PLC0415 (not on every system)
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
+
+
+def _complain(message: str) -> None:
+    print(f"asyncrollout: {printable(message)}", file=sys.stderr)
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text without codes that would steer a terminal; they are shown as escapes. Lines and tabs stay."""
+    return _UNPRINTABLE.sub(lambda code: code[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,179 @@
+"""Commands about environments: which there are, and whether one keeps the contract."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import yaml
+from cyclopts import Parameter
+
+from asyncrollout.cli.app import Output, Told, printable
+from asyncrollout.cli.logs import logging_to
+from asyncrollout.errors import EnvCheckError, UsageError
+from asyncrollout.registry import EnvSpec, env_names, find_env, load_factory
+
+if TYPE_CHECKING:
+    from asyncrollout.testing import EnvReport
+
+# Actions, the task in a line, and the package that the env needs beside ours. All else tells it in its docstring.
+_SHIPPED = {
+    "bandit": ("an arm's name", "choose the arm that pays more in the mean", None),
+    "countdown": ("an expression", "reach the target with all of the numbers", None),
+    "frozen_lake": ("Left, Down, Right, Up", "cross the ice to the goal", None),
+    "metamathqa": ("the answer", "answer a question; think again if it was wrong", None),
+    "reasoning_gym": ("the answer", "answer a question of any reasoning-gym data set", "reasoning-gym"),
+    "sokoban": ("Up, Down, Left, Right", "push all boxes onto targets", None),
+    "webshop": ("search[..], click[..]", "find and buy what is asked for", None),
+}
+_OTHERS = """
+Any Gymnasium env is called gymnasium:<id>, an env class of yours module:Class.
+Check one: asyncrollout check-env frozen_lake
+Write one: asyncrollout new-env maze"""
+
+
+class Card(msgspec.Struct, frozen=True):
+    """What a listing tells of an env; `missing` says what keeps it from being opened."""
+
+    name: str
+    runs: str = ""
+    plays: str = ""
+    actions: str = ""
+    task: str = ""
+    missing: str = ""
+
+
+def envs(*, output: Told) -> None:
+    """List them."""
+    cards = [_card(name) for name in env_names()]
+    for card in cards:
+        output.record(msgspec.structs.asdict(card))
+    if not output.json:
+        output.show(_table(cards))
+        output.say(_OTHERS)
+
+
+async def check_env(
+    name: Annotated[str, Parameter(help="A name that `asyncrollout envs` lists, gymnasium:<id>, or module:Class.")],
+    /,
+    *options: Annotated[str, Parameter(help="Options of the environment, such as size=8, with values as in YAML.")],
+    action: Annotated[
+        list[str] | None,
+        Parameter(help="An action to play, for an env without solve() and action_space. Can be given several times."),
+    ] = None,
+    allow_import: Annotated[bool, Parameter(help="Import what NAME says, from this directory, too.")] = False,
+    output: Told,
+) -> None:
+    """Check one."""
+    from asyncrollout import testing  # noqa: PLC0415 (its pool is not needed to list envs)
+
+    spec = allowed_env(name, allow_import=allow_import)
+    kwargs = env_kwargs(options)
+    # The env's own option of a name that check_env takes for itself, as max_steps, goes by way of the spec.
+    own = {key: kwargs.pop(key) for key in inspect.signature(testing.check_env).parameters if key in kwargs}
+    actions = [_value(text) for text in action] if action else None
+    try:
+        with _working(f"Checking {name}: its episodes are played again and again ...", output):
+            report = await testing.check_env(spec.with_kwargs(**own), actions=actions, **kwargs)
+    except EnvCheckError as error:
+        output.record({"env": name, "ok": False, "error": str(error)})
+        raise EnvCheckError("\n".join([str(error), *getattr(error, "__notes__", ())])) from error
+    output.record({**msgspec.structs.asdict(report), "ok": True})
+    if not output.json:
+        output.show(_drawn(report))
+
+
+def allowed_env(name: str, *, allow_import: bool) -> EnvSpec:
+    """The spec of a name from outside; one that would import code is refused unless that is allowed."""
+    # Gymnasium, too, imports what stands before a colon in its ids.
+    if ":" not in name.removeprefix("gymnasium:"):
+        return find_env(name)
+    if not allow_import:
+        raise UsageError(f"env {name!r} is an import path, which runs that module's code: allow it with --allow-import")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module, _, attribute = name.partition(":")
+    with suppress(Exception):  # where the env is made, it is told with its traceback
+        if isinstance(spec := getattr(importlib.import_module(module), attribute), EnvSpec):
+            return spec
+    return find_env(name)
+
+
+def env_kwargs(options: Sequence[str]) -> dict[str, Any]:
+    """`key=value` texts as keyword arguments, the values read as YAML."""
+    kwargs: dict[str, Any] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"{option!r} is no option of an env: write key=value, such as size=8")
+        if key in kwargs:
+            raise UsageError(f"option {key!r} is given twice")
+        kwargs[key] = _value(value)
+    return kwargs
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{text!r} is not a value in YAML: put texts with special signs in quotes") from error
+
+
+def _card(name: str) -> Card:
+    try:
+        spec = find_env(name)
+        factory = load_factory(spec.factory)
+    except Exception as error:  # noqa: BLE001 (a package of anybody's, which may be broken in any way)
+        return Card(name, missing=f"cannot be loaded: {type(error).__name__}: {error}")
+    says = (inspect.getdoc(factory) or "").partition("\n")[0]
+    actions, task, package = _SHIPPED.get(name, ("", says, None))
+    is_missing = package and importlib.util.find_spec(package.replace("-", "_")) is None
+    missing = f"pip install 'asyncrollout[{package}]'" if is_missing else ""
+    return Card(name, spec.runs, "text" if spec.text else "raw", actions, task, missing)
+
+
+def _table(cards: Sequence[Card]) -> Any:
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415 (no markup in what others wrote)
+
+    table = Table("env", "runs", "plays", "actions", "task", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for card in cards:
+        told = f"{card.task}\n{card.missing}".strip()
+        table.add_row(*(Text(printable(cell)) for cell in (card.name, card.runs, card.plays, card.actions, told)))
+    return table
+
+
+def _drawn(report: "EnvReport") -> Any:
+    from rich.console import Group  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    where = " and ".join(report.ran_on)
+    first = f"{report.env} keeps the contract: {report.episodes} episodes, {report.steps} steps, on {where}"
+    rows = [("ok", point) for point in report.checked]
+    rows += [("skipped", f"{point}: {reason}") for point, reason in report.skipped.items()]
+    rows += [("note", note) for note in report.notes]
+    points = Table.grid(padding=(0, 2))
+    for state, told in rows:
+        points.add_row(state, Text(printable(told)))
+    return Group(Text(printable(first)), points)
+
+
+@contextmanager
+def _working(message: str, output: Output) -> Iterator[None]:
+    """Say what takes a while, on a terminal with a sign of life; deaths of workers are part of it, and no news."""
+    with logging_to(None, console=False):
+        if not sys.stderr.isatty() or output.json or output.quiet:
+            output.say(message)
+            yield
+            return
+        from rich.console import Console  # noqa: PLC0415
+
+        with Console(stderr=True).status(printable(message)):
+            yield

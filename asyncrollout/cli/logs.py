@@ -1,0 +1,135 @@
+"""Where events go while a command runs: all of them into a file, warnings to people, none to stdout."""
+
+import json
+import logging
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import structlog
+
+from asyncrollout.cli.app import printable
+from asyncrollout.errors import UsageError
+
+_HIDDEN = "[hidden]"
+_SECRET_NAME = re.compile(r"(api_?key|access_?key|private_?key|token|secret|password|authorization)$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"\bsk-[\w-]{16,}|(?<=Bearer )[^\s'\"]+")
+_SHORTEST_SECRET = 8  # a shorter one may be a word
+_DEEPEST = 8
+_CLIP = 300
+_COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
+
+
+@contextmanager
+def logging_to(directory: Path | None, *, console: bool) -> Iterator["EventSink"]:
+    """Send structlog's events to `directory`/events.jsonl, and warnings to stderr if `console`, until the end."""
+    before = structlog.get_config() if structlog.is_configured() else None
+    with ExitStack() as stack:
+        file = stack.enter_context(_opened(directory)) if directory is not None else None
+        sink = EventSink(file, console)
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+                structlog.processors.format_exc_info,
+                sink,
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
+            logger_factory=structlog.ReturnLoggerFactory(),
+            cache_logger_on_first_use=False,
+        )
+        try:
+            yield sink
+        finally:
+            sink.tell_dropped()
+            structlog.reset_defaults()
+            if before is not None:
+                structlog.configure(**before)
+
+
+@dataclass
+class EventSink:
+    """The last processor. Whatever happens to an event here, whoever logged it goes on; `dropped` counts those lost."""
+
+    file: BinaryIO | None
+    console: bool
+    dropped: int = 0
+    _torn: bool = False
+    _secrets: list[str] = field(default_factory=lambda: _secrets(os.environ))
+
+    def __call__(self, _logger: Any, _method: str, event: structlog.typing.EventDict) -> NoReturn:
+        try:
+            self._write(event)
+        except Exception:  # noqa: BLE001 (a full disk, a repr that raises)
+            self.dropped += 1
+        raise structlog.DropEvent
+
+    def tell_dropped(self) -> None:
+        if self.dropped:
+            structlog.get_logger(__name__).warning("events_dropped", count=self.dropped)
+
+    def _write(self, event: structlog.typing.EventDict) -> None:
+        plain: dict[str, Any] = self._plain(event)
+        first = {name: plain.pop(name, "") for name in ("time", "level", "event")}
+        if self.console and first["level"] in _COLOURS:
+            _show(first, plain)
+        if self.file is None:
+            return
+        # In ASCII, so that no control code gets through; on a line of its own, also after one that a full disk cut off.
+        line = b"\n" * self._torn + json.dumps(first | plain).encode() + b"\n"
+        self._torn = self.file.write(line) < len(line)
+        self.dropped += self._torn
+
+    def _plain(self, value: Any, depth: int = 0) -> Any:
+        """The value as JSON has it, without secrets."""
+        if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+            return value
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            return {
+                self._hide(str(name)): _HIDDEN if _SECRET_NAME.search(str(name)) else self._plain(one, depth + 1)
+                for name, one in value.items()
+            }
+        if isinstance(value, list | tuple | set | frozenset) and depth < _DEEPEST:
+            return [self._plain(one, depth + 1) for one in value]
+        return self._hide(value if isinstance(value, str) else repr(value))
+
+    def _hide(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, _HIDDEN)
+        return _SECRET_VALUE.sub(_HIDDEN, text)
+
+
+def _opened(directory: Path) -> BinaryIO:
+    path = directory / "events.jsonl"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return path.open("ab", buffering=0)
+    except (OSError, ValueError) as error:  # no path has a NUL
+        raise UsageError(f"events cannot be written to {str(path)!r}: {error}") from error
+
+
+def _secrets(environ: Mapping[str, str]) -> list[str]:
+    """The values of variables that are named like keys, longest first: one may be a part of another."""
+    found = {value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET}
+    return sorted(found, key=len, reverse=True)
+
+
+def _show(first: Mapping[str, str], fields: Mapping[str, Any]) -> None:
+    level, stream = first["level"], sys.stderr
+    told = " ".join([first["event"], *(f"{name}={_clipped(value)}" for name, value in fields.items())])
+    is_coloured = stream.isatty() and not os.environ.get("NO_COLOR")
+    start, end = (_COLOURS[level], "\x1b[0m") if is_coloured else ("", "")
+    indented = printable(told).replace("\n", "\n  ")  # so that no text from outside begins a line
+    print(f"{start}{level}{end}: {indented}", file=stream, flush=True)
+
+
+def _clipped(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _CLIP else f"{text[:_CLIP]}... ({len(text)} characters)"
