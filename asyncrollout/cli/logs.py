@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,11 +15,8 @@ import structlog
 
 from asyncrollout.cli.app import printable
 from asyncrollout.errors import UsageError
+from asyncrollout.secrets import HIDDEN, hide, is_secret, known_secrets
 
-_HIDDEN = "[hidden]"
-_SECRET_NAME = re.compile(r"(api_?key|access_?key|private_?key|token|secret|password|authorization)$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"\bsk-[\w-]{16,}|(?<=Bearer )[^\s'\"]+")
-_SHORTEST_SECRET = 8  # a shorter one may be a word
 _DEEPEST = 8
 _CLIP = 300
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
@@ -62,7 +58,7 @@ class EventSink:
     console: bool
     dropped: int = 0
     _torn: bool = False
-    _secrets: list[str] = field(default_factory=lambda: _secrets(os.environ))
+    _secrets: list[str] = field(default_factory=known_secrets)
 
     def __call__(self, _logger: Any, _method: str, event: structlog.typing.EventDict) -> NoReturn:
         try:
@@ -93,7 +89,7 @@ class EventSink:
             return value
         if isinstance(value, Mapping) and depth < _DEEPEST:
             return {
-                self._hide(str(name)): _HIDDEN if _SECRET_NAME.search(str(name)) else self._plain(one, depth + 1)
+                self._hide(str(name)): HIDDEN if is_secret(str(name)) else self._plain(one, depth + 1)
                 for name, one in value.items()
             }
         if isinstance(value, list | tuple | set | frozenset) and depth < _DEEPEST:
@@ -101,9 +97,7 @@ class EventSink:
         return self._hide(value if isinstance(value, str) else repr(value))
 
     def _hide(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, _HIDDEN)
-        return _SECRET_VALUE.sub(_HIDDEN, text)
+        return hide(text, self._secrets)
 
 
 def _opened(directory: Path) -> BinaryIO:
@@ -113,12 +107,6 @@ def _opened(directory: Path) -> BinaryIO:
         return path.open("ab", buffering=0)
     except (OSError, ValueError) as error:  # no path has a NUL
         raise UsageError(f"events cannot be written to {str(path)!r}: {error}") from error
-
-
-def _secrets(environ: Mapping[str, str]) -> list[str]:
-    """The values of variables that are named like keys, longest first: one may be a part of another."""
-    found = {value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET}
-    return sorted(found, key=len, reverse=True)
 
 
 def _show(first: Mapping[str, str], fields: Mapping[str, Any]) -> None:

@@ -61,8 +61,11 @@ class Past:
         self.attempts = 0
         self.given: dict[str, Any] = {}
         self.drawn: dict[int, Drawn] = {}
-        self.settled: dict[str, bool] = {}
-        """Groups that need not be looked at again, and whether they were kept."""
+        self.settled: set[str] = set()
+        """Groups that need not be looked at again: those that were delivered, or dropped on the way to a batch."""
+        self.delivered = 0
+        self.dropped: Counter[str] = Counter()
+        """How many groups were dropped on the way to what was delivered, by reason."""
         self.finished: dict[str, Trajectory] = {}
         self.unlisted: list[Trajectory] = []
         """Those of which the journal does not tell: the process was killed in between."""
@@ -135,10 +138,12 @@ class Past:
         """
         index = {drawn.group: number for number, drawn in self.drawn.items()}
         for delivered, dropped, _ in self._batches:
-            self.settled.update(dict.fromkeys(delivered.groups, True))
             last = max((index.get(group, -1) for group in delivered.groups), default=-1)
             is_ordered = self.given.get("order") == "start"
-            self.settled |= {group: False for group in dropped if not is_ordered or index.get(group, -1) < last}
+            gone = {group for group in dropped if not is_ordered or index.get(group, -1) < last} - {*delivered.groups}
+            self.settled |= gone | {*delivered.groups}
+            self.delivered += len(delivered.groups)
+            self.dropped.update(self._verdicts[group].reason or "dropped" for group in gone)
 
     def add_trajectories(self, lines: Iterator[tuple[str, bytes]]) -> None:
         """Finished rollouts of groups that are not settled."""

@@ -131,6 +131,8 @@ async def open_journal(directory: Path, given: dict[str, Any], *, resume: bool |
 async def _read(directory: Path, given: dict[str, Any], resume: bool | int) -> Past:
     batch = None if isinstance(resume, bool) else resume
     past = await anyio.to_thread.run_sync(read_past, directory, batch)
+    if not past.attempts:  # killed before it had begun
+        return past
     then = past.given
     other = [f"{key}={given.get(key)!r} (then {then.get(key)!r})" for key in given if given[key] != then.get(key)]
     if other:

@@ -18,7 +18,7 @@ from asyncrollout.errors import (
     UsageError,
 )
 from asyncrollout.protocols import Agent, Player
-from asyncrollout.rollout.progress import Progress
+from asyncrollout.rollout.progress import POLICY, RESET, STEP, Progress
 from asyncrollout.trajectories import Limits, Move, StopReason, Trajectory, Turn, as_turn, finished
 from asyncrollout.types import Outcome
 
@@ -62,12 +62,12 @@ async def run_rollout(
     deadline = anyio.current_time() + (limits.seconds or math.inf)
     with anyio.CancelScope(deadline=deadline) as scope:
         try:
-            progress.begins("the env's reset")
+            progress.begins(RESET)
             outcome = await env.reset(seed=seed, task=task, member=member)
             while (ended := finished(outcome, turns, limits)) is None:
-                asked = progress.begins("the policy")
+                asked = progress.begins(POLICY)
                 move = await _act(player, outcome, turns, limits)
-                acted = progress.begins("the env's step")
+                acted = progress.begins(STEP)
                 came = await env.step(move.action)
                 if not math.isfinite(came.reward):
                     raise EnvError(f"env {env.name!r} ({uid}, seed {seed}, turn {len(turns)}): reward {came.reward}")

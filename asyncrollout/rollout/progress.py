@@ -5,6 +5,9 @@ from collections.abc import Callable
 
 from asyncrollout.trajectories import Turn
 
+RESET, POLICY, STEP = "the env's reset", "the policy", "the env's step"
+"""What a rollout waits for most of the time."""
+
 
 class Progress:
     """One rollout's whereabouts; it says what is being waited for, and since when."""

@@ -19,6 +19,7 @@ from asyncrollout.journal.run import RunJournal, open_journal
 from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.policies.compose import nested
 from asyncrollout.sampler.draws import Draw, Share
+from asyncrollout.secrets import hide_in_command, without_secrets
 from asyncrollout.trajectories import Limits
 
 MANIFEST = "manifest.json"
@@ -29,7 +30,14 @@ _GIT_SECONDS = 5
 
 def what_is_given(shares: Iterable[Share], seed: int, group_size: int, order: str, limits: Limits) -> dict[str, Any]:
     """What a run's results follow from, and what therefore stays the same when it is resumed."""
-    envs = {share.tag: {"env": share.env.name, "share": share.share, **to_plain(share.env_kwargs)} for share in shares}
+    envs = {
+        share.tag: {
+            "env": share.env.name,
+            "share": share.share,
+            "env_kwargs": without_secrets(to_plain(share.env_kwargs)),
+        }
+        for share in shares
+    }
     bounds = {name: getattr(limits, name) for name in limits.__struct_fields__}
     return {"seed": seed, "group_size": group_size, "order": order, "envs": envs, "limits": bounds}
 
@@ -65,7 +73,7 @@ def _write_manifest(directory: Path, given: Mapping[str, Any]) -> None:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: metadata.version(name) for name in _PACKAGES if _is_installed(name)},
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": hide_in_command(_command()),
         "git": _git_state(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **given,
@@ -74,6 +82,11 @@ def _write_manifest(directory: Path, given: Mapping[str, Any]) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     except OSError as error:
         raise JournalError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _command() -> list[str]:
+    program = Path(sys.argv[0])
+    return [program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]]
 
 
 def _is_installed(name: str) -> bool:

@@ -17,7 +17,7 @@ from asyncrollout.arrays.batch import Batch
 from asyncrollout.errors import ClosedError, StalledError, UsageError
 from asyncrollout.journal.policy import Journalled
 from asyncrollout.journal.run import RunJournal
-from asyncrollout.metrics import Meter
+from asyncrollout.metrics import Figures, Meter
 from asyncrollout.policies.compose import nested
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
@@ -28,7 +28,7 @@ from asyncrollout.rollout.watch import Watch
 from asyncrollout.rollouts.durable import open_run, recorded_draws, set_version, what_is_given
 from asyncrollout.rollouts.evaluation import Evaluation, checked
 from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop, with_policy
-from asyncrollout.rollouts.stats import RolloutsStats
+from asyncrollout.rollouts.stats import RolloutsStats, standing
 from asyncrollout.rollouts.watching import Recording, Watching
 from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
 from asyncrollout.sampler.judging import Judge, Keep, KeepRate, check_filter
@@ -332,6 +332,17 @@ class Rollouts:
             moved = max(moved, self.ledger.last_move(prefix))
         raise StalledError(f"nothing has moved for {self._rules.stall_seconds:g} s: {self.ledger.stuck(prefix)}")
 
+    async def drain(self, seconds: float) -> None:
+        """Ask the policy nothing more, and wait a while for its replies under way, so that they are recorded."""
+        if self._policy is not None:
+            with anyio.move_on_after(seconds):
+                await self._policy.pause("wait")
+
+    def figures(self, *, batches: int | None = None, groups: int | None = None) -> Figures:
+        """What has been played, how well and how fast; towards so many batches of so many groups, if that is known."""
+        wanted = None if batches is None or groups is None else batches * groups
+        return self.meter.read(time.monotonic(), standing(self.stats(), self.ledger, batches, wanted))
+
     def stats(self) -> RolloutsStats:
         """How things stand at this moment."""
         stream = self._stream
@@ -345,6 +356,7 @@ class Rollouts:
             dispatched=self.ledger.dispatched_count,
             open_rollouts=len(self.ledger.open),
             ends={end: self.ledger.ends[end] for end in ENDS},
+            stale_groups=0 if stream is None else stream.stale,
             pool=self._pool.stats(),
         )
 
@@ -422,8 +434,11 @@ class Rollouts:
         past = journal.past
         self._journal = journal
         self._watch = Recording(self.ledger, self.meter, journal)
-        self._draws.remember(recorded_draws(past), past.settled.keys())
+        self._draws.remember(recorded_draws(past), past.settled)
         self._batches = past.next_batch
+        self.meter.begin_at(
+            batches=past.next_batch, delivered=past.delivered, kept=past.delivered, dropped=past.dropped
+        )
         if past.weights is not None:
             set_version(self._policy, past.weights)
         self._agent = with_policy(self._agent, lambda policy: Journalled(policy, journal.writer, past))

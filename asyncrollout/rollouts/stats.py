@@ -1,12 +1,17 @@
 """How `Rollouts` stand at one moment."""
 
+from collections import Counter
+
 import msgspec
 
+from asyncrollout.metrics import Standing
+from asyncrollout.rollout.progress import POLICY, RESET, STEP
+from asyncrollout.sampler.ledger import Ledger
 from asyncrollout.types import PoolStats
 
 
 class RolloutsStats(msgspec.Struct, frozen=True):
-    """`dropped` counts groups by reason; `ends` counts rollouts by how they ended."""
+    """`dropped` counts groups by reason, `stale_groups` those that grew too old; `ends` rollouts by how they ended."""
 
     version: int
     drawn_groups: int
@@ -17,4 +22,33 @@ class RolloutsStats(msgspec.Struct, frozen=True):
     dispatched: int
     open_rollouts: int
     ends: dict[str, int]
+    stale_groups: int
     pool: PoolStats
+
+
+def standing(stats: RolloutsStats, ledger: Ledger, batches: int | None, groups: int | None) -> Standing:
+    """The same for the figures of a run, of which so many batches and groups are wanted."""
+    waiting = Counter(_kind_of_wait(progress.doing) for progress in ledger.open.values())
+    return Standing(
+        wanted_batches=batches,
+        wanted_groups=groups,
+        playing=stats.playing_groups,
+        buffered=stats.buffered_groups,
+        stale=stats.stale_groups,
+        waiting_policy=waiting["policy"],
+        waiting_env=waiting["env"],
+        waiting_else=waiting["else"],
+        queued=stats.pool.queued,
+        restarts=stats.pool.restarts,
+        retries=ledger.retried,
+        version=stats.version,
+        keep_rate=stats.keep_rate,
+    )
+
+
+def _kind_of_wait(doing: str) -> str:
+    if doing == POLICY:
+        return "policy"
+    if doing in (RESET, STEP):
+        return "env"
+    return "else" if doing else "over"

@@ -17,7 +17,7 @@ class Watching(Nobody):
         return self._ledger.dispatched(uid, self._meter.played)
 
     def failed(self, trajectory: Trajectory) -> None:
-        self._ledger.end([trajectory.uid], "failed")
+        self._ledger.retry(trajectory.uid)
         self._meter.ended(trajectory)
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:  # noqa: ARG002

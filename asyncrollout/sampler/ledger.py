@@ -20,6 +20,7 @@ class Ledger:
     def __init__(self) -> None:
         self.dispatched_count = 0
         self.ends: Counter[End] = Counter()
+        self.retried = 0
         self.open: dict[str, Progress] = {}
 
     def __repr__(self) -> str:
@@ -37,6 +38,11 @@ class Ledger:
         self.dispatched_count += 1
         self.open[uid] = progress = Progress(uid, tell)
         return progress
+
+    def retry(self, uid: str) -> None:
+        """It has failed, and will be played again."""
+        self.retried += 1
+        self.end([uid], "failed")
 
     def end(self, uids: Iterable[str], how: End) -> None:
         for uid in uids:

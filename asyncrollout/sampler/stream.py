@@ -73,6 +73,7 @@ class GroupStream:
         self._failed_in_a_row = 0
         self._wanted = 0
         self._drained = False
+        self.stale = 0
         self.failure: Exception | None = None
         self._last_error: RolloutError | None = None
         self._had_valid = False
@@ -250,6 +251,7 @@ class GroupStream:
     def _drop_stale(self) -> None:
         if self._rules.max_lag is not None:
             for group in self._tray.remove_older(self._version() - self._rules.max_lag):
+                self.stale += 1
                 self._end(group, "stale")
 
     def _make_do(self, groups: int) -> list[Group]:

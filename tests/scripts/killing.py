@@ -157,11 +157,7 @@ def main() -> None:
             before = (directory / "calls.txt").read_text().splitlines() if resume else []
             is_over = attempt(directory, RUNS[name], resume=resume, bytes_left=1 + random.randrange(size // 2))
             killed += not is_over
-            resume = (directory / "run" / writer.JOURNAL).exists() and b"\n" in (
-                directory / "run" / writer.JOURNAL
-            ).read_bytes()
-            if not resume and not is_over:  # killed before it had begun
-                (directory / "run" / writer.JOURNAL).unlink(missing_ok=True)
+            resume = (directory / "run" / writer.JOURNAL).exists()
             asked_again |= known & {*(directory / "calls.txt").read_text().splitlines()[len(before) :]}
             given_up = {event["group"] for event in journal(directory) if event["event"] == "cancelled"}
             asked_again = {call for call in asked_again if call.rpartition(".")[0] not in given_up}

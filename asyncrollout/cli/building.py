@@ -1,0 +1,129 @@
+"""From a configuration to what it names: envs, policies, filters, hooks."""
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrollout import filters
+from asyncrollout.agents.chat import ChatAgent
+from asyncrollout.cli.envs import allowed_env
+from asyncrollout.config import Config, read_tasks, schema
+from asyncrollout.errors import UsageError
+from asyncrollout.policies.embedded import ScriptedPolicy, SolverPolicy
+from asyncrollout.policies.local import local_llm
+from asyncrollout.policies.openai import OpenAIPolicy
+from asyncrollout.pool.pool import EnvPool
+from asyncrollout.protocols import Policy
+from asyncrollout.rollout.group import Failures
+from asyncrollout.rollouts.facade import Rollouts
+from asyncrollout.sampler.draws import Share
+
+_AS_THEY_ARE = (
+    "group_size",
+    "seed",
+    "limits",
+    "order",
+    "max_in_flight",
+    "max_lag",
+    "max_num_gen_batches",
+    "on_exhausted",
+    "stall_seconds",
+)
+
+
+@asynccontextmanager
+async def open_rollouts(
+    config: Config, run_dir: Path, *, resume: bool, allow_import: bool = False
+) -> AsyncIterator[Rollouts]:
+    """`Rollouts` as configured, open, with a run directory."""
+    check_imports(config, allow_import=allow_import)
+    async with _open_policy(config.policy) as policy, _open_pool(config) as pool:
+        agent = ChatAgent(
+            policy,
+            history=config.agent.history,
+            template=config.agent.template,
+            system_prompt=config.agent.system_prompt,
+            sampling=config.agent.sampling,
+            seeded=config.agent.seeded,
+        )
+        async with Rollouts(
+            [share_of(entry, allow_import=allow_import) for entry in config.entries],
+            agent=agent,
+            keep=_filter(config),
+            tasks=read_tasks(config),
+            score=None if config.score is None else _imported(config.score),
+            failures=Failures(config.failures.retries, config.failures.min_valid),
+            workers=None if pool is not None else config.workers,
+            pool=pool,
+            run_dir=run_dir,
+            resume=resume,
+            **{name: getattr(config, name) for name in _AS_THEY_ARE},
+        ) as rollouts:
+            yield rollouts
+
+
+def check_imports(config: Config, *, allow_import: bool) -> None:
+    if config.imports and not allow_import:
+        named = ", ".join(map(repr, config.imports))
+        raise UsageError(f"the configuration names code to import, {named}: allow it with --allow-import")
+
+
+def share_of(entry: schema.EnvEntry, *, allow_import: bool) -> Share:
+    spec = allowed_env(entry.env, allow_import=allow_import)
+    if entry.runs is not None:
+        spec = dataclasses.replace(spec, runs=entry.runs)
+    return Share(spec, entry.tag, entry.share, entry.env_kwargs)
+
+
+@asynccontextmanager
+async def _open_policy(chosen: schema.Policy) -> AsyncIterator[Policy]:
+    match chosen:
+        case schema.Solver(error_rate=error_rate, latency=latency, seed=seed):
+            pair = (latency[0], latency[1]) if isinstance(latency, list) else latency
+            yield SolverPolicy(error_rate, pair, seed=seed)
+        case schema.Scripted(replies=replies):
+            yield ScriptedPolicy(replies)
+        case schema.Local():
+            async with local_llm(**msgspec.structs.asdict(chosen)) as policy:
+                yield policy
+        case schema.OpenAI():
+            options = msgspec.structs.asdict(chosen)
+            key = os.environ.get(options.pop("api_key_env"), "")
+            async with OpenAIPolicy(api_key=key, kind=options.pop("server"), **options) as policy:
+                yield policy
+
+
+@asynccontextmanager
+async def _open_pool(config: Config) -> AsyncIterator[EnvPool | None]:
+    """A pool, if it is said where the envs are to run; else `Rollouts` finds out by itself."""
+    if config.backend is None:
+        yield None
+        return
+    async with EnvPool(config.workers, config.backend) as pool:
+        yield pool
+
+
+def _filter(config: Config) -> Any:
+    if config.keep is None:
+        return None
+    name, arguments = config.keep.call
+    chosen = getattr(filters, name)
+    return chosen(**arguments) if arguments else chosen
+
+
+def _imported(path: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"score: {path!r} cannot be imported: {error}") from error

@@ -1,0 +1,92 @@
+"""What a run has delivered, read from its directory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from asyncrollout.arrays.records import decode_record, told_at
+from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.journal.events import Began, Delivered, Judged, decode
+from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
+from asyncrollout.trajectories import Group, Trajectory, Verdict
+
+
+class Recorded(NamedTuple):
+    """A finished rollout, with the tag of its env."""
+
+    tag: str
+    trajectory: Trajectory
+
+
+class RunRecords:
+    """The records of a run; the trajectories stay on disk until they are asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / TRAJECTORIES
+        self.given: dict[str, object] = {}
+        self._batches: dict[int, list[str]] = {}
+        self._verdicts: dict[str, Verdict] = {}
+        self._places: dict[str, dict[str, int]] = {}  # by group and uid: where the last record begins
+        for number, (_, line) in enumerate(_lines(directory / JOURNAL), start=1):
+            with told_at(f"{directory / JOURNAL}, line {number}"):
+                self._add(decode(line))
+        for number, (place, line) in enumerate(_lines(self._path), start=1):
+            with told_at(f"{self._path}, line {number}"):
+                head = msgspec.json.decode(line, type=_Head)
+            self._places.setdefault(head.group, {})[head.uid] = place
+
+    def find(self, uid: str) -> Recorded:
+        """A finished rollout, by its uid."""
+        for members in self._places.values():
+            if uid in members:
+                return self._read(members[uid])
+        known = [one for members in self._places.values() for one in members]
+        what = f"such as {', '.join(known[:3])}" if known else "none is finished yet"
+        raise UsageError(f"{self._path.parent} has no finished rollout {uid!r}: {len(known)} are finished, {what}")
+
+    def batches(self) -> Iterator[tuple[int, list[Group]]]:
+        """All that was delivered, in order."""
+        for index, groups in sorted(self._batches.items()):
+            yield index, [self._group(group) for group in groups]
+
+    def _add(self, event: object) -> None:
+        match event:
+            case Began(given=given):
+                self.given = self.given or given
+            case Delivered(batch=batch, groups=groups):
+                self._batches[batch] = groups
+            case Judged(group=group, keep=keep, reason=reason):
+                self._verdicts[group] = Verdict(keep, reason)
+
+    def _group(self, group: str) -> Group:
+        records = [self._read(place) for place in self._places.get(group, {}).values()]
+        if not records:
+            raise JournalError(f"{self._path} lacks group {group}, which was delivered")
+        members = sorted((record.trajectory for record in records), key=lambda member: member.member)
+        return Group(group, members, records[0].tag, self._verdicts.get(group))
+
+    def _read(self, place: int) -> Recorded:
+        with self._path.open("rb") as file:
+            file.seek(place)
+            _, tag, trajectory = decode_record(file.readline())
+        return Recorded(tag, trajectory)
+
+
+class _Head(msgspec.Struct):
+    uid: str
+    group: str
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Whole lines, each after the place where it begins."""
+    place = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield place, line
+                place += len(line)
+    except OSError as error:
+        raise UsageError(f"{path.parent} holds no run that can be read: {path.name}: {error.strerror}") from error

@@ -1,0 +1,261 @@
+"""Runs from the command line: started, watched, stopped, killed, resumed and replayed, in real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.playing import PATIENCE
+
+CONFIG = """
+env: {env}
+policy: {{kind: solver, error_rate: 0.3, latency: 0.02}}
+group_size: 2
+groups: 2
+batches: 3
+seed: 5
+order: start
+advantage: grpo
+reward_normalization: {{grouping: batch, method: mean_std}}
+"""
+SECRET = "canary-0123456789"
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "asyncrollout", *map(str, arguments)]
+
+
+def call(directory: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=directory, env={**os.environ, **environment}, capture_output=True, text=True,
+        check=False, timeout=PATIENCE,
+    )  # fmt: skip
+
+
+@contextmanager
+def launched(directory: Path, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that takes Ctrl-C as one in a terminal does."""
+    with subprocess.Popen(
+        command(*arguments), cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def write_config(directory: Path, env: str = "frozen_lake", more: str = "") -> Path:
+    path = directory / "lake.yaml"
+    path.write_text(CONFIG.format(env=env) + more)
+    return path
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def delivered(directory: Path) -> list[tuple[int, list[str]]]:
+    events = lines(directory / "journal.jsonl")
+    return [(event["batch"], event["groups"]) for event in events if event["event"] == "delivered"]
+
+
+def contents(directory: Path) -> dict[str, Any]:
+    groups = {group for _, groups in delivered(directory) for group in groups}
+    records = [record for record in lines(directory / "trajectories.jsonl") if record["group"] in groups]
+    return {record["uid"]: (record["reward"], [turn["reply"] for turn in record["turns"]]) for record in records}
+
+
+def test_run_leaves_a_directory_that_tells_all(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    done = call(tmp_path, "run", config, "env_kwargs.size=3", "--json", OPENAI_API_KEY=SECRET)
+    assert (done.returncode, done.stderr) == (0, "")
+    launch, end = map(json.loads, done.stdout.splitlines())
+    assert (launch["event"], end["event"], end["state"]) == ("launched", "ended", "done")
+    assert (end["batches"], end["delivered"]) == (3, 6)
+    run = tmp_path / launch["directory"]
+    assert run == tmp_path / "runs" / "lake-1"
+    assert (run / "config.yaml").read_text() == config.read_text()
+    assert "size: 3" in (run / "config.resolved.yaml").read_text()
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["command"][:2] == ["asyncrollout", "run"]
+    assert len(delivered(run)) == 3
+    assert lines(run / "metrics.jsonl")[-1]["batches"] == 3
+    assert [event["event"] for event in lines(run / "logs" / "attempt_1" / "events.jsonl")] == ["run", "run_ended"]
+    samples = lines(run / "samples.jsonl")
+    assert {sample["uid"] for sample in samples} == set(contents(run))
+    assert sum(sample["score"] for sample in samples) == pytest.approx(0, abs=1e-6)
+    assert samples[0]["messages"][-1]["role"] == "assistant"
+    assert {"batch", "reward", "advantage"} <= samples[0].keys()
+    for path in run.rglob("*"):
+        assert path.is_dir() or SECRET not in path.read_text(), path
+
+
+def test_name_in_use_is_refused_and_a_free_one_is_found(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
+    before = (tmp_path / "runs" / "mine" / "journal.jsonl").read_bytes()
+    again = call(tmp_path, "run", config, "name=mine")
+    assert again.returncode == 2
+    assert "runs/mine is in use: asyncrollout resume runs/mine" in again.stderr
+    assert (tmp_path / "runs" / "mine" / "journal.jsonl").read_bytes() == before
+    complete = call(tmp_path, "resume", "runs/mine")
+    assert (complete.returncode, complete.stdout) == (0, "runs/mine is complete: all its 3 batches are there\n")
+    for name in ("../up", "a/b", "x" * 101, ".hidden", "nul\\0"):
+        refused = call(tmp_path, "run", config, f'name="{name}"')
+        assert (refused.returncode, "name: " in refused.stderr) == (2, True), name
+
+
+def test_stopped_twice_and_killed_a_run_comes_to_the_same_end(tmp_path: Path) -> None:
+    config = write_config(tmp_path, env="sokoban")  # on worker processes
+    assert call(tmp_path, "run", config, "name=whole", "--quiet").returncode == 0
+    with launched(tmp_path, "run", config, "name=parts", "--json") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        journal = tmp_path / "runs" / "parts" / "journal.jsonl"
+        _wait_for(process, journal, b'"turn"')
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+        assert json.loads(out)["state"] == "stopped"
+        assert err == ""
+    with launched(tmp_path, "resume", "runs/parts") as process:
+        _wait_for(process, journal, b'"began"', times=2)
+        process.kill()
+        process.wait()
+    resumed = call(tmp_path, "resume", "runs/parts")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "parts: done" in resumed.stdout
+    assert delivered(tmp_path / "runs" / "parts") == delivered(tmp_path / "runs" / "whole")
+    assert contents(tmp_path / "runs" / "parts") == contents(tmp_path / "runs" / "whole")
+    finished = [event["uid"] for event in lines(journal) if event["event"] == "finished"]
+    assert len(finished) == len({*finished})
+    assert len(list((tmp_path / "runs" / "parts" / "logs").iterdir())) == 3
+
+
+def _wait_for(process: subprocess.Popen[str], path: Path, what: bytes, times: int = 1) -> None:
+    while not (path.exists() and path.read_bytes().count(what) >= times):
+        assert process.poll() is None, process.communicate()
+
+
+def test_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
+    config = write_config(tmp_path, more="max_in_flight: 8\n")
+    with launched(tmp_path, "run", config, "name=slow", "policy.latency=[1000, 1000]") as process:
+        _wait_for(process, tmp_path / "runs" / "slow" / "journal.jsonl", b'"dispatched"')
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert "stopping, once the replies under way are in" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "to go on  asyncrollout resume runs/slow" in out
+
+
+def test_replay_compares_with_what_was_recorded(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
+    done = call(tmp_path, "replay", "runs/mine", "g0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("g0.1: frozen_lake, seed ")
+    assert done.stdout.endswith("the same as recorded\n")
+    path = tmp_path / "runs" / "mine" / "trajectories.jsonl"
+    changed = [{**record, "seed": record["seed"] + 1} for record in lines(path)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in changed))
+    other = call(tmp_path, "replay", "runs/mine", "g0.1", "--json")
+    assert other.returncode == 1
+    assert json.loads(other.stdout)["difference"].startswith("before turn 0 the env shows")
+    unknown = call(tmp_path, "replay", "runs/mine", "g77.0")
+    assert unknown.returncode == 2
+    assert "has no finished rollout 'g77.0'" in unknown.stderr
+    nowhere = call(tmp_path, "replay", "runs/other", "g0.0")
+    assert (nowhere.returncode, "holds no run that can be read" in nowhere.stderr) == (2, True)
+
+
+def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
+    done = call(tmp_path, "demo", "--batches", "1")
+    assert done.returncode == 0, done.stderr
+    assert "Running runs/demo-1" in done.stdout
+    assert "demo-1: done" in done.stdout
+    assert "asyncrollout replay runs/demo-1 g0.0" in done.stdout
+    one = call(tmp_path, "demo", "bandit", "--batches", "1", "--json")
+    assert json.loads(one.stdout.splitlines()[0])["directory"] == "runs/demo-2"
+    envs = {record["env"] for record in lines(tmp_path / "runs" / "demo-2" / "trajectories.jsonl")}
+    assert envs == {"bandit"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trouble"),
+    [
+        (["run", "none.yaml"], "there is no file none.yaml"),
+        (["run", "."], ". is no file"),
+        (["run", "lake.yaml", "group_sise=3"], "group_size"),
+        (["run", "lake.yaml", "group_size=none"], "group_size"),
+        (["run", "lake.yaml", "score=os:getcwd"], "allow it with --allow-import"),
+        (["run", "lake.yaml", "env=os:System"], "allow it with --allow-import"),
+        (["run", "lake.yaml", "score=os:nothing", "--allow-import"], "score: 'os:nothing' cannot be imported"),
+        (["resume", "."], "holds no run of this command line"),
+        (["resume", "nowhere"], "nowhere is no directory of a run"),
+        (["demo", "--model", "x"], "--base-url and --model go together"),
+        (["demo", "--batches", "0"], "there must be at least one"),
+        (["demo", "no_such_env"], "no_such_env"),
+    ],
+)
+def test_bad_input_is_one_clear_message(tmp_path: Path, arguments: list[str], trouble: str) -> None:
+    write_config(tmp_path)
+    done = call(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert trouble in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*/journal.jsonl"))
+
+
+def test_run_that_fails_says_why_and_keeps_what_was_played(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    server = "policy={kind: openai, base_url: 'http://127.0.0.1:9/v1', model: m, attempts: 1, server: openai}"
+    done = call(tmp_path, "run", config, "name=bad", server, "failures.retries=0", "--json")
+    assert done.returncode == 1
+    assert "4 groups in a row had no member that did not fail" in done.stderr
+    assert "to go on: asyncrollout resume runs/bad" in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["state"] == "failed"
+    assert len(lines(tmp_path / "runs" / "bad" / "trajectories.jsonl")) >= 8
+
+
+def test_run_that_could_not_begin_leaves_its_name_free(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    done = call(tmp_path, "run", config, "name=mine", "env_kwargs.sise=3")
+    assert done.returncode == 2
+    assert "did you mean 'size'" in done.stderr
+    assert call(tmp_path, "run", config, "name=mine", "env_kwargs.size=3", "--quiet").returncode == 0
+    (tmp_path / "runs" / "other").mkdir()
+    assert call(tmp_path, "run", config, "name=other").returncode == 2
+
+
+def test_read_only_directory_is_one_clear_message(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    (tmp_path / "file").write_text("")
+    done = call(tmp_path, "run", config, "--runs", "file/runs")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "cannot write to file/runs/lake-1: Not a directory" in done.stderr
+
+
+def test_journal_of_a_newer_format_or_with_a_foreign_line_is_told_and_left_alone(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
+    journal = tmp_path / "runs" / "mine" / "journal.jsonl"
+    whole = journal.read_bytes()
+    for change, trouble in (
+        (whole.replace(b'"version":1', b'"version":7', 1), "version 7: this asyncrollout reads"),
+        (b"hello\n" + whole, "journal.jsonl, line 1: this is no line of a journal"),
+    ):
+        journal.write_bytes(change)
+        done = call(tmp_path, "resume", "runs/mine")
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert trouble in done.stderr
+        assert journal.read_bytes() == change
