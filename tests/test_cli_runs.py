@@ -104,7 +104,7 @@ def test_name_in_use_is_refused_and_a_free_one_is_found(tmp_path: Path) -> None:
     before = (tmp_path / "runs" / "mine" / "journal.jsonl").read_bytes()
     again = call(tmp_path, "run", config, "name=mine")
     assert again.returncode == 2
-    assert "runs/mine is in use: asyncrollout resume runs/mine" in again.stderr
+    assert "runs/mine is in use: go on with it by `asyncrollout resume runs/mine`, or give another" in again.stderr
     assert (tmp_path / "runs" / "mine" / "journal.jsonl").read_bytes() == before
     complete = call(tmp_path, "resume", "runs/mine")
     assert (complete.returncode, complete.stdout) == (0, "runs/mine is complete: all its 3 batches are there\n")
