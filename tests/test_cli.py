@@ -121,7 +121,7 @@ def trial() -> Iterator[Callable[[Any], Callable[..., int]]]:
 def test_help_teaches_and_loads_little() -> None:
     script = "import sys; from asyncrollout.cli.app import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
     told = run(program=("-c", script))
-    assert {"Environments", "Machine", "Everywhere", "A first command to try: asyncrollout check-env frozen_lake"} <= {
+    assert {"Environments", "Machine", "Everywhere", "A first command to try: asyncrollout demo"} <= {
         line.strip("╭─╮ ") for line in told.stdout.splitlines()
     }
     assert all(f"│ {name} " in told.stdout for name in NAMES)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.playing import PATIENCE
@@ -128,8 +129,10 @@ def test_stopped_twice_and_killed_a_run_comes_to_the_same_end(tmp_path: Path) ->
         assert err == ""
     with launched(tmp_path, "resume", "runs/parts") as process:
         _wait_for(process, journal, b'"began"', times=2)
+        workers = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
+        assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
     resumed = call(tmp_path, "resume", "runs/parts")
     assert resumed.returncode == 0, resumed.stderr
     assert "parts: done" in resumed.stdout

@@ -27,9 +27,8 @@ def new_directory(runs: Path, name: str | None, fallback: str) -> Path:
     if directory.exists() and not (directory / RESOLVED).exists():
         raise UsageError(f"{directory} exists, and holds no run: choose another name")
     if directory.exists() and not _is_unplayed(directory):
-        raise UsageError(
-            f"{directory} is in use: go on with it by `asyncrollout resume {directory}`, or give another name (name=...)"
-        )
+        go_on = f"go on with it by `asyncrollout resume {directory}`"
+        raise UsageError(f"{directory} is in use: {go_on}, or give another name (name=...)")
     return directory
 
 

@@ -24,9 +24,9 @@ from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec
 from asyncrollout.rollout.group import Failures, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
-from asyncrollout.rollout.watch import Watch
 from asyncrollout.rollouts.durable import open_run, recorded_draws, set_version, what_is_given
-from asyncrollout.rollouts.evaluation import Evaluation, checked
+from asyncrollout.rollouts.evaluating import Evaluator
+from asyncrollout.rollouts.evaluation import Evaluation
 from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop, with_policy
 from asyncrollout.rollouts.stats import RolloutsStats, standing
 from asyncrollout.rollouts.watching import Recording, Watching
@@ -36,7 +36,7 @@ from asyncrollout.sampler.ledger import ENDS, Ledger
 from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
 from asyncrollout.sampler.tally import Tally
 from asyncrollout.sampler.tray import OnExhausted
-from asyncrollout.tasks import Background, task_group
+from asyncrollout.tasks import Background
 from asyncrollout.trajectories import Group, Limits
 from asyncrollout.types import PauseMode
 
@@ -132,15 +132,14 @@ class Rollouts:
         )
         self.ledger = Ledger()
         self.meter = Meter()
-        self._watch: Watch = Watching(self.ledger, self.meter)
+        self._watch = Watching(self.ledger, self.meter)
+        self._evaluator = Evaluator([*self._shares.values()], self.ledger, max_in_flight // 2, stall_seconds)
         self._tally = Tally()
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._resume = resume
-        self._journal: RunJournal | None = None
         self._stream: GroupStream | None = None
-        self._batches = self._evaluations = 0
+        self._batches = 0
         self._stop_stream: anyio.CancelScope | None = None
-        self._evaluating: set[anyio.CancelScope] = set()
         self._parts = AsyncExitStack()
         self._open = self._opened = False
 
@@ -168,8 +167,7 @@ class Rollouts:
         try:
             await self._streams.close()
         finally:
-            for scope in self._evaluating:
-                scope.cancel()
+            self._evaluator.close()
             if self._stream is not None:
                 self._stream.close()
             await self._parts.__aexit__(kind, error, trace)
@@ -270,8 +268,8 @@ class Rollouts:
         finally:
             with anyio.move_on_after(_RESUME_GRACE, shield=True):
                 await policy.resume(version if changed else None)
-                if changed and self._journal is not None:
-                    await self._journal.updated(version)
+                if changed:
+                    await self._watch.updated(version)
 
     async def evaluate(
         self, tasks: int | Iterable[Any], *, k: int = 1, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0
@@ -288,49 +286,14 @@ class Rollouts:
         listed = [None] * tasks if isinstance(tasks, int) else list(tasks)
         if not listed:
             raise UsageError("evaluate: there are no tasks")
-        name = self._begin_evaluation(len(listed), k, seed)
-        at_once = anyio.CapacityLimiter(max(self._rules.max_in_flight // (2 * k), 1))  # others play, too
-        draws = Draws(listed, sampling_seed(seed, "evaluation"), [*self._shares.values()])
-        groups: dict[int, Group] = {}
+        name = self._watch.begin_evaluation(len(listed), k, seed, self.version)
 
-        async def play(draw: Draw) -> None:
-            draw = msgspec.structs.replace(draw, id=f"{name}-{draw.id}")
-            async with at_once:
-                groups[draw.index] = group = await self._play(draw, size=k, env_kwargs=env_kwargs)
-            self.ledger.end_group(group, "delivered")
+        async def play(draw: Draw) -> Group:
+            return await self._play(draw, size=k, env_kwargs=env_kwargs)
 
-        with anyio.CancelScope() as scope:
-            self._evaluating.add(scope)
-            try:
-                async with task_group() as watched:
-                    watched.start_soon(self._raise_if_stalled, f"{name}-")
-                    async with task_group() as playing:
-                        async for draw in draws:
-                            playing.start_soon(play, draw)
-                    watched.cancel_scope.cancel()
-            finally:
-                self._evaluating.discard(scope)
-                for index in range(len(listed)):
-                    self.ledger.cancel(f"{name}-g{index}", k)
-        if scope.cancelled_caught:
-            raise ClosedError("these Rollouts were closed")
-        if self._journal is not None:
-            self._journal.end_evaluation(name)
-        return checked(Evaluation(k, [groups[index] for index in sorted(groups)]))
-
-    def _begin_evaluation(self, tasks: int, k: int, seed: int) -> str:
-        if self._journal is not None:
-            return self._journal.begin_evaluation(tasks, k, seed, self.version)
-        name, self._evaluations = f"eval{self._evaluations}", self._evaluations + 1
-        return name
-
-    async def _raise_if_stalled(self, prefix: str) -> None:
-        """An error, once the rollouts whose uids begin so have not moved for long."""
-        moved = time.monotonic()
-        while (left := moved + self._rules.stall_seconds - time.monotonic()) > 0:
-            await anyio.sleep(left)
-            moved = max(moved, self.ledger.last_move(prefix))
-        raise StalledError(f"nothing has moved for {self._rules.stall_seconds:g} s: {self.ledger.stuck(prefix)}")
+        evaluation = await self._evaluator.run(play, name, listed, k, seed)
+        self._watch.end_evaluation(name)
+        return evaluation
 
     async def drain(self, seconds: float) -> None:
         """Ask the policy nothing more, and wait a while for its replies under way, so that they are recorded."""
@@ -367,10 +330,8 @@ class Rollouts:
     async def _hand_over(self, groups: list[Group]) -> int:
         """The number of a batch; if it is to be recorded, all of it is before anybody has it."""
         index, self._batches = self._batches, self._batches + 1
-        self.meter.delivered(len(groups), self._lag(groups))
-        if self._journal is not None:
-            with anyio.CancelScope(shield=True):  # bounded; nobody else would get these groups
-                await self._journal.delivered(index, groups)
+        with anyio.CancelScope(shield=True):  # bounded; nobody else would get these groups
+            await self._watch.delivered(index, groups, self._lag(groups))
         return index
 
     def _lag(self, groups: list[Group]) -> int:
@@ -392,14 +353,11 @@ class Rollouts:
 
     def _note(self, group: Group) -> None:
         self._tally.add(group)
-        self.meter.judged(group)
-        if self._journal is not None:
-            self._journal.judged(group)
+        self._watch.judged(group)
         self._draws.tell(group)
 
     async def _play_drawn(self, draw: Draw) -> Group:
-        if self._journal is not None:
-            self._journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
+        self._watch.drawn(draw)
         return await self._play(draw)
 
     async def _play(self, draw: Draw, *, size: int | None = None, env_kwargs: Mapping[str, Any] | None = None) -> Group:
@@ -432,13 +390,9 @@ class Rollouts:
     def _go_on(self, journal: RunJournal) -> None:
         """Begin where the journal ends."""
         past = journal.past
-        self._journal = journal
         self._watch = Recording(self.ledger, self.meter, journal)
         self._draws.remember(recorded_draws(past), past.settled)
         self._batches = past.next_batch
-        self.meter.begin_at(
-            batches=past.next_batch, delivered=past.delivered, kept=past.delivered, dropped=past.dropped
-        )
         if past.weights is not None:
             set_version(self._policy, past.weights)
         self._agent = with_policy(self._agent, lambda policy: Journalled(policy, journal.writer, past))
@@ -452,8 +406,8 @@ class Rollouts:
         with anyio.move_on_after(_END_GRACE, shield=True):
             await stream.stopped.wait()
         groups = stream.close()
-        if self._journal is not None and gives_up and self._open:
-            self._journal.cancelled(groups)
+        if gives_up and self._open:
+            self._watch.given_up(groups)
 
     def _seen(self, groups: list[Group]) -> list[Group]:
         if not groups and not self._draws.count:

@@ -1,0 +1,68 @@
+"""Tasks played for figures alone, beside whatever else is played."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.errors import ClosedError, StalledError
+from asyncrollout.rollouts.evaluation import Evaluation, checked
+from asyncrollout.sampler.draws import Draw, Draws, Share
+from asyncrollout.sampler.ledger import Ledger
+from asyncrollout.tasks import task_group
+from asyncrollout.trajectories import Group
+
+
+class Evaluator:
+    """At most `most_in_flight` rollouts of an evaluation play at a time; it fails if none moves for `stall_seconds`."""
+
+    def __init__(self, shares: Sequence[Share], ledger: Ledger, most_in_flight: int, stall_seconds: float) -> None:
+        self._shares = shares
+        self._ledger = ledger
+        self._most_in_flight = most_in_flight
+        self._stall_seconds = stall_seconds
+        self._under_way: set[anyio.CancelScope] = set()
+
+    def close(self) -> None:
+        for scope in self._under_way:
+            scope.cancel()
+
+    async def run(
+        self, play: Callable[[Draw], Awaitable[Group]], name: str, tasks: list[Any], k: int, seed: int
+    ) -> Evaluation:
+        """Each task once, by `play`, which gives a group of `k`; their ids begin with the name."""
+        at_once = anyio.CapacityLimiter(max(self._most_in_flight // k, 1))
+        groups: dict[int, Group] = {}
+
+        async def play_one(draw: Draw) -> None:
+            async with at_once:
+                groups[draw.index] = group = await play(msgspec.structs.replace(draw, id=f"{name}-{draw.id}"))
+            self._ledger.end_group(group, "delivered")
+
+        with anyio.CancelScope() as scope:
+            self._under_way.add(scope)
+            try:
+                async with task_group() as watched:
+                    watched.start_soon(self._raise_if_stalled, f"{name}-")
+                    async with task_group() as playing:
+                        async for draw in Draws(tasks, sampling_seed(seed, "evaluation"), self._shares):
+                            playing.start_soon(play_one, draw)
+                    watched.cancel_scope.cancel()
+            finally:
+                self._under_way.discard(scope)
+                for index in range(len(tasks)):
+                    self._ledger.cancel(f"{name}-g{index}", k)
+        if scope.cancelled_caught:
+            raise ClosedError("these Rollouts were closed")
+        return checked(Evaluation(k, [groups[index] for index in sorted(groups)]))
+
+    async def _raise_if_stalled(self, prefix: str) -> None:
+        """An error, once the rollouts whose uids begin so have not moved for long."""
+        moved = time.monotonic()
+        while (left := moved + self._stall_seconds - time.monotonic()) > 0:
+            await anyio.sleep(left)
+            moved = max(moved, self._ledger.last_move(prefix))
+        raise StalledError(f"nothing has moved for {self._stall_seconds:g} s: {self._ledger.stuck(prefix)}")
