@@ -7,8 +7,8 @@ from typing import Any
 
 HIDDEN = "[hidden]"
 
-_NAME = re.compile(r"(api_?key|access_?key|private_?key|token|secret|password|authorization)$", re.IGNORECASE)
-_VALUE = re.compile(r"\bsk-[\w-]{16,}|(?<=Bearer )[^\s'\"]+")
+_NAME = re.compile(r"(api_?key|(^|_)key|token|secret|password|authorization)$", re.IGNORECASE)
+_VALUE = re.compile(r"\bsk-[\w-]{16,}|(?<=Bearer )[^\s'\"\\]+|(?<=://)[^/\s:@\"]+:[^/\s@\"]+(?=@)")
 _SHORTEST = 8  # a shorter one may be a word
 
 
@@ -46,7 +46,9 @@ def hide_in_command(command: Sequence[str]) -> list[str]:
 
 
 def without_secrets(value: Any) -> Any:
-    """Plain data, in which what is named like a secret is hidden."""
+    """Plain data, in which what is named or looks like a secret is hidden."""
     if isinstance(value, dict):
         return {name: HIDDEN if is_secret(str(name)) else without_secrets(one) for name, one in value.items()}
-    return [without_secrets(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_secrets(one) for one in value]
+    return hide(value, known_secrets()) if isinstance(value, str) else value

@@ -178,7 +178,7 @@ def test_replay_compares_with_what_was_recorded(tmp_path: Path) -> None:
     assert unknown.returncode == 2
     assert "has no finished rollout 'g77.0'" in unknown.stderr
     nowhere = call(tmp_path, "replay", "runs/other", "g0.0")
-    assert (nowhere.returncode, "holds no run that can be read" in nowhere.stderr) == (2, True)
+    assert (nowhere.returncode, "holds no run: it has no journal.jsonl" in nowhere.stderr) == (2, True)
 
 
 def test_demo_plays_without_anything_else(tmp_path: Path) -> None:

@@ -228,14 +228,24 @@ async def test_tasks_must_be_the_same_but_for_a_source_that_chooses(tmp_path: Pa
             await source.collect(groups=1)
 
     class Chooser:
+        """Its next task follows from what is finished; it has none before something is."""
+
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
         def __iter__(self) -> Any:
-            return iter(["x", "y", "z"])
+            while True:
+                yield f"after {len(self.seen)}"
 
-        def finished(self, group: Group) -> None: ...
+        def finished(self, group: Group) -> None:
+            self.seen.append(group.id)
 
-    async with rollouts(tmp_path / "run", tasks=Chooser(), resume=True) as source:
+    chooser = Chooser()
+    async with rollouts(tmp_path / "run", tasks=chooser, resume=True) as source:
+        assert chooser.seen == ["g0"]
         batch = await source.collect(groups=1)
-    assert [group.trajectories[0].task for group in batch.groups] == ["y"]
+        assert chooser.seen == ["g0", "g1"]
+    assert [group.trajectories[0].task for group in batch.groups] == ["after 1"]
 
 
 async def test_env_that_shows_something_else_on_replay_is_an_error_of_its_rollouts(tmp_path: Path) -> None:

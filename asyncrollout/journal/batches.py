@@ -1,14 +1,14 @@
 """What a run has delivered, read from its directory."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from asyncrollout.arrays.records import decode_record, told_at
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.events import Began, Delivered, Judged, decode
+from asyncrollout.journal.lines import read_head, whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.trajectories import Group, Trajectory, Verdict
 
@@ -29,13 +29,14 @@ class RunRecords:
         self._batches: dict[int, list[str]] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._places: dict[str, dict[str, int]] = {}  # by group and uid: where the last record begins
-        for number, (_, line) in enumerate(_lines(directory / JOURNAL), start=1):
-            with told_at(f"{directory / JOURNAL}, line {number}"):
-                self._add(decode(line))
-        for number, (place, line) in enumerate(_lines(self._path), start=1):
-            with told_at(f"{self._path}, line {number}"):
-                head = msgspec.json.decode(line, type=_Head)
-            self._places.setdefault(head.group, {})[head.uid] = place
+        if not (directory / JOURNAL).exists():
+            raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
+        for line in whole_lines(directory / JOURNAL):
+            with told_at(line.place):
+                self._add(decode(line.content))
+        for line in whole_lines(self._path):
+            head = read_head(line)
+            self._places.setdefault(head.group, {})[head.uid] = line.start
 
     def find(self, uid: str) -> Recorded:
         """A finished rollout, by its uid."""
@@ -50,6 +51,12 @@ class RunRecords:
         """All that was delivered, in order."""
         for index, groups in sorted(self._batches.items()):
             yield index, [self._group(group) for group in groups]
+
+    def groups(self, ids: AbstractSet[str]) -> Iterator[Group]:
+        """These groups, in the order in which they were judged."""
+        for group in self._verdicts:
+            if group in ids:
+                yield self._group(group)
 
     def _add(self, event: object) -> None:
         match event:
@@ -72,21 +79,3 @@ class RunRecords:
             file.seek(place)
             _, tag, trajectory = decode_record(file.readline())
         return Recorded(tag, trajectory)
-
-
-class _Head(msgspec.Struct):
-    uid: str
-    group: str
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines, each after the place where it begins."""
-    place = 0
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield place, line
-                place += len(line)
-    except OSError as error:
-        raise UsageError(f"{path.parent} holds no run that can be read: {path.name}: {error.strerror}") from error

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.plain import KIND, from_plain, to_plain
@@ -88,7 +89,16 @@ class Judged(Event, frozen=True, tag="judged"):
 
 
 class Delivered(Event, frozen=True, tag="delivered"):
+    """A batch, and the groups that were dropped on the way to it."""
+
     batch: int
+    groups: list[str]
+    dropped: list[str] = []
+
+
+class Dropped(Event, frozen=True, tag="dropped"):
+    """Groups that were dropped, and led to no batch: too few were kept."""
+
     groups: list[str]
 
 
@@ -99,13 +109,10 @@ class Updated(Event, frozen=True, tag="weights"):
 
 
 class Evaluating(Event, frozen=True, tag="evaluating"):
-    """An evaluation begins; its groups' ids begin with its name."""
+    """An evaluation begins; its groups' ids begin with its name. `what` is a digest of all that it was asked for."""
 
     name: str
-    tasks: int
-    k: int
-    seed: int
-    weights: int
+    what: int
 
 
 class Evaluated(Event, frozen=True, tag="evaluated"):
@@ -122,6 +129,7 @@ AnyEvent = (
     | Cancelled
     | Judged
     | Delivered
+    | Dropped
     | Updated
     | Evaluating
     | Evaluated
@@ -152,13 +160,19 @@ def decode(line: bytes) -> AnyEvent:
 
 def encode_reply(generation: Generation) -> msgspec.Raw:
     """Exactly as it is; what JSON does not have (arrays, infinite logprobs) as in the files of trajectories."""
-    is_plain = generation.action is None and generation.state is None
-    if is_plain and math.isfinite(sum(generation.logprobs or ())):
+    is_plain = generation.action is None and generation.state is None and not generation.tool_calls
+    if is_plain and (generation.logprobs is None or math.isfinite(sum(generation.logprobs))):
         try:
             return msgspec.Raw(msgspec.json.encode(generation))
-        except UnicodeEncodeError:  # half a character
+        except (TypeError, UnicodeEncodeError):  # numbers of numpy, half a character
             pass
-    return msgspec.Raw(msgspec.json.encode(to_plain(generation)))
+    lists = {name: _as_list(getattr(generation, name)) for name in ("token_ids", "logprobs", "prompt_ids")}
+    return msgspec.Raw(msgspec.json.encode(to_plain(msgspec.structs.replace(generation, **lists))))
+
+
+def _as_list(numbers: Any) -> list[Any] | None:
+    """As the type says: a model in this process may have given an array, or numbers of numpy."""
+    return None if numbers is None else np.asarray(numbers).tolist()
 
 
 def decode_reply(reply: msgspec.Raw) -> Generation:

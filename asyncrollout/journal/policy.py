@@ -1,10 +1,12 @@
 """A policy whose replies are written down, and which does not ask again for those that were."""
 
+from typing import Any
 from zlib import crc32
 
 import msgspec
+import structlog
 
-from asyncrollout.errors import EnvDiverged
+from asyncrollout.errors import EnvDiverged, UsageError
 from asyncrollout.journal.events import Replied, decode_reply, encode_reply
 from asyncrollout.journal.reader import Past
 from asyncrollout.journal.writer import Writer
@@ -12,35 +14,52 @@ from asyncrollout.pool.digest import digest
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 
+log = structlog.get_logger(__name__)
+
 
 class Journalled:
     """Replies of `inner`, each in the journal before it is played; recorded replies are given as they are.
 
-    They are replies to what the env showed then. If it shows something else now, the episode cannot be played on.
+    They are replies to what the env showed then. If it shows something else now, the episode cannot be played on; of an
+    agent that asks once in a turn, one can tell.
     """
 
-    def __init__(self, inner: Policy, writer: Writer, past: Past) -> None:
+    def __init__(self, inner: Policy, writer: Writer, past: Past, *, asks_once: bool) -> None:
         self.inner = inner
         self._writer = writer
         self._replies = past.replies
+        self._asks_once = asks_once
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else an agent may want of its policy."""
+        return getattr(self.inner, name)
 
     async def generate(self, request: Request) -> Generation:
         asked = _digest(request)
-        recorded = self._replies.get(request.session)
-        if recorded:
-            reply = recorded.popleft()
-            if (reply.turn, reply.asked) != (request.turn, asked):
-                raise EnvDiverged(
-                    f"turn {request.turn} of {request.session} is not as it was when its reply was recorded: from the "
-                    "same seed and actions, the env shows something else"
-                )
-            return decode_reply(reply.content)
+        recorded = self._recorded(request, asked)
+        if recorded is not None:
+            return recorded
         await self._writer.room()
         generation = await self.inner.generate(request)
-        if generation.finish_reason != "abort":  # else it is asked for again
-            reply_line = encode_reply(generation)
-            self._writer.put(Replied(uid=request.session, turn=request.turn, asked=asked, reply=reply_line))
+        try:
+            reply = encode_reply(generation)
+        except UsageError as error:  # it will be asked for again
+            log.warning("reply_not_recorded", uid=request.session, turn=request.turn, error=str(error))
+            return generation
+        self._writer.put(Replied(uid=request.session, turn=request.turn, asked=asked, reply=reply))
         return generation
+
+    def _recorded(self, request: Request, asked: int) -> Generation | None:
+        replies = self._replies.get(request.session, [])
+        for place, reply in enumerate(replies):
+            if (reply.turn, reply.asked) == (request.turn, asked):
+                return decode_reply(replies.pop(place).content)
+        if replies and self._asks_once:
+            raise EnvDiverged(
+                f"turn {request.turn} of {request.session} is not as it was when its reply was recorded: from the "
+                "same seed and actions, the env shows something else"
+            )
+        return None
 
 
 def _digest(request: Request) -> int:

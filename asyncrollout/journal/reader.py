@@ -1,12 +1,11 @@
 """What a journal tells of a run that was broken off."""
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import structlog
 
 from asyncrollout.arrays.records import decode_record, told_at
 from asyncrollout.errors import JournalError, UsageError
@@ -17,6 +16,7 @@ from asyncrollout.journal.events import (
     Delivered,
     Dispatched,
     Drawn,
+    Dropped,
     Evaluated,
     Evaluating,
     Failed,
@@ -26,10 +26,13 @@ from asyncrollout.journal.events import (
     Updated,
     decode,
 )
+from asyncrollout.journal.lines import Line, read_head, whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
-from asyncrollout.trajectories import Trajectory, group_of
+from asyncrollout.plain import to_plain
+from asyncrollout.trajectories import Group, Trajectory, Verdict, group_of
 
-log = structlog.get_logger(__name__)
+DRAWN = "g"
+"""What ids of groups that were drawn begin with; their number follows."""
 
 
 class Reply(NamedTuple):
@@ -42,16 +45,7 @@ class Reply(NamedTuple):
 
 class _Batch(NamedTuple):
     delivered: Delivered
-    dropped: list[str]
-    """Groups that were dropped on the way to it."""
     weights: int | None
-
-
-class _Head(msgspec.Struct):
-    """As much of a record as tells whose it is."""
-
-    uid: str
-    group: str
 
 
 class Past:
@@ -62,28 +56,32 @@ class Past:
         self.given: dict[str, Any] = {}
         self.drawn: dict[int, Drawn] = {}
         self.settled: set[str] = set()
-        """Groups that need not be looked at again: those that were delivered, or dropped on the way to a batch."""
+        """Groups that need not be looked at again: delivered, or dropped on the way to a batch."""
         self.delivered = 0
         self.dropped: Counter[str] = Counter()
         """How many groups were dropped on the way to what was delivered, by reason."""
+        self.again: list[tuple[int, list[Group], list[str]]] = []
+        """Batches that were delivered, and are to be delivered once more, with what was dropped on the way to them."""
         self.finished: dict[str, Trajectory] = {}
         self.unlisted: list[Trajectory] = []
         """Those of which the journal does not tell: the process was killed in between."""
-        self.replies: defaultdict[str, deque[Reply]] = defaultdict(deque)
+        self.replies: defaultdict[str, list[Reply]] = defaultdict(list)
+        self.verdicts: dict[str, Verdict] = {}
         self.retries: Counter[str] = Counter()
         self.weights: int | None = None
         self.evaluations = 0
         self.evaluating: dict[str, Evaluating] = {}
         self._batches: list[_Batch] = []
+        self._given_again: list[Delivered] = []
+        self._skipped: set[str] = set()
         self._members: defaultdict[str, set[str]] = defaultdict(set)
-        self._verdicts: dict[str, Judged] = {}
-        self._dropped: list[str] = []
         self._ends: Counter[str] = Counter()
         self._over: set[str] = set()
         self._under_way: set[str] = set()  # since the run was last begun or resumed
 
     @property
     def next_batch(self) -> int:
+        """The first one that was not delivered, or is to be delivered again."""
         return self._batches[-1].delivered.batch + 1 if self._batches else 0
 
     def add(self, event: AnyEvent) -> None:  # noqa: PLR0912 (one case for each event)
@@ -104,18 +102,19 @@ class Past:
                 self.replies.pop(uid, None)
                 self.retries[group_of(uid)] += 1
             case Finished(uid=uid):
+                self._members[group_of(uid)].add(uid)
                 self.replies.pop(uid, None)
                 self._ends[uid] += 1
                 self._over.add(uid)
             case Cancelled(group=group):
-                self._forget(group)
-            case Judged(group=group, keep=keep):
-                self._verdicts[group] = event
-                if not keep:
-                    self._dropped.append(group)
+                self.forget(group)
+            case Judged(group=group, keep=keep, reason=reason):
+                self.verdicts[group] = Verdict(keep, reason)
             case Delivered():
-                self._batches.append(_Batch(event, self._dropped, self.weights))
-                self._dropped = []
+                self._given_again = [one for one in self._given_again if one.batch > event.batch]
+                self._batches.append(_Batch(event, self.weights))
+            case Dropped(groups=groups):
+                self._skipped.update(groups)
             case Updated(weights=weights):
                 self.weights = weights
             case Evaluating(name=name):
@@ -125,48 +124,59 @@ class Past:
                 self.evaluating.pop(name, None)
 
     def go_back_to(self, batch: int) -> None:
-        """Take this batch, and those after it, for not delivered."""
+        """Deliver this batch, and those after it, once more."""
         if batch > self.next_batch:
             raise UsageError(f"batch {batch} is not the next one: {self.next_batch} have been delivered")
         while self.next_batch > batch:
-            self.weights = self._batches.pop().weights
+            delivered, self.weights = self._batches.pop()
+            self._given_again.insert(0, delivered)
 
     def settle(self) -> None:
-        """Find out which groups need not be looked at again.
-
-        In start order, groups that were dropped after the last one of a batch count for the batch to come.
-        """
-        index = {drawn.group: number for number, drawn in self.drawn.items()}
-        for delivered, dropped, _ in self._batches:
-            last = max((index.get(group, -1) for group in delivered.groups), default=-1)
-            is_ordered = self.given.get("order") == "start"
-            gone = {group for group in dropped if not is_ordered or index.get(group, -1) < last} - {*delivered.groups}
-            self.settled |= gone | {*delivered.groups}
+        """Find out which groups need not be looked at again."""
+        for delivered, _ in self._batches:
             self.delivered += len(delivered.groups)
-            self.dropped.update(self._verdicts[group].reason or "dropped" for group in gone)
+            self.dropped.update(self._reason(group) for group in delivered.dropped)
+        all_delivered = [*(batch.delivered for batch in self._batches), *self._given_again]
+        self.settled = self._skipped.union(*([*one.groups, *one.dropped] for one in all_delivered))
 
-    def add_trajectories(self, lines: Iterator[tuple[str, bytes]]) -> None:
-        """Finished rollouts of groups that are not settled."""
-        records, latest = Counter[str](), dict[str, tuple[str, bytes]]()
-        for place, line in lines:
-            with told_at(place):
-                head = msgspec.json.decode(line, type=_Head)
+    def add_trajectories(self, lines: Iterable[Line]) -> None:
+        """Finished rollouts of groups that are not settled, or delivered again."""
+        wanted_again = {group for delivered in self._given_again for group in delivered.groups}
+        records, latest = Counter[str](), dict[str, Line]()
+        for line in lines:
+            head = read_head(line)
             records[head.uid] += 1
-            if head.group not in self.settled and not self._is_of_ended_evaluation(head.group):
-                latest[head.uid] = place, line
-        for uid, (place, line) in latest.items():
+            if head.group in wanted_again or self._is_open(head.group):
+                latest[head.uid] = line
+        for uid, line in latest.items():
             is_unlisted = records[uid] > self._ends[uid]
             if is_unlisted or uid in self._over:
-                with told_at(place):
-                    self.finished[uid] = trajectory = decode_record(line)[2]
+                with told_at(line.place):
+                    _, tag, self.finished[uid] = decode_record(line.content)
                 if is_unlisted:
-                    self.unlisted.append(trajectory)
-                    self.replies.pop(uid, None)
-        lost = [uid for uid in self._over - self.finished.keys() if self._is_missing(uid)]
+                    self._list(self.finished[uid], tag)
+        lost = [uid for uid in self._over - self.finished.keys() if self._is_open(group_of(uid))]
         if lost:
             raise JournalError(
                 f"{TRAJECTORIES} lacks {len(lost)} rollouts that {JOURNAL} says are finished, such as {lost[0]}"
             )
+        self.again = [
+            (one.batch, [self._take(group) for group in one.groups], one.dropped) for one in self._given_again
+        ]
+
+    def forget(self, group: str) -> None:
+        """Nothing of it counts any more."""
+        for uid in self._members.pop(group, ()):
+            self.replies.pop(uid, None)
+            self.finished.pop(uid, None)
+            self._over.discard(uid)
+        self.retries.pop(group, None)
+        self.verdicts.pop(group, None)
+
+    def unfinished_groups(self) -> set[str]:
+        """Groups that were drawn, and of which something is recorded, but not settled."""
+        groups = {group_of(uid) for uid in (*self.replies, *self.finished)}
+        return {group for group in groups if group.startswith(DRAWN)}
 
     def _begin(self, uid: str) -> None:
         """A rollout that is begun twice by one process is played anew; after a resume, it goes on."""
@@ -176,56 +186,45 @@ class Past:
         self._under_way.add(uid)
         self._members[group_of(uid)].add(uid)
 
-    def _is_missing(self, uid: str) -> bool:
-        group = group_of(uid)
-        return group not in self.settled and not self._is_of_ended_evaluation(group)
+    def _list(self, trajectory: Trajectory, tag: str) -> None:
+        """A record without events: what they would have told is in it."""
+        group = group_of(trajectory.uid)
+        self.unlisted.append(trajectory)
+        self.replies.pop(trajectory.uid, None)
+        self._members[group].add(trajectory.uid)
+        number = group.removeprefix(DRAWN)
+        if number.isdecimal() and int(number) not in self.drawn:
+            index, task = int(number), to_plain(trajectory.task)
+            self.drawn[index] = Drawn(group=group, index=index, seed=trajectory.seed, tag=tag, task=task)
 
-    def _is_of_ended_evaluation(self, group: str) -> bool:
+    def _take(self, group: str) -> Group:
+        uids = sorted(self._members[group] & self.finished.keys(), key=lambda uid: self.finished[uid].member)
+        number = group.removeprefix(DRAWN)
+        tag = self.drawn[int(number)].tag if number.isdecimal() and int(number) in self.drawn else ""
+        return Group(group, [self.finished.pop(uid) for uid in uids], tag, self.verdicts.get(group))
+
+    def _is_open(self, group: str) -> bool:
         name, dash, _ = group.rpartition("-")
-        return bool(dash) and name not in self.evaluating
+        return group not in self.settled and (not dash or name in self.evaluating)
 
-    def _forget(self, group: str) -> None:
-        for uid in self._members.pop(group, ()):
-            self.replies.pop(uid, None)
-            self._over.discard(uid)
-        self.retries.pop(group, None)
-        verdict = self._verdicts.pop(group, None)
-        if verdict is not None and not verdict.keep and group in self._dropped:
-            self._dropped.remove(group)
+    def _reason(self, group: str) -> str:
+        verdict = self.verdicts.get(group)
+        return "stale" if verdict is None or verdict.keep else verdict.reason or "dropped"
 
 
 def read_past(directory: Path, batch: int | None = None) -> Past:
-    """The past of a run, up to the batch; a line that was not written to its end is cut off, all else that is wrong
-    is told."""
+    """The past of a run, up to the batch; what is wrong with it is told, and nothing is changed."""
     if not (directory / JOURNAL).exists():
         raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
     past = Past()
-    for place, line in _whole_lines(directory / JOURNAL):
-        with told_at(place):
-            event = decode(line)
+    for line in whole_lines(directory / JOURNAL):
+        with told_at(line.place):
+            event = decode(line.content)
             if not past.attempts and not isinstance(event, Began):
                 raise UsageError("the first line does not say what run this is")
             past.add(event)
     if batch is not None:
         past.go_back_to(batch)
     past.settle()
-    past.add_trajectories(_whole_lines(directory / TRAJECTORIES))
+    past.add_trajectories(whole_lines(directory / TRAJECTORIES))
     return past
-
-
-def _whole_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines of a file, each with its place; an end that was torn off is removed from the file."""
-    try:
-        with path.open("rb+") as file:
-            for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n"):
-                    yield f"{path}, line {number}", line
-                else:
-                    file.seek(-len(line), 2)
-                    file.truncate()
-                    log.warning("torn_line_cut", file=str(path), line=number, bytes=len(line))
-                    return
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise JournalError(f"cannot read {path}: {error.strerror or error}") from error

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import msgspec
+from anyio import to_thread
 
 from asyncrollout.arrays.records import encode_record
 from asyncrollout.errors import EnvError, UsageError
@@ -16,6 +16,7 @@ from asyncrollout.journal.events import (
     Delivered,
     Dispatched,
     Drawn,
+    Dropped,
     Evaluated,
     Evaluating,
     Failed,
@@ -23,9 +24,12 @@ from asyncrollout.journal.events import (
     Judged,
     Updated,
 )
+from asyncrollout.journal.lines import cut_torn_end, whole_lines
 from asyncrollout.journal.reader import Past, read_past
-from asyncrollout.journal.writer import JOURNAL, Lock, Writer
+from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.plain import to_plain
+from asyncrollout.pool.digest import digest
+from asyncrollout.secrets import hide, known_secrets
 from asyncrollout.trajectories import Group, StopReason, Trajectory, group_of
 
 _SHOWN = 500
@@ -34,14 +38,17 @@ _SHOWN = 500
 class RunJournal:
     """Tells of rollouts that are recorded, and records those that are played."""
 
-    def __init__(self, past: Past, writer: Writer) -> None:
+    def __init__(self, directory: Path, past: Past, writer: Writer) -> None:
+        self.directory = directory
         self.past = past
         self.writer = writer
         self._dispatched: set[str] = set()
+        self._drawn = {*past.drawn}
+        self._secrets = known_secrets()
 
     def recall(self, uid: str) -> Trajectory | None:
-        """A rollout that was finished before, once."""
-        return self.past.finished.pop(uid, None)
+        """A rollout that was finished before."""
+        return self.past.finished.get(uid)
 
     def retries_used(self, group: str) -> int:
         return self.past.retries.pop(group, 0)
@@ -51,10 +58,13 @@ class RunJournal:
         return uid not in self._dispatched and bool(self.past.replies.get(uid))
 
     def drawn(self, group: str, index: int, seed: int, tag: str, task: Any) -> None:
-        if index not in self.past.drawn:
-            event = Drawn(group=group, index=index, seed=seed, tag=tag, task=to_plain(task))
-            self.past.drawn[index] = event
-            self.writer.put(event)
+        if index not in self._drawn:
+            try:
+                plain = to_plain(task)
+            except UsageError as error:
+                raise UsageError(f"task {index} cannot be recorded: {error}") from error
+            self._drawn.add(index)
+            self.writer.put(Drawn(group=group, index=index, seed=seed, tag=tag, task=plain))
 
     def dispatched(self, uid: str) -> None:
         if uid in self._dispatched:  # once more, and from its beginning
@@ -64,83 +74,109 @@ class RunJournal:
 
     def failed(self, trajectory: Trajectory) -> None:
         self.past.replies.pop(trajectory.uid, None)
-        self.writer.put(Failed(uid=trajectory.uid, error=_told(trajectory)))
+        self.writer.put(Failed(uid=trajectory.uid, error=self._told(trajectory)))
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         """The trajectory, which is on its way to the disk; one that cannot be written has failed."""
         await self.writer.room()
+        group = group_of(trajectory.uid)
         try:
-            line = encode_record(group_of(trajectory.uid), tag, trajectory)
+            line = encode_record(group, tag, trajectory)
         except UsageError as error:
             trajectory = _unwritable(trajectory, error)
-            line = encode_record(group_of(trajectory.uid), tag, trajectory)
+            line = encode_record(group, tag, trajectory)
+        if trajectory.error is not None:
+            line = hide(line.decode(), self._secrets).encode()
         self._dispatched.discard(trajectory.uid)
-        self.writer.put(_end_of(trajectory), line + b"\n")
+        self.writer.put(self._end_of(trajectory), line + b"\n")
         return trajectory
 
-    def cancelled(self, groups: Iterable[str]) -> None:
-        for group in groups:
+    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
+        """They will be played anew; so will be whatever else is recorded and not delivered, if so wished."""
+        for group in {*groups, *(self.past.unfinished_groups() if with_all_recorded else ())}:
+            self.past.forget(group)
             self.writer.put(Cancelled(group=group))
 
     def judged(self, group: Group) -> None:
         assert group.verdict is not None
         self.writer.put(Judged(group=group.id, keep=group.verdict.keep, reason=group.verdict.reason))
 
-    async def delivered(self, batch: int, groups: list[Group]) -> None:
-        """Everything about these groups is written when this returns."""
-        self.writer.put(Delivered(batch=batch, groups=[group.id for group in groups]))
-        await self.writer.flush()
+    def delivered(self, batch: int, groups: list[Group], dropped: list[str]) -> None:
+        ids = [group.id for group in groups]
+        self.writer.put(Delivered(batch=batch, groups=ids, dropped=dropped))
+        for group in (*ids, *dropped):
+            self.past.forget(group)
 
-    async def updated(self, weights: int) -> None:
+    def dropped(self, groups: list[str]) -> None:
+        """They led to no batch, and are not looked at again."""
+        if groups:
+            self.writer.put(Dropped(groups=groups))
+
+    def updated(self, weights: int) -> None:
         self.writer.put(Updated(weights=weights))
-        await self.writer.flush()
 
-    def begin_evaluation(self, tasks: int, k: int, seed: int, weights: int) -> str:
+    def begin_evaluation(self, what: Any) -> str:
         """The name of an evaluation: that of one which was broken off, if it is the same, or a new one."""
+        asked = digest(what)
         for name, begun in self.past.evaluating.items():
-            if (begun.tasks, begun.k, begun.seed, begun.weights) == (tasks, k, seed, weights):
+            if begun.what == asked:
                 del self.past.evaluating[name]
                 return name
         name = f"eval{self.past.evaluations}"
         self.past.evaluations += 1
-        self.writer.put(Evaluating(name=name, tasks=tasks, k=k, seed=seed, weights=weights))
+        self.writer.put(Evaluating(name=name, what=asked))
         return name
 
     def end_evaluation(self, name: str) -> None:
         self.writer.put(Evaluated(name=name))
 
+    def _end_of(self, trajectory: Trajectory) -> Finished:
+        return _end_of(trajectory, None if trajectory.error is None else self._told(trajectory))
+
+    def _told(self, trajectory: Trajectory) -> str:
+        return hide(f"{type(trajectory.error).__name__}: {trajectory.error}"[:_SHOWN], self._secrets)
+
 
 @asynccontextmanager
 async def open_journal(directory: Path, given: dict[str, Any], *, resume: bool | int) -> AsyncIterator[RunJournal]:
     """The journal of a new run, or of one that is resumed; `given` must be what it was then."""
+    if resume is not False and not (directory / JOURNAL).exists():
+        raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
     lock = Lock(directory)
     try:
-        past = Past() if resume is False else await _read(directory, given, resume)
-        if resume is False and (directory / JOURNAL).exists():
-            raise UsageError(f"{directory} holds a run already: resume it, or choose another directory")
+        past = _begin(directory) if resume is False else await to_thread.run_sync(_read, directory, given, resume)
         async with Writer(directory) as writer:
             writer.put(Began(given=given, batch=None if isinstance(resume, bool) else resume))
             for trajectory in past.unlisted:
-                writer.put(_end_of(trajectory))
+                error = trajectory.error
+                writer.put(_end_of(trajectory, None if error is None else type(error).__name__))
             await writer.flush()
-            yield RunJournal(past, writer)
+            yield RunJournal(directory, past, writer)
     finally:
         lock.release()
 
 
-async def _read(directory: Path, given: dict[str, Any], resume: bool | int) -> Past:
-    batch = None if isinstance(resume, bool) else resume
-    past = await anyio.to_thread.run_sync(read_past, directory, batch)
-    if not past.attempts:  # killed before it had begun
-        return past
+def _begin(directory: Path) -> Past:
+    """Of a process that was killed before it wrote a line, nothing is left that anybody wants."""
+    for name in (JOURNAL, TRAJECTORIES):
+        if any(whole_lines(directory / name)):
+            raise UsageError(f"{directory} holds a run already: resume it, or choose another directory")
+        cut_torn_end(directory / name)
+    return Past()
+
+
+def _read(directory: Path, given: dict[str, Any], resume: bool | int) -> Past:
+    past = read_past(directory, None if isinstance(resume, bool) else resume)
     then = past.given
     other = [f"{key}={given.get(key)!r} (then {then.get(key)!r})" for key in given if given[key] != then.get(key)]
-    if other:
+    if other and past.attempts:  # else it was killed before it had begun
         raise UsageError(f"{directory} cannot be resumed with other settings: {', '.join(other)}")
+    for name in (JOURNAL, TRAJECTORIES):
+        cut_torn_end(directory / name)
     return past
 
 
-def _end_of(trajectory: Trajectory) -> Finished:
+def _end_of(trajectory: Trajectory, error: str | None) -> Finished:
     return Finished(
         uid=trajectory.uid,
         reward=trajectory.reward,
@@ -148,16 +184,19 @@ def _end_of(trajectory: Trajectory) -> Finished:
         turns=len(trajectory.turns),
         tokens=trajectory.sampled_tokens,
         seconds=trajectory.seconds,
-        error=None if trajectory.error is None else _told(trajectory),
+        error=error,
     )
-
-
-def _told(trajectory: Trajectory) -> str:
-    return f"{type(trajectory.error).__name__}: {trajectory.error}"[:_SHOWN]
 
 
 def _unwritable(trajectory: Trajectory, error: UsageError) -> Trajectory:
     failed = EnvError.at(f"{error}", env=trajectory.env, seed=trajectory.seed, turn=len(trajectory.turns))
     return msgspec.structs.replace(
-        trajectory, turns=[], messages=[], final=None, reward=0.0, stop_reason=StopReason.ENV_ERROR, error=failed
+        trajectory,
+        turns=[],
+        messages=[],
+        final=None,
+        task=None,
+        reward=0.0,
+        stop_reason=StopReason.ENV_ERROR,
+        error=failed,
     )

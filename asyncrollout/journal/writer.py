@@ -1,8 +1,12 @@
 """One task that writes: whatever has been queued meanwhile goes to disk at once, in order."""
 
+import errno
 import fcntl
+import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
 import aiofiles
 import anyio
@@ -32,31 +36,33 @@ class Writer:
         self._trajectories: list[bytes] = []
         self._queued = self._written = 0  # bytes
         self._failure: JournalError | None = None
-        self._closing = False
+        self._is_failure_told = self._closing = False
         self._hurry = anyio.Event()
         self._changed = anyio.Event()
         self._background = Background()
 
     async def __aenter__(self) -> Self:
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._journal = await aiofiles.open(self._directory / JOURNAL, "ab", buffering=0)
-            self._records = await aiofiles.open(self._directory / TRAJECTORIES, "ab", buffering=0)
-        except OSError as error:
-            raise _told(self._directory, error) from error
+        async with AsyncExitStack() as files:
+            try:
+                self._journal = await files.enter_async_context(_appending(self._directory / JOURNAL))
+                self._records = await files.enter_async_context(_appending(self._directory / TRAJECTORIES))
+            except OSError as error:
+                raise _told(self._directory, error) from error
+            self.files = files.pop_all()
         await self._background.open()
         self._background.start_soon(self._write_all)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """All that is queued is written first."""
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        """All that is queued is written first; if that fails, and nobody has been told, it is told now."""
         self._closing = True
         self._hurry.set()
         self._notify()
         await self._background.close(cancel=False)
         with anyio.CancelScope(shield=True):  # bounded by the disk, as is what was written last
-            await self._records.close()
-            await self._journal.close()
+            await self.files.aclose()
+        if kind is None and not self._is_failure_told:
+            self._check()
 
     def put(self, event: AnyEvent, trajectory: bytes = b"") -> None:
         """Queue an event, and the line of the trajectory that it is about."""
@@ -101,6 +107,8 @@ class Writer:
                 self._hurry = anyio.Event()
                 lines, self._lines = b"".join(self._lines), []
                 trajectories, self._trajectories = b"".join(self._trajectories), []
+                if not os.fstat(self._journal.fileno()).st_nlink:
+                    raise FileNotFoundError(errno.ENOENT, "the directory of the run is gone")
                 await _append(self._records, trajectories)
                 await _append(self._journal, lines)
                 self._written += len(lines) + len(trajectories)
@@ -111,11 +119,16 @@ class Writer:
 
     def _check(self) -> None:
         if self._failure is not None:
+            self._is_failure_told = True
             raise self._failure
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def _appending(path: Path) -> Any:
+    return aiofiles.open(path, "ab", buffering=0)
 
 
 async def _append(file: Any, content: bytes) -> None:
@@ -135,14 +148,28 @@ class Lock:
     def __init__(self, directory: Path) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._file = (directory / ".lock").open("wb")
+            self.file = (directory / ".lock").open("wb")
         except OSError as error:
             raise _told(directory, error) from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._file.close()
-            raise UsageError(f"{directory} is in use by another process") from error
+            self.file.close()
+            if isinstance(error, BlockingIOError):
+                raise UsageError(f"{directory} is in use by another process") from error
+            raise _told(directory, error) from error
+        _held.add(self)
 
     def release(self) -> None:
-        self._file.close()
+        fcntl.flock(self.file, fcntl.LOCK_UN)  # a process that was forked meanwhile may have it open, too
+        self.file.close()
+
+    @staticmethod
+    def forget_all() -> None:
+        """In a forked process, which outlives this one and must not keep its locks."""
+        for lock in _held:
+            lock.file.close()
+
+
+_held: WeakSet[Lock] = WeakSet()
+os.register_at_fork(after_in_child=Lock.forget_all)

@@ -52,8 +52,9 @@ class Scorer:
         """
         if known >= {trajectory.uid for trajectory in group.trajectories}:
             return group
+        shown = [_unscored(member) if member.uid in known else member for member in group.trajectories]
         try:
-            scores = await self._call(group)
+            scores = await self._call(msgspec.structs.replace(group, trajectories=shown))
             if hasattr(scores, "tolist"):
                 scores = scores.tolist()
             if not isinstance(scores, Sequence) or isinstance(scores, str):
@@ -103,6 +104,13 @@ def _with(trajectory: Trajectory, scored: Scored) -> Trajectory:
         raise ScoreError(f"score gave metrics for {trajectory.uid} whose names are no texts: {[*numbers]!r:.100}")
     known = {**trajectory.metrics, "env_reward": trajectory.reward, **numbers}
     return msgspec.structs.replace(trajectory, reward=reward, metrics=known)
+
+
+def _unscored(trajectory: Trajectory) -> Trajectory:
+    """As it was before its score, for a hook that compares it with others."""
+    metrics = dict(trajectory.metrics)
+    reward = metrics.pop("env_reward", trajectory.reward)
+    return msgspec.structs.replace(trajectory, reward=reward, metrics=metrics)
 
 
 def _failed(trajectory: Trajectory, error: RolloutError) -> Trajectory:

@@ -5,22 +5,33 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 import msgspec
+import numpy as np
+import structlog
 
-from asyncrollout.errors import JournalError
+from asyncrollout.agents.chat import ChatAgent
+from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent, MemoryMarkovAgent, RandomAgent
+from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.journal.batches import RunRecords
+from asyncrollout.journal.policy import Journalled
 from asyncrollout.journal.reader import Past
 from asyncrollout.journal.run import RunJournal, open_journal
 from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.policies.compose import nested
+from asyncrollout.rollouts.setup import Pausable, with_policy
 from asyncrollout.sampler.draws import Draw, Share
 from asyncrollout.secrets import hide_in_command, without_secrets
-from asyncrollout.trajectories import Limits
+from asyncrollout.trajectories import Group, Limits
+
+log = structlog.get_logger(__name__)
 
 MANIFEST = "manifest.json"
 
@@ -28,18 +39,37 @@ _PACKAGES = ("asyncrollout", "anyio", "uvloop", "numpy", "gymnasium", "aiohttp",
 _GIT_SECONDS = 5
 
 
+@dataclass
+class Ready:
+    """A batch that somebody may have, and what was dropped on the way to it; `is_told` if it is on record."""
+
+    index: int
+    groups: list[Group]
+    dropped: list[str]
+    is_told: bool = False
+
+
+def read_resume(run_dir: Any, resume: Any) -> bool | int:
+    """Whether to go on with a run, or with which batch."""
+    if run_dir is not None and "\0" in str(run_dir):
+        raise UsageError(f"run_dir={run_dir!r} is no path of a directory")
+    if not isinstance(resume, bool) and (not isinstance(resume, int | np.integer) or resume < 0):
+        raise UsageError(f"resume={resume!r} is neither True, False nor the number of a batch")
+    if resume is not False and run_dir is None:
+        raise UsageError("resume is for Rollouts with a run_dir")
+    return resume if isinstance(resume, bool) else int(resume)
+
+
 def what_is_given(shares: Iterable[Share], seed: int, group_size: int, order: str, limits: Limits) -> dict[str, Any]:
     """What a run's results follow from, and what therefore stays the same when it is resumed."""
     envs = {
-        share.tag: {
-            "env": share.env.name,
-            "share": share.share,
-            "env_kwargs": without_secrets(to_plain(share.env_kwargs)),
-        }
+        share.tag: {"env": share.env.name, "share": share.share, "env_kwargs": {**share.env.kwargs, **share.env_kwargs}}
         for share in shares
     }
     bounds = {name: getattr(limits, name) for name in limits.__struct_fields__}
-    return {"seed": seed, "group_size": group_size, "order": order, "envs": envs, "limits": bounds}
+    given = {"seed": seed, "group_size": group_size, "order": order, "envs": envs, "limits": bounds}
+    shown: dict[str, Any] = without_secrets(to_plain(given))
+    return shown
 
 
 @asynccontextmanager
@@ -50,18 +80,34 @@ async def open_run(directory: Path, given: dict[str, Any], *, resume: bool | int
         yield journal
 
 
-def recorded_draws(past: Past) -> Mapping[int, Draw]:
+def recorded_draws(past: Past) -> dict[int, Draw]:
     return {
         drawn.index: Draw(drawn.index, drawn.group, drawn.seed, from_plain(drawn.task), drawn.tag)
         for drawn in past.drawn.values()
     }
 
 
-def set_version(policy: Any, version: int) -> None:
-    """Of the policy, and of all that are inside."""
-    for part in (policy, *nested(policy)):
-        if "version" in getattr(part, "__dict__", ()):
-            part.version = version
+def settled_groups(directory: Path, settled: AbstractSet[str]) -> list[Group]:
+    """All that was judged, for a source of tasks that chooses by it."""
+    return [*RunRecords(directory).groups(settled)]
+
+
+def journalled(agent: Any, journal: RunJournal) -> Any:
+    """The agent with its replies on record."""
+    asks_once = isinstance(agent, ChatAgent | MarkovAgent | MemoryAgent | MemoryMarkovAgent)
+    recorded = with_policy(agent, lambda policy: Journalled(policy, journal.writer, journal.past, asks_once=asks_once))
+    if recorded is agent and not isinstance(agent, RandomAgent):
+        log.warning("replies_not_recorded", agent=type(agent).__name__, hint="make it a dataclass with a field policy")
+    return recorded
+
+
+async def set_version(policy: Pausable, version: int) -> None:
+    """Of the policy, and of all that are inside; one that is not ours is told as after an update."""
+    parts = [part for part in (policy, *nested(policy)) if "version" in getattr(part, "__dict__", ())]
+    for part in parts:
+        part.version = version
+    if policy.version != version:
+        await policy.resume(version)
 
 
 def _write_manifest(directory: Path, given: Mapping[str, Any]) -> None:
@@ -79,7 +125,9 @@ def _write_manifest(directory: Path, given: Mapping[str, Any]) -> None:
         **given,
     }
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        part.replace(path)
     except OSError as error:
         raise JournalError(f"cannot write {path}: {error.strerror or error}") from error
 

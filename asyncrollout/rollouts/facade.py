@@ -1,6 +1,7 @@
 """`Rollouts`: envs, a policy, and groups of episodes for an awaiting trainer."""
 
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from os import PathLike
@@ -9,13 +10,13 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from asyncrollout import checks
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.arrays.batch import Batch
 from asyncrollout.errors import ClosedError, StalledError, UsageError
-from asyncrollout.journal.policy import Journalled
 from asyncrollout.journal.run import RunJournal
 from asyncrollout.metrics import Figures, Meter
 from asyncrollout.policies.compose import nested
@@ -24,10 +25,19 @@ from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec
 from asyncrollout.rollout.group import Failures, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
-from asyncrollout.rollouts.durable import open_run, recorded_draws, set_version, what_is_given
+from asyncrollout.rollouts.durable import (
+    Ready,
+    journalled,
+    open_run,
+    read_resume,
+    recorded_draws,
+    set_version,
+    settled_groups,
+    what_is_given,
+)
 from asyncrollout.rollouts.evaluating import Evaluator
 from asyncrollout.rollouts.evaluation import Evaluation
-from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop, with_policy
+from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop
 from asyncrollout.rollouts.stats import RolloutsStats, standing
 from asyncrollout.rollouts.watching import Recording, Watching
 from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
@@ -37,7 +47,7 @@ from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
 from asyncrollout.sampler.tally import Tally
 from asyncrollout.sampler.tray import OnExhausted
 from asyncrollout.tasks import Background
-from asyncrollout.trajectories import Group, Limits
+from asyncrollout.trajectories import Group, Limits, Verdict
 from asyncrollout.types import PauseMode
 
 T = TypeVar("T")
@@ -136,9 +146,12 @@ class Rollouts:
         self._evaluator = Evaluator([*self._shares.values()], self.ledger, max_in_flight // 2, stall_seconds)
         self._tally = Tally()
         self._run_dir = None if run_dir is None else Path(run_dir)
-        self._resume = resume
+        self._resume = read_resume(run_dir, resume)
+        self._verdicts: Mapping[str, Verdict] = {}
         self._stream: GroupStream | None = None
         self._batches = 0
+        self._ready: deque[Ready] = deque()
+        self._loose: deque[Group] = deque()
         self._stop_stream: anyio.CancelScope | None = None
         self._parts = AsyncExitStack()
         self._open = self._opened = False
@@ -154,7 +167,7 @@ class Rollouts:
                 if hasattr(policy, "__aenter__") and not getattr(policy, "is_open", False):
                     await parts.enter_async_context(policy)
             if self._run_dir is not None:
-                self._go_on(await parts.enter_async_context(self._open_run(self._run_dir)))
+                await self._go_on(await parts.enter_async_context(self._open_run(self._run_dir)))
             await self._streams.open()
             self._parts = parts.pop_all()
         self._open = True
@@ -180,15 +193,15 @@ class Rollouts:
     @property
     def next_batch(self) -> int:
         """The number that the next batch will have."""
-        return self._batches
+        return self._ready[0].index if self._ready else self._batches
 
     async def collect(self, groups: int) -> Batch:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
         checks.whole("groups", groups, 1)
-        taken = await self._take_once(groups, order="start")
-        if not taken:
+        batch = await self._next(lambda: self._take_once(groups, order="start"))
+        if batch is None:
             raise UsageError("tasks is at its end: there is nothing left to play")
-        return await self._batch(taken)
+        return batch
 
     def batches(self, groups: int) -> AsyncIterator[Batch]:
         """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
@@ -196,9 +209,9 @@ class Rollouts:
         take = self._take_once if self._rules.ahead == 0 else self._take
 
         async def next_batch() -> Batch:
-            if taken := await take(groups):
-                return await self._batch(taken)
-            raise StopAsyncIteration
+            if (batch := await self._next(lambda: take(groups))) is None:
+                raise StopAsyncIteration
+            return batch
 
         return _Taken(next_batch)
 
@@ -207,35 +220,64 @@ class Rollouts:
         at_once = self._rules.max_in_flight // self._rules.group_size
 
         async def next_group() -> Group:
-            if taken := await self._take(1, needed=at_once):
-                await self._hand_over(taken)
-                return taken[0]
-            raise StopAsyncIteration
+            if not self._loose:
+                if (batch := await self._next(lambda: self._take(1, needed=at_once))) is None:
+                    raise StopAsyncIteration
+                self._loose.extend(batch.groups)
+            return self._loose.popleft()
 
         return _Taken(next_group)
 
-    async def _take_once(self, groups: int, *, order: Order | None = None) -> list[Group]:
-        """The next groups; what is under way beyond them is cancelled, and drawn again the next time."""
+    async def _next(self, take: Callable[[], Awaitable[None]]) -> Batch | None:
+        """The next batch, once it is recorded; one whose taker was cancelled before he had it comes first."""
         self._check_open()
+        if not self._ready:
+            await take()
+        if not self._ready:
+            return None
+        ready = self._ready[0]
+        if not ready.is_told:
+            self._tell(ready)
+        await self._watch.flush()
+        self._ready.popleft()
+        return Batch(ready.index, ready.groups, self._tally.read())
+
+    def _make_ready(self, stream: GroupStream, groups: list[Group]) -> None:
+        """Groups that were taken are a batch; from here on they cannot get lost."""
+        if not groups and not self._draws.count:
+            raise UsageError("tasks has no tasks: there is nothing to play")
+        if groups:
+            ready = Ready(self._batches, groups, stream.consumed_by(groups))
+            self._batches += 1
+            self._tell(ready)
+            self._ready.append(ready)
+
+    def _tell(self, ready: Ready) -> None:
+        versions = [group.version for group in ready.groups if group.version is not None]
+        lag = max((self.version - version for version in versions), default=0)
+        self._watch.delivered(ready.index, ready.groups, ready.dropped, max(lag, 0))
+        ready.is_told = True
+
+    async def _take_once(self, groups: int, *, order: Order | None = None) -> None:
+        """Take the next groups; what is under way beyond them is cancelled, and played anew the next time."""
         rules = msgspec.structs.replace(self._rules, order=order or self._rules.order, ahead=0)
         stream, stop = self._start_stream(rules)
         gives_up = True
         try:
-            return self._seen(await stream.take(groups))
+            self._make_ready(stream, await stream.take(groups))
         except anyio.get_cancelled_exc_class():
             gives_up = False
             raise
         finally:
-            await self._end(stream, stop, gives_up=gives_up)
+            await self._end(stream, stop, gives_up=gives_up, is_one_shot=True)
 
-    async def _take(self, groups: int, *, needed: int | None = None) -> list[Group]:
-        """The next groups of the one stream that `batches` and `groups` share; none if the tasks are at their end."""
-        self._check_open()
+    async def _take(self, groups: int, *, needed: int | None = None) -> None:
+        """Take the next groups of the one stream that `batches` and `groups` share."""
         if self._stream is None:
             self._stream, self._stop_stream = self._start_stream(self._rules)
         stream = self._stream
         try:
-            return self._seen(await stream.take(groups, needed=needed))
+            self._make_ready(stream, await stream.take(groups, needed=needed))
         finally:
             if stream.failure is not None and self._open:  # the next one begins with what this one had not delivered
                 self._stream = None
@@ -269,7 +311,8 @@ class Rollouts:
             with anyio.move_on_after(_RESUME_GRACE, shield=True):
                 await policy.resume(version if changed else None)
                 if changed:
-                    await self._watch.updated(version)
+                    self._watch.updated(version)
+                    await self._watch.flush()
 
     async def evaluate(
         self, tasks: int | Iterable[Any], *, k: int = 1, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0
@@ -286,13 +329,15 @@ class Rollouts:
         listed = [None] * tasks if isinstance(tasks, int) else list(tasks)
         if not listed:
             raise UsageError("evaluate: there are no tasks")
-        name = self._watch.begin_evaluation(len(listed), k, seed, self.version)
+        name = self._watch.begin_evaluation([listed, k, seed, self.version, dict(env_kwargs or {})])
+        await self._watch.flush()
 
         async def play(draw: Draw) -> Group:
             return await self._play(draw, size=k, env_kwargs=env_kwargs)
 
         evaluation = await self._evaluator.run(play, name, listed, k, seed)
         self._watch.end_evaluation(name)
+        await self._watch.flush()
         return evaluation
 
     async def drain(self, seconds: float) -> None:
@@ -323,30 +368,17 @@ class Rollouts:
             pool=self._pool.stats(),
         )
 
-    async def _batch(self, groups: list[Group]) -> Batch:
-        """The next batch, with figures about all that was played since the last one."""
-        return Batch(await self._hand_over(groups), groups, self._tally.read())
-
-    async def _hand_over(self, groups: list[Group]) -> int:
-        """The number of a batch; if it is to be recorded, all of it is before anybody has it."""
-        index, self._batches = self._batches, self._batches + 1
-        with anyio.CancelScope(shield=True):  # bounded; nobody else would get these groups
-            await self._watch.delivered(index, groups, self._lag(groups))
-        return index
-
-    def _lag(self, groups: list[Group]) -> int:
-        return max((self.version - group.version for group in groups if group.version is not None), default=0)
-
     def _start_stream(self, rules: StreamRules) -> tuple[GroupStream, anyio.CancelScope]:
         stop = anyio.CancelScope()
         stream = GroupStream(
             self._draws,
             self._play_drawn,
-            judge=Judge(self._keep, self._keep_rate),
+            judge=Judge(self._keep, self._keep_rate, self._verdicts),
             ledger=self.ledger,
             rules=rules,
             version=lambda: self.version,
             judged=self._note,
+            had_valid=self._batches > 0,
         )
         self._streams.start_soon(_run_within, stop, stream)
         return stream, stop
@@ -387,17 +419,27 @@ class Rollouts:
         )
         return open_run(run_dir, given, resume=self._resume)
 
-    def _go_on(self, journal: RunJournal) -> None:
+    async def _go_on(self, journal: RunJournal) -> None:
         """Begin where the journal ends."""
         past = journal.past
         self._watch = Recording(self.ledger, self.meter, journal)
         self._draws.remember(recorded_draws(past), past.settled)
-        self._batches = past.next_batch
-        if past.weights is not None:
-            set_version(self._policy, past.weights)
-        self._agent = with_policy(self._agent, lambda policy: Journalled(policy, journal.writer, past))
+        if self._draws.chooses and past.settled:
+            for group in await anyio.to_thread.run_sync(settled_groups, journal.directory, past.settled):
+                self._draws.tell(group)
+        for group_id, verdict in past.verdicts.items():
+            if group_id in past.settled:
+                self._keep_rate.note(verdict)
+        self._verdicts = past.verdicts
+        self._ready.extend(Ready(*batch, is_told=False) for batch in past.again)
+        self._batches = past.next_batch + len(past.again)
+        if past.weights is not None and self._policy is not None:
+            await set_version(self._policy, past.weights)
+        self._agent = journalled(self._agent, journal)
 
-    async def _end(self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool) -> None:
+    async def _end(
+        self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool, is_one_shot: bool = False
+    ) -> None:
         """End a stream; what it has not delivered is played anew by the next one.
 
         If it was not given up, but only interrupted, a resumed run goes on with what is recorded.
@@ -407,12 +449,8 @@ class Rollouts:
             await stream.stopped.wait()
         groups = stream.close()
         if gives_up and self._open:
-            self._watch.given_up(groups)
-
-    def _seen(self, groups: list[Group]) -> list[Group]:
-        if not groups and not self._draws.count:
-            raise UsageError("tasks has no tasks: there is nothing to play")
-        return groups
+            self._watch.dropped(stream.consumed())
+            self._watch.given_up(groups, with_all_recorded=is_one_shot)
 
     def _check_open(self) -> None:
         if not self._open:

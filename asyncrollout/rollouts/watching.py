@@ -1,6 +1,7 @@
 """All who want to know what is played: the ledger, the meter, and the journal if there is one."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from asyncrollout.journal.run import RunJournal
 from asyncrollout.metrics import Meter
@@ -35,16 +36,23 @@ class Watching(Nobody):
     def judged(self, group: Group) -> None:
         self._meter.judged(group)
 
-    def given_up(self, groups: Iterable[str]) -> None:
-        """They are not finished, and will be drawn again."""
+    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
+        """They are not finished, and will be played anew; so will be what else is recorded, if so wished."""
 
-    async def delivered(self, batch: int, groups: list[Group], lag: int) -> None:  # noqa: ARG002
+    def dropped(self, groups: list[str]) -> None:
+        """They led to no batch."""
+
+    def delivered(self, batch: int, groups: list[Group], dropped: list[str], lag: int) -> None:  # noqa: ARG002
+        """A batch, and what was dropped on the way to it."""
         self._meter.delivered(len(groups), lag)
 
-    async def updated(self, weights: int) -> None: ...
+    def updated(self, weights: int) -> None: ...
 
-    def begin_evaluation(self, tasks: int, k: int, seed: int, weights: int) -> str:  # noqa: ARG002
-        """Its name, which no other has."""
+    async def flush(self) -> None:
+        """What was told so far is on record."""
+
+    def begin_evaluation(self, what: Any) -> str:  # noqa: ARG002
+        """Its name, which no other has; but one that was broken off, and is the same, goes on."""
         name, self._evaluations = f"eval{self._evaluations}", self._evaluations + 1
         return name
 
@@ -91,18 +99,24 @@ class Recording(Watching):
         self._journal.judged(group)
         super().judged(group)
 
-    def given_up(self, groups: Iterable[str]) -> None:
-        self._journal.cancelled(groups)
+    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
+        self._journal.given_up(groups, with_all_recorded=with_all_recorded)
 
-    async def delivered(self, batch: int, groups: list[Group], lag: int) -> None:
-        await self._journal.delivered(batch, groups)
-        await super().delivered(batch, groups, lag)
+    def dropped(self, groups: list[str]) -> None:
+        self._journal.dropped(groups)
 
-    async def updated(self, weights: int) -> None:
-        await self._journal.updated(weights)
+    def delivered(self, batch: int, groups: list[Group], dropped: list[str], lag: int) -> None:
+        self._journal.delivered(batch, groups, dropped)
+        super().delivered(batch, groups, dropped, lag)
 
-    def begin_evaluation(self, tasks: int, k: int, seed: int, weights: int) -> str:
-        return self._journal.begin_evaluation(tasks, k, seed, weights)
+    def updated(self, weights: int) -> None:
+        self._journal.updated(weights)
+
+    async def flush(self) -> None:
+        await self._journal.writer.flush()
+
+    def begin_evaluation(self, what: Any) -> str:
+        return self._journal.begin_evaluation(what)
 
     def end_evaluation(self, name: str) -> None:
         self._journal.end_evaluation(name)

@@ -3,11 +3,12 @@
 import heapq
 import math
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Annotated, Any
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from asyncrollout.agents.seeds import sampling_seed
@@ -23,6 +24,7 @@ DRAWN = "g"
 """What ids of groups that were drawn begin with."""
 
 _CLOSE_GRACE = 5.0
+_SKIPPED_AT_ONCE = 500
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -86,12 +88,17 @@ class Draws:
         else:
             raise UsageError(f"tasks={tasks!r:.100} is neither a list of tasks nor another source of them")
         self.tell = getattr(tasks, "finished", _nobody)
-        self._recorded: Mapping[int, Draw] = {}
+        self._recorded: dict[int, Draw] = {}
         self._settled: AbstractSet[str] = frozenset()
 
-    def remember(self, recorded: Mapping[int, Draw], settled: AbstractSet[str]) -> None:
+    def remember(self, recorded: dict[int, Draw], settled: AbstractSet[str]) -> None:
         """What was drawn in an earlier process is drawn again, but for what is settled."""
         self._recorded, self._settled = recorded, settled
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the source of tasks wants to know what is finished."""
+        return self.tell is not _nobody
 
     @property
     def count(self) -> int:
@@ -104,10 +111,16 @@ class Draws:
         if self._returned:
             return heapq.heappop(self._returned)
         while (draw := await self._draw()).id in self._settled:
-            pass
+            if draw.index % _SKIPPED_AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
         return draw
 
     async def _draw(self) -> Draw:
+        recorded = self._recorded.pop(self._index, None)
+        if recorded is not None and self.chooses:  # by what is finished, so that it may choose otherwise now
+            self._index += 1
+            self._drawn[recorded.tag] += 1
+            return recorded
         task = await self._next_task()
         index, self._index = self._index, self._index + 1
         tag = self._turn() if task.tag is None else task.tag
@@ -116,17 +129,12 @@ class Draws:
         self._drawn[tag] += 1
         seed = sampling_seed(self._seed, "env", index) if task.seed is None else task.seed
         draw = Draw(index, f"{DRAWN}{index}", seed, task.task, tag)
-        return self._as_recorded(draw) if index in self._recorded else draw
-
-    def _as_recorded(self, draw: Draw) -> Draw:
-        """A source that chooses by what is finished may choose otherwise the second time; others must not."""
-        recorded = self._recorded[draw.index]
-        if self.tell is _nobody and to_plain(_contents(draw)) != to_plain(_contents(recorded)):
+        if recorded is not None and to_plain(_contents(draw)) != to_plain(_contents(recorded)):
             raise UsageError(
                 f"tasks are not those that the run began with: task {draw.index} was {recorded.task!r:.100}, and is "
                 f"{draw.task!r:.100}"
             )
-        return recorded
+        return draw
 
     def give_back(self, draws: Iterable[Draw]) -> None:
         """What was drawn and not used comes first the next time."""

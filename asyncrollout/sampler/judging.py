@@ -1,7 +1,7 @@
 """What filters say of groups, and how often they keep one."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -35,11 +35,15 @@ class KeepRate:
 
 
 class Judge:
-    """Judges groups in the order in which they come; a batch filter judges `needed` at a time."""
+    """Judges groups in the order in which they come; a batch filter judges `needed` at a time.
 
-    def __init__(self, keep: Keep | None, rate: KeepRate) -> None:
+    Groups that were `judged` before a run was broken off are not judged again.
+    """
+
+    def __init__(self, keep: Keep | None, rate: KeepRate, judged: Mapping[str, Verdict] = {}) -> None:
         self._keep = keep
         self.rate = rate
+        self._judged = judged
         self._waiting: list[Group] = []
 
     @property
@@ -55,6 +59,8 @@ class Judge:
         """The groups that are judged now, each with its verdict."""
         if group.verdict is not None:
             return [self._noted(group)]
+        if (before := self._judged.get(group.id)) is not None:
+            return [self._noted(_judged(group, before))]
         if self._keep is None:
             return [self._noted(_judged(group, Verdict(keep=True)))]
         if not isinstance(self._keep, BatchFilter):

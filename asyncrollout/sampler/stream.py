@@ -56,6 +56,7 @@ class GroupStream:
         rules: StreamRules,
         version: Callable[[], int],
         judged: Callable[[Group], None],
+        had_valid: bool = False,
     ) -> None:
         self._draws = draws
         self._play = play
@@ -76,7 +77,7 @@ class GroupStream:
         self.stale = 0
         self.failure: Exception | None = None
         self._last_error: RolloutError | None = None
-        self._had_valid = False
+        self._had_valid = had_valid
         self._moved = time.monotonic()
         self._changed = anyio.Event()
         self.stopped = anyio.Event()
@@ -101,6 +102,14 @@ class GroupStream:
                 self.failure = ClosedError("these Rollouts were closed")
             self.stopped.set()
             self._notify()
+
+    def consumed_by(self, groups: list[Group]) -> list[str]:
+        """The ids of groups that were dropped on the way to these, which were taken."""
+        return self._tray.consumed_by(groups)
+
+    def consumed(self) -> list[str]:
+        """The ids of all that were dropped since."""
+        return self._tray.consumed()
 
     def close(self) -> list[str]:
         """Account for all that was neither delivered nor dropped, whose ids are given; it may be drawn again."""

@@ -24,6 +24,9 @@ class Tray:
         self._max_rounds = max_rounds
         self._on_exhausted = on_exhausted
         self._reasons: Counter[str] = Counter()
+        self._round = 0  # how many batches have been complete, or given up
+        self._rounds: dict[str, int] = {}  # of groups that were kept, and not consumed
+        self._gone: dict[str, int] = {}  # the same of those that were dropped
 
     @property
     def max_draws(self) -> int | None:
@@ -39,9 +42,11 @@ class Tray:
         assert group.verdict is not None
         self.judged += 1
         if group.verdict.keep:
+            self._rounds[group.id] = self._round
             self.kept.append(group)
             self._kept += 1
             return self.begin_anew() if self._kept >= self.needed else []
+        self._gone[group.id] = self._round
         self._reasons[group.verdict.reason or "dropped"] += 1
         if self._on_exhausted != "fill" or not group.valid:
             return [group]
@@ -77,6 +82,7 @@ class Tray:
         unused = [*self.spare]
         self.spare.clear()
         self._reasons.clear()
+        self._round += 1
         self.judged = 0
         self._kept = len(self.kept) % max(self.needed, 1)
         return unused
@@ -90,7 +96,24 @@ class Tray:
         for group in old_spare:
             self.spare.remove(group)
         self._kept = max(self._kept - len(old), 0)
+        for group in (*old, *old_spare):
+            self._rounds.pop(group.id, None)
+            self._gone[group.id] = -1
         return [*old, *old_spare]
+
+    def consumed_by(self, groups: list[Group]) -> list[str]:
+        """The ids of those that were dropped on the way to a batch that was taken."""
+        taken = {group.id for group in groups}
+        last = max((self._rounds.pop(name, self._gone.get(name, -1)) for name in taken), default=-1)
+        last = last if last < self._round else last - 1  # others may yet be dropped on the way to the same batch
+        gone = [name for name, number in self._gone.items() if number <= last or name in taken]
+        for name in gone:
+            del self._gone[name]
+        return [name for name in gone if name not in taken]
+
+    def consumed(self) -> list[str]:
+        """The ids of all that were dropped, and led to no batch."""
+        return [*self._gone]
 
 
 def _is_older(group: Group, version: int) -> bool:

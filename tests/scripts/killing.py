@@ -18,20 +18,31 @@ from typing import Any
 import anyio.lowlevel
 import msgspec
 
-from asyncrollout import Failures, Generation, ProviderError, Request, Rollouts, filters
+from asyncrollout import Failures, Generation, Group, ProviderError, Request, Rollouts, filters
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.journal import writer
 from asyncrollout.journal.reader import read_past
 from tests.rollout_envs import WALK
 
 BATCHES, GROUPS = 4, 3
+
+
+def compare(group: Group) -> list[float]:
+    """How much each member is better than the mean of all."""
+    return [float(reward) for reward in group.rewards - group.rewards.mean()]
+
+
 RUNS: dict[str, dict[str, Any]] = {
     "batches in start order": {"order": "start", "keep": filters.reward_varies},
     "collect": {"keep": filters.reward_varies, "max_lag": 0},
     "tasks that fail": {"order": "start", "tasks": range(40), "failures": Failures(retries=1)},
-    "scored as groups": {
+    "scored as groups": {"order": "start", "score": compare},
+    "a filter of batches": {"order": "start", "keep": filters.top_std(0.5)},
+    "filled up": {
         "order": "start",
-        "score": lambda group: [float(len(one.turns)) for one in group.trajectories],
+        "keep": filters.success_between(0.3, 0.4),
+        "on_exhausted": "fill",
+        "max_num_gen_batches": 2,
     },
     "finish order": {"keep": filters.reward_varies},
 }
