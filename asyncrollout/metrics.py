@@ -184,8 +184,8 @@ class Meter:
             tokens=self._tokens,
             turns_per_second=turns_per_second,
             tokens_per_second=tokens_per_second,
-            policy_seconds=_durations(self._policy_seconds),
-            env_seconds=_durations(self._env_seconds),
+            policy_seconds=Durations.of(self._policy_seconds),
+            env_seconds=Durations.of(self._env_seconds),
             reward_mean=self._reward / self._members if self._members else None,
             reward_recent=recent,
             reward_change=change,
@@ -271,14 +271,6 @@ def _mean(values: Sequence[float]) -> float:
 def _variance(values: Sequence[float]) -> float:
     mean = _mean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
-def _durations(seconds: deque[float]) -> Durations:
-    if not seconds:
-        return Durations()
-    ordered = sorted(seconds)
-    last = len(ordered) - 1
-    return Durations(len(ordered), _mean(ordered), ordered[last // 2], ordered[int(last * 0.95)], ordered[-1])
 
 
 class Sink(Protocol):

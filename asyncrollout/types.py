@@ -1,8 +1,8 @@
 """The frozen data that crosses the code: what an environment says, and what a pool knows of itself."""
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
@@ -67,6 +67,15 @@ class Durations(msgspec.Struct, frozen=True):
     p50: float = 0.0
     p95: float = 0.0
     max: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Self:
+        ordered = sorted(seconds)
+        if not ordered:
+            return cls()
+        last = len(ordered) - 1
+        mean = sum(ordered) / len(ordered)
+        return cls(len(ordered), mean, ordered[last // 2], ordered[int(last * 0.95)], ordered[-1])
 
 
 class WorkerStats(msgspec.Struct, frozen=True):

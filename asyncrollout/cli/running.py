@@ -39,6 +39,7 @@ METRICS = "metrics.jsonl"
 
 _METRICS_EVERY = 2.0  # seconds
 _DRAIN_SECONDS = 2.0
+_LONG_TO_READ = 50_000_000  # bytes; some seconds
 
 OnBatch = Callable[[Batch, Display], Awaitable[None]]
 
@@ -71,6 +72,9 @@ async def resume(
 ) -> int:
     """Go on with a run where it ended."""
     config = read_back(directory)
+    journal = directory / JOURNAL
+    if journal.exists() and journal.stat().st_size > _LONG_TO_READ:
+        output.say(f"Reading what {directory} has recorded ...")
     done = await anyio.to_thread.run_sync(_batches_done, directory)
     if done >= config.batches:
         output.show(f"{directory} is complete: all its {done} batches are there")

@@ -8,7 +8,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from asyncrollout.pool.wire import WITHOUT_EPISODE, Op
-from asyncrollout.types import Durations, WorkerStats
+from asyncrollout.types import WorkerStats
 
 Reply = Sequence[Any]
 """Call id, failure or None, value, info, digest or None, seconds of work, snapshot or None."""
@@ -101,17 +101,3 @@ class Clock:
 
     def recent(self) -> list[float]:
         return list(self._recent)
-
-
-def durations(seconds: Sequence[float]) -> Durations:
-    if not seconds:
-        return Durations()
-    ordered = sorted(seconds)
-    last = len(ordered) - 1
-    return Durations(
-        count=len(ordered),
-        mean=sum(ordered) / len(ordered),
-        p50=ordered[last // 2],
-        p95=ordered[int(last * 0.95)],
-        max=ordered[-1],
-    )

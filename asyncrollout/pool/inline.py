@@ -13,11 +13,11 @@ import anyio.lowlevel
 
 from asyncrollout.errors import EnvError
 from asyncrollout.pool.failure import Failure, failure
-from asyncrollout.pool.home import Clock, Limits, Lost, Reply, durations
+from asyncrollout.pool.home import Clock, Limits, Lost, Reply
 from asyncrollout.pool.hosted import HostedEnv, Opening, is_async, outcome_digest, run_now
 from asyncrollout.pool.thread import EnvThread
 from asyncrollout.pool.wire import OUTCOMES, PLAIN, Op, detach
-from asyncrollout.types import WorkerStats
+from asyncrollout.types import Durations, WorkerStats
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class LoopHome:
             queued=0,
             calls=self.clock.calls,
             restarts=0,
-            seconds=durations(self.clock.recent()),
+            seconds=Durations.of(self.clock.recent()),
         )
 
     async def _open(self, env_id: int, opening: Opening) -> None:

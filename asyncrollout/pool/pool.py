@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from asyncrollout import checks
 from asyncrollout.errors import PoolError, RolloutError, UsageError
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.home import Backend, Limits, durations
+from asyncrollout.pool.home import Backend, Limits
 from asyncrollout.pool.hosted import Opening, is_async
 from asyncrollout.pool.inline import LoopHome
 from asyncrollout.pool.placement import Placement
@@ -26,7 +26,7 @@ from asyncrollout.pool.seat import Rules, Seat
 from asyncrollout.pool.supervisor import refuse_in_worker
 from asyncrollout.pool.wire import Op
 from asyncrollout.registry import EnvSpec, find_env
-from asyncrollout.types import Outcome, PoolStats, Recovery, TextOptions
+from asyncrollout.types import Durations, Outcome, PoolStats, Recovery, TextOptions
 
 _CLOSE_GRACE = 5.0  # seconds
 _BACKENDS = ("process", "inline")
@@ -208,7 +208,7 @@ class EnvPool:
             restarts=sum(worker.restarts for worker in workers),
             restored=self._rules.restored,
             moved=self._placement.moved,
-            seconds=durations([*recent, *self._loop_home.clock.recent()]),
+            seconds=Durations.of([*recent, *self._loop_home.clock.recent()]),
         )
 
     def _check_descriptors(self) -> None:

@@ -10,10 +10,10 @@ from anyio.abc import TaskGroup
 
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.directory import private_directory
-from asyncrollout.pool.home import Home, Limits, durations
+from asyncrollout.pool.home import Home, Limits
 from asyncrollout.pool.link import Link
 from asyncrollout.pool.supervisor import Supervisor
-from asyncrollout.types import WorkerStats
+from asyncrollout.types import Durations, WorkerStats
 
 WorkerEnv = Callable[[int], Mapping[str, str]]
 """The environment variables of the worker of a rank."""
@@ -104,7 +104,7 @@ class ProcessBackend:
                 queued=len(rank.home.pending) if rank.home else 0,
                 calls=rank.clock.calls,
                 restarts=rank.restarts,
-                seconds=durations(rank.clock.recent()),
+                seconds=Durations.of(rank.clock.recent()),
             )
             for rank in self._ranks
         ]
