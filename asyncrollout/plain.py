@@ -5,10 +5,13 @@ What JSON has stays as it is. All else is an object whose key `"$"` names its ki
 """
 
 import base64
+import binascii
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import lru_cache
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -63,24 +66,25 @@ _HINTS: dict[type, dict[str, Any]] = {
 }
 
 
+def _sure(hint: Any) -> frozenset[Any]:
+    """The types whose values are right as they are; to check them takes longer than to read them."""
+    options = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return frozenset(np.ndarray if typing.get_origin(option) is np.ndarray else option for option in options)
+
+
+_SURE = {kind: {name: _sure(hint) for name, hint in hints.items()} for kind, hints in _HINTS.items()}
+_ENUM_FIELDS = {
+    kind: [(name, hint) for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Enum)]
+    for kind, hints in _HINTS.items()
+}
+
+
 def _plain(value: Any, place: Place) -> Any:
+    return _WRITERS.get(type(value), _plain_other)(value, place)
+
+
+def _plain_other(value: Any, place: Place) -> Any:
     kind = type(value)
-    if kind in _LEAVES:
-        return _plain_leaf(value)
-    if len(place) > _DEEPEST:
-        raise UsageError(f"{_shown(place[:3])}...: nested more than {_DEEPEST} deep")
-    if kind is list:
-        return _plain_items(value, place)
-    if kind is dict:
-        return _plain_dict(value, place)
-    if kind is tuple:
-        return {KIND: "tuple", "items": _plain_items(value, place)}
-    if kind is set or kind is frozenset:  # in an order that does not depend on the process
-        return {KIND: kind.__name__, "items": sorted(_plain_items(value, place), key=msgspec.json.encode)}
-    if kind is bytes:
-        return {KIND: "bytes", "base64": _base64(value)}
-    if _HINTS.get(kind) is not None:
-        return {KIND: kind.__name__, **_plain_fields(value, place)}
     if isinstance(value, np.ndarray | np.generic):
         return _plain_array(value, place)
     if isinstance(value, RolloutError):
@@ -93,7 +97,7 @@ def _plain(value: Any, place: Place) -> Any:
     )
 
 
-def _plain_leaf(value: Any) -> Any:
+def _plain_leaf(value: Any, _place: Place = ()) -> Any:
     kind = type(value)
     if kind is str and not value.isascii():
         try:
@@ -107,40 +111,70 @@ def _plain_leaf(value: Any) -> Any:
     return value
 
 
-def _plain_items(items: Any, place: Place) -> list[Any]:
-    return [
-        _plain_leaf(item) if type(item) in _LEAVES else _plain(item, (*place, number))
-        for number, item in enumerate(items)
-    ]
+def _make_plain(parts: Any, entries: Iterable[tuple[Any, Any]], place: Place) -> None:
+    """Each part of a list or dict, in its place; a run has millions of them, so that what is plain costs no call."""
+    if len(place) > _DEEPEST:
+        raise UsageError(f"{_shown(place[:3])}...: nested more than {_DEEPEST} deep")
+    for key, value in entries:
+        if value is None or value is True or value is False:
+            continue
+        kind = type(value)
+        if kind is str:
+            if value.isascii():
+                continue
+        elif kind is float:
+            if math.isfinite(value):
+                continue
+        elif kind is int and -(2**63) <= value < 2**64:
+            continue
+        parts[key] = _WRITERS.get(kind, _plain_other)(value, (*place, key))
+
+
+def _plain_list(value: Iterable[Any], place: Place) -> list[Any]:
+    items = list(value)
+    _make_plain(items, enumerate(items), place)
+    return items
 
 
 def _plain_dict(value: dict[Any, Any], place: Place) -> dict[str, Any]:
-    items = {
-        key: _plain_leaf(item) if type(item) in _LEAVES else _plain(item, (*place, key)) for key, item in value.items()
-    }
-    if all(type(key) is str and _plain_leaf(key) is key for key in items) and KIND not in items:
-        return items
-    return {KIND: "dict", "items": [[_plain(key, (*place, key)), item] for key, item in items.items()]}
+    items = value.copy()
+    _make_plain(items, value.items(), place)
+    for key in items:
+        if type(key) is not str or key == KIND or not (key.isascii() or _plain_leaf(key) is key):
+            return {KIND: "dict", "items": [[_plain(key, (*place, key)), item] for key, item in items.items()]}
+    return items
 
 
-def _plain_fields(struct: Any, place: Place) -> dict[str, Any]:
-    fields = {}
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
-        if isinstance(value, Enum) and type(value) is _HINTS[type(struct)][name]:
-            fields[name] = value.value
-        else:
-            fields[name] = _plain_leaf(value) if type(value) in _LEAVES else _plain(value, (*place, name))
+def _plain_set(value: set[Any] | frozenset[Any], place: Place) -> dict[str, Any]:
+    """In an order that does not depend on the process."""
+    return {KIND: type(value).__name__, "items": sorted(_plain_list(value, place), key=msgspec.json.encode)}
+
+
+def _plain_struct(value: msgspec.Struct, place: Place) -> dict[str, Any]:
+    kind = type(value)
+    fields = {KIND: kind.__name__, **msgspec.structs.asdict(value)}
+    for name, enum in _ENUM_FIELDS[kind]:
+        if type(fields[name]) is enum:
+            fields[name] = fields[name].value
+    _make_plain(fields, fields.items(), place)
     return fields
 
 
 def _plain_array(value: Any, place: Place) -> dict[str, Any]:
     dtype = value.dtype
+    name = _name_if_bytes(dtype)
     scalar = isinstance(value, np.generic)
-    if not (scalar or type(value) is np.ndarray) or not _is_bytes(dtype) or not (scalar or dtype.itemsize):
+    if name is None or not (scalar or (type(value) is np.ndarray and dtype.itemsize)):
         raise UsageError(f"{_shown(place)}a {type(value).__name__} of {dtype} cannot be written to a file")
-    content = {"dtype": dtype.str, "base64": _base64(value.tobytes())}
-    return {KIND: "scalar", **content} if scalar else {KIND: "array", "shape": list(value.shape), **content}
+    content = _base64(value.tobytes())
+    if scalar:
+        return {KIND: "scalar", "dtype": name, "base64": content}
+    return {KIND: "array", "shape": [*value.shape], "dtype": name, "base64": content}
+
+
+@lru_cache
+def _name_if_bytes(dtype: np.dtype[Any]) -> str | None:
+    return dtype.str if _is_bytes(dtype) else None
 
 
 def _plain_error(error: RolloutError, place: Place) -> dict[str, Any]:
@@ -150,8 +184,20 @@ def _plain_error(error: RolloutError, place: Place) -> dict[str, Any]:
     return {KIND: name, **_plain_dict(parts, place)}
 
 
+_WRITERS: dict[type, Callable[[Any, Place], Any]] = {
+    **dict.fromkeys((str, int, float, bool, type(None)), _plain_leaf),
+    **dict.fromkeys((set, frozenset), _plain_set),
+    **dict.fromkeys(_STRUCTS.values(), _plain_struct),
+    list: _plain_list,
+    dict: _plain_dict,
+    tuple: lambda value, place: {KIND: "tuple", "items": _plain_list(value, place)},
+    bytes: lambda value, _: {KIND: "bytes", "base64": _base64(value)},
+    np.ndarray: _plain_array,
+}
+
+
 def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")
+    return binascii.b2a_base64(content, newline=False).decode("ascii")
 
 
 def _is_bytes(dtype: np.dtype[Any]) -> bool:
@@ -217,7 +263,7 @@ def _struct(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any], Place], Any
     def make(parts: dict[str, Any], place: Place) -> Any:
         fields = _value(parts, place)
         for name, hint in _HINTS[kind].items():
-            if name not in fields or hint is Any:
+            if name not in fields or hint is Any or type(fields[name]) in _SURE[kind][name]:
                 continue
             try:
                 told = msgspec.convert(_python(fields[name]), hint)

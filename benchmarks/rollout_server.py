@@ -1,15 +1,18 @@
 """An LLM server that costs next to nothing, so that `bench_rollouts.py` measures its clients.
 
-    python benchmarks/rollout_server.py
+    python benchmarks/rollout_server.py [--at-once]
 
-Prints its URL. It answers chat completions with the last message, after a time that the request's seed decides. The
-server of the tests takes four times the CPU for an answer, and 256 clients at once keep it busy.
+Prints its URL. It answers chat completions with the last message, after a time that the request's seed decides, or at
+once. The server of the tests takes four times the CPU for an answer, and 256 clients at once keep it busy.
 """
 
 import asyncio
 import math
 import random
 import re
+import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -43,7 +46,8 @@ def answer(question: Question) -> bytes:
 class Connection(asyncio.Protocol):
     """One request at a time, as a client sends them that awaits each answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[int], float]) -> None:
+        self._wait = wait
         self._received = b""
 
     def connection_made(self, transport: Any) -> None:
@@ -57,11 +61,12 @@ class Connection(asyncio.Protocol):
             self._received = b""
             question = msgspec.json.decode(body, type=Question)
             loop = asyncio.get_running_loop()
-            loop.call_later(latency(question.seed), self._transport.write, answer(question))
+            loop.call_later(self._wait(question.seed), self._transport.write, answer(question))
 
 
 async def main() -> None:
-    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0, backlog=_CLIENTS)
+    wait = (lambda _: 0.0) if "--at-once" in sys.argv else latency
+    server = await asyncio.get_running_loop().create_server(partial(Connection, wait), "127.0.0.1", 0, backlog=_CLIENTS)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     await server.serve_forever()
 
