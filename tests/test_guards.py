@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -344,6 +345,7 @@ async def test_a_worker_that_fails_behind_its_guards_leaves_no_sentinel(
 ) -> None:
     code = """
 import sys
+import time
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "asyncrollout.pool.worker":
@@ -439,3 +441,23 @@ def test_a_pool_on_a_loop_in_another_thread_works_and_clears_up(mark: str) -> No
         with anyio.from_thread.start_blocking_portal(backend_options=options) as portal:
             assert portal.call(play) == (1, "total 10............")
         assert wait_until(lambda: not marked(mark))
+
+
+async def test_a_new_worker_is_not_taken_for_stuck_before_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog may look for the first time while calls are on their way, and none has begun."""
+    monkeypatch.setattr("asyncrollout.pool.process._WATCH_EVERY", 10**6)
+    async with EnvPool(workers=1) as pool:
+        backend: Any = pool._backend
+        (rank,) = backend._ranks
+
+        async def play() -> None:
+            async with pool.open(COUNTER) as env:
+                await env.reset(seed=0)
+
+        async with anyio.create_task_group() as tasks:
+            os.kill(rank.home.pid, signal.SIGSTOP)
+            tasks.start_soon(play)
+            await until(lambda: bool(rank.home.pending))
+            rank.watch(time.monotonic(), others=False)
+            os.kill(rank.home.pid, signal.SIGCONT)
+        assert pool.stats().restarts == 0

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,7 @@ class Supervisor:
             for name in ("socket", "page"):  # both sides have them open
                 (config.directory / name).unlink(missing_ok=True)
             self.home, self._process = link, _process_of(link.pid)
+            self._answered = time.monotonic()
             if self.stopping:
                 link.stop()
             self._on_change()
