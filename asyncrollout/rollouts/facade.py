@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -150,7 +150,7 @@ class Rollouts:
         self._verdicts: Mapping[str, Verdict] = {}
         self._stream: GroupStream | None = None
         self._batches = 0
-        self._ready: deque[Ready] = deque()
+        self._left: deque[Ready] = deque()  # batches that nobody has yet
         self._loose: deque[Group] = deque()
         self._stop_stream: anyio.CancelScope | None = None
         self._parts = AsyncExitStack()
@@ -193,7 +193,7 @@ class Rollouts:
     @property
     def next_batch(self) -> int:
         """The number that the next batch will have."""
-        return self._ready[0].index if self._ready else self._batches
+        return self._left[0].index if self._left else self._batches
 
     async def collect(self, groups: int) -> Batch:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
@@ -228,29 +228,39 @@ class Rollouts:
 
         return _Taken(next_group)
 
-    async def _next(self, take: Callable[[], Awaitable[None]]) -> Batch | None:
+    async def _next(self, take: Callable[[], Awaitable[Ready | None]]) -> Batch | None:
         """The next batch, once it is recorded; one whose taker was cancelled before he had it comes first."""
         self._check_open()
-        if not self._ready:
-            await take()
-        if not self._ready:
+        ready = self._left.popleft() if self._left else await take()
+        if ready is None:
             return None
-        ready = self._ready[0]
-        if not ready.is_told:
-            self._tell(ready)
-        await self._watch.flush()
-        self._ready.popleft()
+        with self._not_lost(ready):
+            if not ready.is_told:
+                self._tell(ready)
+            await self._watch.flush()
         return Batch(ready.index, ready.groups, self._tally.read())
 
-    def _make_ready(self, stream: GroupStream, groups: list[Group]) -> None:
-        """Groups that were taken are a batch; from here on they cannot get lost."""
+    @contextmanager
+    def _not_lost(self, ready: Ready | None) -> Iterator[None]:
+        """Whoever comes next has the batch if this one does not come through."""
+        is_through = False
+        try:
+            yield
+            is_through = True
+        finally:
+            if ready is not None and not is_through:
+                self._left.append(ready)
+
+    def _make_ready(self, stream: GroupStream, groups: list[Group]) -> Ready | None:
+        """Groups that were taken, as a batch; none if the tasks are at their end."""
         if not groups and not self._draws.count:
             raise UsageError("tasks has no tasks: there is nothing to play")
-        if groups:
-            ready = Ready(self._batches, groups, stream.consumed_by(groups))
-            self._batches += 1
-            self._tell(ready)
-            self._ready.append(ready)
+        if not groups:
+            return None
+        ready = Ready(self._batches, groups, stream.consumed_by(groups))
+        self._batches += 1
+        self._tell(ready)
+        return ready
 
     def _tell(self, ready: Ready) -> None:
         versions = [group.version for group in ready.groups if group.version is not None]
@@ -258,26 +268,28 @@ class Rollouts:
         self._watch.delivered(ready.index, ready.groups, ready.dropped, max(lag, 0))
         ready.is_told = True
 
-    async def _take_once(self, groups: int, *, order: Order | None = None) -> None:
+    async def _take_once(self, groups: int, *, order: Order | None = None) -> Ready | None:
         """Take the next groups; what is under way beyond them is cancelled, and played anew the next time."""
         rules = msgspec.structs.replace(self._rules, order=order or self._rules.order, ahead=0)
         stream, stop = self._start_stream(rules)
-        gives_up = True
+        ready, gives_up = None, True
         try:
-            self._make_ready(stream, await stream.take(groups))
+            ready = self._make_ready(stream, await stream.take(groups))
         except anyio.get_cancelled_exc_class():
             gives_up = False
             raise
         finally:
-            await self._end(stream, stop, gives_up=gives_up, is_one_shot=True)
+            with self._not_lost(ready):
+                await self._end(stream, stop, gives_up=gives_up, is_one_shot=True)
+        return ready
 
-    async def _take(self, groups: int, *, needed: int | None = None) -> None:
+    async def _take(self, groups: int, *, needed: int | None = None) -> Ready | None:
         """Take the next groups of the one stream that `batches` and `groups` share."""
         if self._stream is None:
             self._stream, self._stop_stream = self._start_stream(self._rules)
         stream = self._stream
         try:
-            self._make_ready(stream, await stream.take(groups, needed=needed))
+            return self._make_ready(stream, await stream.take(groups, needed=needed))
         finally:
             if stream.failure is not None and self._open:  # the next one begins with what this one had not delivered
                 self._stream = None
@@ -431,7 +443,7 @@ class Rollouts:
             if group_id in past.settled:
                 self._keep_rate.note(verdict)
         self._verdicts = past.verdicts
-        self._ready.extend(Ready(*batch, is_told=False) for batch in past.again)
+        self._left.extend(Ready(*batch, is_told=False) for batch in past.again)
         self._batches = past.next_batch + len(past.again)
         if past.weights is not None and self._policy is not None:
             await set_version(self._policy, past.weights)
