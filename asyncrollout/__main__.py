@@ -3,6 +3,8 @@
 if __name__ == "__main__":  # a worker process runs this file again, and needs nothing of it
     import sys
 
-    from asyncrollout.cli.app import main
-
+    try:
+        from asyncrollout.cli.app import main
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(main())

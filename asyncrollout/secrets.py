@@ -1,26 +1,45 @@
 """Keys and passwords, which never reach a file or a terminal."""
 
+import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asyncrollout.errors import RolloutError
+
 HIDDEN = "[hidden]"
 
-_NAME = re.compile(r"(api_?key|(^|_)key|token|secret|password|authorization)$", re.IGNORECASE)
+_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|AUTHORIZATION)$", re.IGNORECASE)
+_NAME = re.compile(
+    r"(api|access|auth|private|openai|x)_?key$|^key$|(access|auth|api|hf|bearer)_?token$|^token$|"
+    r"(^|_)(secret|password|passwd|authorization)$",
+    re.IGNORECASE,
+)
 _VALUE = re.compile(r"\bsk-[\w-]{16,}|(?<=Bearer )[^\s'\"\\]+|(?<=://)[^/\s:@\"]+:[^/\s@\"]+(?=@)")
 _SHORTEST = 8  # a shorter one may be a word
 
 
-def is_secret(name: str) -> bool:
-    """Whether what has such a name is a secret."""
-    return bool(_NAME.search(name.replace("-", "_")))
+def is_secret(name: object) -> bool:
+    """Whether what has such a name, also as an option, is a secret."""
+    return isinstance(name, str) and bool(_NAME.search(name.lstrip("-").replace("-", "_")))
 
 
 def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The values of variables that are named like keys, longest first: one may be a part of another."""
-    found = {value for name, value in environ.items() if is_secret(name) and len(value) >= _SHORTEST}
+    found = {value for name, value in environ.items() if _VARIABLE.search(name) and len(value) >= _SHORTEST}
     return sorted(found, key=len, reverse=True)
+
+
+def hide_in_error(error: RolloutError, secrets: Sequence[str]) -> RolloutError:
+    """The same error, without secrets in anything that it tells."""
+    shown = copy.copy(error)
+    shown.args = tuple(hide(one, secrets) if isinstance(one, str) else one for one in error.args)
+    told = {name: hide(one, secrets) if isinstance(one, str) else one for name, one in vars(error).items()}
+    shown.__dict__.update(told)
+    if hasattr(error, "__notes__"):
+        shown.__notes__ = [hide(note, secrets) for note in error.__notes__]
+    return shown
 
 
 def hide(text: str, secrets: Sequence[str]) -> str:

@@ -5,19 +5,26 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import psutil
 import pytest
 
+from asyncrollout.cli.directory import claimed
+from asyncrollout.cli.stopping import stoppable
+from tests.llm_faults import Hold
+from tests.llm_server import llm_server
 from tests.playing import PATIENCE
 
 CONFIG = """
 env: {env}
-policy: {{kind: solver, error_rate: 0.3, latency: 0.02}}
+policy: {{kind: solver, error_rate: 0.3, latency: 0.01}}
 group_size: 2
 groups: 2
 batches: 3
@@ -181,12 +188,133 @@ def test_replay_compares_with_what_was_recorded(tmp_path: Path) -> None:
     assert (nowhere.returncode, "holds no run: it has no journal.jsonl" in nowhere.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda record: record["turns"][0].update(reward=7.0), "turn 0 was worth 7, and now"),
+        (lambda record: record["final"].update(text="elsewhere"), "at its end the env shows"),
+        (lambda record: record.update(stop_reason="turns"), "the episode was turns, and now it is over"),
+        (lambda record: record.update(stop_reason="truncated", turns=record["turns"][:-1]), "now it is not over"),
+    ],
+)
+def test_replay_notices_every_difference(tmp_path: Path, change: Callable[[Any], None], difference: str) -> None:
+    config = write_config(tmp_path)
+    assert call(tmp_path, "run", config, "name=mine", "policy.error_rate=0", "--quiet").returncode == 0
+    path = tmp_path / "runs" / "mine" / "trajectories.jsonl"
+    records = lines(path)
+    record = next(one for one in records if one["stop_reason"] == "terminated")
+    change(record)
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    done = call(tmp_path, "replay", "runs/mine", record["uid"], "--json")
+    assert done.returncode == 1
+    assert difference in json.loads(done.stdout)["difference"]
+
+
+async def test_replies_under_way_at_ctrl_c_are_recorded(tmp_path: Path) -> None:
+    go = anyio.Event()
+    config = write_config(tmp_path, more="max_in_flight: 4\n")
+    async with llm_server(script=lambda *_: Hold(go)) as server:
+        policy = f"policy={{kind: openai, base_url: '{server.url}', model: m, server: openai}}"
+        with launched(tmp_path, "run", config, "name=mine", policy) as process:
+            assert process.stderr is not None
+            await server.until(lambda: bool(server.requests))
+            process.send_signal(signal.SIGINT)
+            told = await anyio.to_thread.run_sync(process.stderr.readline)
+            assert "stopping, once the replies under way are in" in told
+            go.set()
+            await anyio.to_thread.run_sync(process.communicate)
+    assert process.returncode == 130
+    assert [event for event in lines(tmp_path / "runs" / "mine" / "journal.jsonl") if event["event"] == "turn"]
+
+
+async def test_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrollout.cli.stopping._DRAIN_SECONDS", 10**6)
+
+    class Hanging:
+        drained = anyio.Event()
+
+        async def drain(self, seconds: float) -> None:
+            self.drained.set()
+            await anyio.sleep(seconds)
+
+        def say(self, text: str) -> None: ...
+
+    hanging: Any = Hanging()
+    with anyio.fail_after(PATIENCE):
+        async with stoppable() as stop:
+            with stop.scope:
+                stop.drain(hanging, hanging)
+                os.kill(os.getpid(), signal.SIGINT)
+                await hanging.drained.wait()
+                os.kill(os.getpid(), signal.SIGTERM)
+                await anyio.sleep_forever()
+            assert stop.has_stopped
+            os.kill(os.getpid(), signal.SIGINT)  # at the end, nothing is left to stop
+            await anyio.lowlevel.checkpoint()
+
+
+def test_directory_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    assert call(tmp_path, "run", config, "name=mine", "env_kwargs.sise=3").returncode == 2
+    before = {path: path.read_bytes() for path in (tmp_path / "runs" / "mine").glob("*.yaml")}
+    with claimed(tmp_path / "runs" / "mine"):
+        for arguments in (["run", config, "name=mine", "seed=9"], ["resume", "runs/mine"]):
+            done = call(tmp_path, *arguments, "--json")
+            assert (done.returncode, done.stdout) == (2, "")
+            assert "runs/mine is in use by another process" in done.stderr
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_samples_are_mended_and_metrics_are_not_worth_a_failure(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
+    run = tmp_path / "runs" / "mine"
+    whole = (run / "samples.jsonl").read_bytes()
+    (run / "samples.jsonl").unlink()
+    assert call(tmp_path, "resume", "runs/mine").returncode == 0
+    assert (run / "samples.jsonl").read_bytes() == whole
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    more = call(tmp_path, "resume", "runs/mine", "batches=4")
+    assert (more.returncode, "metrics_not_written" in more.stderr) == (0, True)
+    assert len(delivered(run)) == 4
+    (run / "samples.part").mkdir()
+    failed = call(tmp_path, "resume", "runs/mine", "batches=5", "--json")
+    assert (failed.returncode, "Traceback" in failed.stderr) == (1, False)
+    assert [json.loads(line)["event"] for line in failed.stdout.splitlines()] == ["launched", "ended"]
+    assert "samples.jsonl: Is a directory" in failed.stderr
+
+
+def test_closed_streams_do_no_harm(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    closing = f"{sys.executable} -m asyncrollout run {config} name=mine >&- 2>&- <&-"
+    done = subprocess.run(["sh", "-c", closing], cwd=tmp_path, check=False, timeout=PATIENCE)
+    assert done.returncode == 0
+    assert len(delivered(tmp_path / "runs" / "mine")) == 3
+
+
+def test_what_became_of_ragen_keys_is_logged(tmp_path: Path) -> None:
+    config = Path(__file__).parent.parent / "examples" / "configs" / "ragen_style.yaml"
+    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
+    events = lines(tmp_path / "runs" / "mine" / "logs" / "attempt_1" / "events.jsonl")
+    assert "ragen_keys" in [event["event"] for event in events]
+
+
+def test_value_of_a_secret_variable_is_refused(tmp_path: Path) -> None:
+    config = write_config(tmp_path, more=f"agent: {{system_prompt: 'my key is {SECRET}'}}\n")
+    done = call(tmp_path, "run", config, "name=mine", HF_TOKEN=SECRET)
+    assert done.returncode == 2
+    assert "the configuration holds the value of $HF_TOKEN" in done.stderr
+    assert SECRET not in done.stderr + done.stdout
+    assert not list(tmp_path.glob("runs/mine/*.yaml"))
+
+
 def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
     done = call(tmp_path, "demo", "--batches", "1")
     assert done.returncode == 0, done.stderr
     assert "Running runs/demo-1" in done.stdout
     assert "demo-1: done" in done.stdout
-    assert "asyncrollout replay runs/demo-1 g0.0" in done.stdout
+    assert "asyncrollout replay runs/demo-1 g" in done.stdout
     one = call(tmp_path, "demo", "bandit", "--batches", "1", "--json")
     assert json.loads(one.stdout.splitlines()[0])["directory"] == "runs/demo-2"
     envs = {record["env"] for record in lines(tmp_path / "runs" / "demo-2" / "trajectories.jsonl")}

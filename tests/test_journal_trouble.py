@@ -66,6 +66,18 @@ async def break_off(source: Rollouts, body: Body) -> None:
         consumers.cancel_scope.cancel()
 
 
+async def test_what_was_played_when_everything_is_cancelled_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrollout.journal.writer._LINGER", 10**6)  # nothing is written unless there is a hurry
+    with anyio.CancelScope() as scope:
+        async with rollouts(tmp_path, Stopping()) as source, anyio.create_task_group() as consumers:
+            consumers.start_soon(source.collect, 3)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+    assert len(events(tmp_path, "turn")) == 6
+
+
 async def test_evaluation_goes_on_only_if_it_is_the_same(tmp_path: Path) -> None:
     await break_off(rollouts(tmp_path, Stopping()), lambda source: source.evaluate(["a", "b"]))
     async with rollouts(tmp_path, resume=True) as source:

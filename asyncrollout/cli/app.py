@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -197,6 +198,7 @@ Told = Annotated[Output, Parameter(parse=False)]
 
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run one command, and return what to exit with."""
+    _open_missing_descriptors()
     _forget_launcher()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -221,6 +223,25 @@ def _write(text: str) -> None:
         print(text, flush=True)
     except OSError as error:
         raise _StdoutLost(error.strerror) from error
+
+
+def _open_missing_descriptors() -> None:
+    """A loop of uvloop aborts the process if one of its own descriptors is taken for a standard stream."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+
+
+def program() -> str:
+    """How this command is called here: an environment that is not activated has it in a directory of its own."""
+    if shutil.which("asyncrollout"):
+        return "asyncrollout"
+    installed = Path(sys.executable).parent / "asyncrollout"
+    if not installed.exists():
+        return f"{sys.executable} -m asyncrollout"
+    return str(installed.relative_to(Path.cwd()) if installed.is_relative_to(Path.cwd()) else installed)
 
 
 def _forget_launcher() -> None:

@@ -6,12 +6,16 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from asyncrollout.arrays.batch import Batch
-from asyncrollout.cli.app import Told
-from asyncrollout.cli.directory import new_directory, write_config
+from asyncrollout.cli.app import Told, program
+from asyncrollout.cli.directory import new_directory, next_attempt, write_config
 from asyncrollout.cli.display import Display
+from asyncrollout.cli.envs import allowed_env
+from asyncrollout.cli.logs import logging_to
 from asyncrollout.cli.running import Runs, play
 from asyncrollout.config import Config, schema
 from asyncrollout.errors import UsageError
+from asyncrollout.journal.lines import read_head, whole_lines
+from asyncrollout.journal.writer import TRAJECTORIES
 from asyncrollout.trajectories import Limits, Trajectory
 from asyncrollout.types import Sampling
 
@@ -46,14 +50,19 @@ async def demo(
         raise UsageError("--local asks a model on this machine, and --base-url a server: choose one")
     if batches is not None and batches < 1:
         raise UsageError(f"--batches {batches}: there must be at least one")
+    if env is not None:
+        allowed_env(env, allow_import=False)
     asks_model = local or base_url is not None
     count = (2 if asks_model else 12) if batches is None else batches
     config = _config(env, _policy(base_url, model, local=local), count, asks_model=asks_model)
-    directory = new_directory(runs, None, "demo")
-    write_config(directory, config, None)
     show = _show_transcript if asks_model else _tell
-    code = await play(config, directory, resume=False, output=output, on_batch=show)
-    output.say(f"\nLook at an episode, turn by turn:  asyncrollout replay {directory} g0.0")
+    with new_directory(runs, None, "demo") as directory:
+        write_config(directory, config, None)
+        with logging_to(next_attempt(directory), console=not output.quiet):
+            code = await play(config, directory, resume=False, output=output, on_batch=show)
+        finished = next((read_head(line).uid for line in whole_lines(directory / TRAJECTORIES)), None)
+    if finished is not None:
+        output.say(f"\nLook at an episode, turn by turn:  {program()} replay {directory} {finished}")
     return code
 
 

@@ -1,66 +1,100 @@
 """The directory of a run: its name, its configuration, and its attempts."""
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrollout.config import Config, read_config, to_yaml
 from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.journal.lines import whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
 from asyncrollout.rollouts.durable import MANIFEST
+from asyncrollout.secrets import hide, known_secrets
 
 GIVEN = "config.yaml"
 RESOLVED = "config.resolved.yaml"
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}\Z", re.ASCII)
+_CLAIM = ".claim"
 
 
-def new_directory(runs: Path, name: str | None, fallback: str) -> Path:
-    """Where a new run goes; without a name, the first free number is added to the fallback."""
-    if name is None:
-        number = 1
-        while (runs / f"{fallback}-{number}").exists():
-            number += 1
-        name = f"{fallback}-{number}"
-    if not _NAME.match(name):
+@contextmanager
+def new_directory(runs: Path, name: str | None, fallback: str) -> Iterator[Path]:
+    """A directory for a new run, which nobody else uses meanwhile; without a name, the fallback with a number."""
+    directory = _numbered(runs, re.sub(r"[^\w.-]", "_", fallback, flags=re.ASCII)) if name is None else runs / name
+    if name is not None and not _NAME.match(name):
         raise UsageError(f"name: found {name!r}, valid are up to 100 letters, digits and ._-, as for a directory")
-    directory = runs / name
-    if directory.exists() and not (directory / RESOLVED).exists():
+    if name is not None and directory.exists() and not (directory / RESOLVED).exists():
         raise UsageError(f"{directory} exists, and holds no run: choose another name")
-    if directory.exists() and not _is_unplayed(directory):
-        go_on = f"go on with it by `asyncrollout resume {directory}`"
-        raise UsageError(f"{directory} is in use: {go_on}, or give another name (name=...)")
-    return directory
+    with claimed(directory):
+        if has_played(directory):
+            go_on = f"go on with it by `asyncrollout resume {directory}`"
+            raise UsageError(f"{directory} is in use: {go_on}, or give another name (name=...)")
+        yield directory
 
 
-def _is_unplayed(directory: Path) -> bool:
-    """Whether a run failed before anything was played, as one does that asks for something impossible."""
-    Lock(directory).release()
-    journal = directory / JOURNAL
-    content = journal.read_bytes() if journal.exists() else b""
-    return not any(word in content for word in (b'"event":"turn"', b'"event":"finished"'))
-
-
-def write_config(directory: Path, config: Config, given: bytes | None) -> None:
-    """The configuration as it was given, if it was a file, and as it is understood."""
-    resolved = to_yaml(config)
+@contextmanager
+def claimed(directory: Path) -> Iterator[None]:
+    """The directory belongs to this process, from before its first file is written."""
+    lock = Lock(directory, _CLAIM)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name in (JOURNAL, TRAJECTORIES, MANIFEST):  # of a run that failed before anything was played
-            (directory / name).unlink(missing_ok=True)
-        (directory / GIVEN).write_bytes(resolved.encode() if given is None else given)
-        (directory / RESOLVED).write_text(resolved, encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+
+def _numbered(runs: Path, name: str) -> Path:
+    number = 1
+    while True:
+        directory = runs / f"{name}-{number}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise JournalError(f"cannot write to {directory}: {error.strerror or error}") from error
+        else:
+            return directory
+
+
+def has_played(directory: Path) -> bool:
+    """Whether anything was played; a run that asks for something impossible fails before that."""
+    words = (b'"event":"turn"', b'"event":"finished"')
+    return any(any(word in line.content for word in words) for line in whole_lines(directory / JOURNAL))
+
+
+def write_config(directory: Path, config: Config, given: str | None) -> None:
+    """The configuration as it was given, if it was a file, and as it is understood."""
+    secrets, resolved = known_secrets(), to_yaml(config)
+    for name, value in os.environ.items():
+        if value in secrets and value in resolved:
+            raise UsageError(f"the configuration holds the value of ${name}, which must not be written to a file")
+    try:
+        for old in (JOURNAL, TRAJECTORIES, MANIFEST):  # of a run that failed before anything was played
+            (directory / old).unlink(missing_ok=True)
+        shown = resolved if given is None else hide(given, secrets)
+        (directory / GIVEN).write_text(shown, encoding="utf-8")
+        write_resolved(directory, config)
         (directory / "videos").mkdir(exist_ok=True)
     except OSError as error:
         raise JournalError(f"cannot write to {directory}: {error.strerror or error}") from error
 
 
-def read_back(directory: Path) -> Config:
-    """The configuration of a run that is resumed."""
+def write_resolved(directory: Path, config: Config) -> None:
+    part = directory / f"{RESOLVED}.part"
+    part.write_text(to_yaml(config), encoding="utf-8")
+    part.replace(directory / RESOLVED)
+
+
+def read_back(directory: Path, overrides: tuple[str, ...] = ()) -> Config:
+    """The configuration of a run that is resumed, with what is different from now on."""
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory of a run")
     if not (directory / RESOLVED).exists():
         raise UsageError(f"{directory} holds no run of this command line: it has no {RESOLVED}")
-    return read_config(directory / RESOLVED)
+    return read_config(directory / RESOLVED, overrides)
 
 
 def next_attempt(directory: Path) -> Path:

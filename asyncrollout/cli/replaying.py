@@ -14,6 +14,7 @@ from asyncrollout.plain import from_plain
 from asyncrollout.pool.digest import digest
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import EnvSpec
+from asyncrollout.secrets import HIDDEN
 from asyncrollout.trajectories import Remembered, Trajectory, Turn
 from asyncrollout.types import Observation, Outcome
 
@@ -50,6 +51,10 @@ def _env_of(records: RunRecords, recorded: Recorded, *, allow_import: bool) -> t
     given = envs.get(recorded.tag)
     if given is None:
         raise UsageError(f"the journal does not tell of an env with the tag {recorded.tag!r}")
+    if HIDDEN in str(given["env_kwargs"]):
+        raise UsageError(
+            f"the arguments of env {given['env']!r} hold a secret, which is not recorded: it cannot be opened"
+        )
     return allowed_env(given["env"], allow_import=allow_import), from_plain(given["env_kwargs"])
 
 

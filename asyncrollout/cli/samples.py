@@ -7,6 +7,7 @@ import msgspec
 from asyncrollout import rewards
 from asyncrollout.arrays.batch import Batch
 from asyncrollout.config import Config
+from asyncrollout.errors import JournalError
 from asyncrollout.journal.batches import RunRecords
 from asyncrollout.trajectories import Group
 
@@ -19,10 +20,13 @@ def write_samples(directory: Path, config: Config) -> None:
         return
     path = directory / SAMPLES
     beside = path.with_suffix(".part")
-    with beside.open("wb") as file:
-        for index, groups in RunRecords(directory).batches():
-            file.writelines(_lines(index, groups, config))
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            for index, groups in RunRecords(directory).batches():
+                file.writelines(_lines(index, groups, config))
+        beside.replace(path)
+    except OSError as error:
+        raise JournalError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _lines(index: int, groups: list[Group], config: Config) -> list[bytes]:

@@ -13,10 +13,10 @@ from asyncrollout.checks import nearest
 from asyncrollout.config.document import Path, Place, Unclear
 from asyncrollout.config.kinds import bare, choices, describe, fits, is_hidden, options, structs
 from asyncrollout.config.suggestions import suggest
+from asyncrollout.secrets import is_secret
 
 MOST_PROBLEMS = 20
 
-_SECRETS = frozenset({"api_key", "apikey", "openai_api_key"})
 _NO_SECRETS = (
     "a key is never written into a file: set an environment variable, and give its name as policy.api_key_env "
     "(the default is OPENAI_API_KEY)"
@@ -122,10 +122,6 @@ class Checker:
             reading = f"the bool {found(value)}" if isinstance(value, bool) else f"the number {found(value)}"
             return Problem(path, f'found {written}, which YAML reads as {reading}: in quotes, "{written}" is a text')
         return Problem(path, f"found {found(value)}, valid is {valid}")
-
-
-def is_secret(key: object) -> bool:
-    return isinstance(key, str) and key.lower().replace("-", "_") in _SECRETS
 
 
 def found(value: Any) -> str:

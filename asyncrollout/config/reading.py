@@ -11,7 +11,7 @@ import yaml
 
 from asyncrollout.checks import nearest
 from asyncrollout.config import ragen
-from asyncrollout.config.checking import MOST_PROBLEMS, Checker, Problem, is_secret
+from asyncrollout.config.checking import MOST_PROBLEMS, Checker, Problem
 from asyncrollout.config.document import Document, Path, Place, load
 from asyncrollout.config.overrides import expanded, override
 from asyncrollout.config.schema import Config, Local
@@ -19,6 +19,7 @@ from asyncrollout.config.suggestions import shown
 from asyncrollout.config.tasks import ENDINGS
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import env_names
+from asyncrollout.secrets import is_secret
 
 log = structlog.get_logger(__name__)
 

@@ -29,7 +29,7 @@ from asyncrollout.journal.reader import Past, read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.plain import to_plain
 from asyncrollout.pool.digest import digest
-from asyncrollout.secrets import hide, known_secrets
+from asyncrollout.secrets import hide, hide_in_error, known_secrets
 from asyncrollout.trajectories import Group, StopReason, Trajectory, group_of
 
 _SHOWN = 500
@@ -80,13 +80,13 @@ class RunJournal:
         """The trajectory, which is on its way to the disk; one that cannot be written has failed."""
         await self.writer.room()
         group = group_of(trajectory.uid)
+        if trajectory.error is not None:
+            trajectory = msgspec.structs.replace(trajectory, error=hide_in_error(trajectory.error, self._secrets))
         try:
             line = encode_record(group, tag, trajectory)
         except UsageError as error:
             trajectory = _unwritable(trajectory, error)
             line = encode_record(group, tag, trajectory)
-        if trajectory.error is not None:
-            line = hide(line.decode(), self._secrets).encode()
         self._dispatched.discard(trajectory.uid)
         self.writer.put(self._end_of(trajectory), line + b"\n")
         return trajectory

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -48,9 +49,9 @@ class Writer:
                 self._records = await files.enter_async_context(_appending(self._directory / TRAJECTORIES))
             except OSError as error:
                 raise _told(self._directory, error) from error
-            self.files = files.pop_all()
+            self._files = files.pop_all()
         await self._background.open()
-        self._background.start_soon(self._write_all)
+        self._background.start_soon(self._write_to_the_end)
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
@@ -60,7 +61,7 @@ class Writer:
         self._notify()
         await self._background.close(cancel=False)
         with anyio.CancelScope(shield=True):  # bounded by the disk, as is what was written last
-            await self.files.aclose()
+            await self._files.aclose()
         if kind is None and not self._is_failure_told:
             self._check()
 
@@ -79,22 +80,31 @@ class Writer:
 
     async def room(self) -> None:
         """Wait while too much is queued."""
-        while self._queued - self._written > _MOST_QUEUED and not self._closing:
-            self._check()
-            await self._changed.wait()
+        if self._queued - self._written > _MOST_QUEUED:
+            await self._until(lambda: self._queued - self._written <= _MOST_QUEUED or self._closing)
         self._check()
 
     async def flush(self) -> None:
         """Wait until all that was queued so far is written."""
         wanted = self._queued
+        if self._written < wanted:
+            await self._until(lambda: self._written >= wanted)
+        self._check()
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
         with anyio.move_on_after(_LONGEST_WRITE) as waiting:
-            while self._written < wanted:
+            while not is_so():
                 self._check()
                 self._hurry.set()
                 await self._changed.wait()
         if waiting.cancelled_caught:
-            raise JournalError(f"{self._directory} has not taken {wanted - self._written} bytes in {_LONGEST_WRITE} s")
-        self._check()
+            left = self._queued - self._written
+            raise JournalError(f"{self._directory} has not taken {left} bytes in {_LONGEST_WRITE} s")
+
+    async def _write_to_the_end(self) -> None:
+        """Until it is closed, and not only until somebody is cancelled: what was played by then is recorded."""
+        with anyio.CancelScope(shield=True):
+            await self._write_all()
 
     async def _write_all(self) -> None:
         try:
@@ -145,10 +155,10 @@ def _told(directory: Path, error: OSError) -> JournalError:
 class Lock:
     """A run directory belongs to one process at a time; the lock ends with its process."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = ".lock") -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self.file = (directory / ".lock").open("wb")
+            self.file = (directory / name).open("wb")
         except OSError as error:
             raise _told(directory, error) from error
         try:
