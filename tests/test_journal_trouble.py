@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -16,6 +17,8 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from asyncrollout import (
@@ -33,6 +36,7 @@ from asyncrollout import (
     filters,
 )
 from asyncrollout.journal.batches import RunRecords
+from asyncrollout.journal.lines import cut_torn_end
 from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.secrets import hide, hide_in_command, without_secrets
@@ -363,3 +367,14 @@ async def test_records_of_a_run_can_be_read_while_it_goes_on(tmp_path: Path) -> 
             records.find("g99.0")
     with pytest.raises(UsageError, match="holds no run"):
         RunRecords(tmp_path / "other")
+
+
+@given(content=st.binary(max_size=40).map(lambda content: content.replace(b"\x00", b"\n")), block=st.integers(1, 50))
+def test_torn_end_is_cut_and_nothing_else(content: bytes, block: int) -> None:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncrollout.journal.lines._BLOCK", block)
+        path = Path(directory) / "file"
+        cut_torn_end(path)
+        path.write_bytes(content)
+        cut_torn_end(path)
+        assert path.read_bytes() == content[: content.rfind(b"\n") + 1]

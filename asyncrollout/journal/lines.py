@@ -12,6 +12,8 @@ from asyncrollout.errors import JournalError
 
 log = structlog.get_logger(__name__)
 
+_BLOCK = 65_536  # bytes that are read at a time, from the end
+
 
 class Line(NamedTuple):
     """A whole line, and where it stands: in words, and in bytes from the beginning."""
@@ -45,13 +47,20 @@ def whole_lines(path: Path) -> Iterator[Line]:
 
 def cut_torn_end(path: Path) -> None:
     """Remove a last line that was not written to its end, so that others can be written after it."""
-    end = sum(len(line.content) for line in whole_lines(path))
     try:
-        size = path.stat().st_size if path.exists() else 0
-        if size > end:
-            with path.open("rb+") as file:
-                file.truncate(end)
-            log.warning("torn_line_cut", file=str(path), bytes=size - end)
+        with path.open("rb+") as file:
+            size = end = file.seek(0, 2)
+            torn = b""
+            while end and b"\n" not in torn:
+                start = max(end - _BLOCK, 0)
+                file.seek(start)
+                torn, end = file.read(end - start), start
+            whole = end + torn.rfind(b"\n") + 1
+            if whole < size:
+                file.truncate(whole)
+                log.warning("torn_line_cut", file=str(path), bytes=size - whole)
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise JournalError(f"cannot mend {path}: {error.strerror or error}") from error
 

@@ -2,8 +2,8 @@
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,6 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from asyncrollout import checks
 from asyncrollout.agents.seeds import sampling_seed
@@ -25,6 +24,7 @@ from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec
 from asyncrollout.rollout.group import Failures, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
+from asyncrollout.rollouts.delivery import Delivery
 from asyncrollout.rollouts.durable import (
     Ready,
     journalled,
@@ -44,7 +44,6 @@ from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
 from asyncrollout.sampler.judging import Judge, Keep, KeepRate, check_filter
 from asyncrollout.sampler.ledger import ENDS, Ledger
 from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
-from asyncrollout.sampler.tally import Tally
 from asyncrollout.sampler.tray import OnExhausted
 from asyncrollout.tasks import Background
 from asyncrollout.trajectories import Group, Limits, Verdict
@@ -54,7 +53,6 @@ T = TypeVar("T")
 
 _NO_LIMITS, _FAILURES = Limits(), Failures()
 _RESUME_GRACE = 60.0
-_END_GRACE = 30.0
 
 
 class Rollouts:
@@ -144,15 +142,11 @@ class Rollouts:
         self.meter = Meter()
         self._watch = Watching(self.ledger, self.meter)
         self._evaluator = Evaluator([*self._shares.values()], self.ledger, max_in_flight // 2, stall_seconds)
-        self._tally = Tally()
+        self._delivery = Delivery(self._rules, self._start_stream, self._draws, self._watch, lambda: self.version)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._resume = read_resume(run_dir, resume)
         self._verdicts: Mapping[str, Verdict] = {}
-        self._stream: GroupStream | None = None
-        self._batches = 0
-        self._left: deque[Ready] = deque()  # batches that nobody has yet
         self._loose: deque[Group] = deque()
-        self._stop_stream: anyio.CancelScope | None = None
         self._parts = AsyncExitStack()
         self._open = self._opened = False
 
@@ -177,12 +171,12 @@ class Rollouts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
+        self._delivery.close()
         try:
             await self._streams.close()
         finally:
             self._evaluator.close()
-            if self._stream is not None:
-                self._stream.close()
+            self._delivery.account()
             await self._parts.__aexit__(kind, error, trace)
 
     @property
@@ -193,12 +187,13 @@ class Rollouts:
     @property
     def next_batch(self) -> int:
         """The number that the next batch will have."""
-        return self._left[0].index if self._left else self._batches
+        return self._delivery.next_batch
 
     async def collect(self, groups: int) -> Batch:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
         checks.whole("groups", groups, 1)
-        batch = await self._next(lambda: self._take_once(groups, order="start"))
+        self._check_open()
+        batch = await self._delivery.once(groups, order="start")
         if batch is None:
             raise UsageError("tasks is at its end: there is nothing left to play")
         return batch
@@ -206,10 +201,11 @@ class Rollouts:
     def batches(self, groups: int) -> AsyncIterator[Batch]:
         """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
         checks.whole("groups", groups, 1)
-        take = self._take_once if self._rules.ahead == 0 else self._take
+        take = self._delivery.once if self._rules.ahead == 0 else self._delivery.ahead
 
         async def next_batch() -> Batch:
-            if (batch := await self._next(lambda: take(groups))) is None:
+            self._check_open()
+            if (batch := await take(groups)) is None:
                 raise StopAsyncIteration
             return batch
 
@@ -220,81 +216,14 @@ class Rollouts:
         at_once = self._rules.max_in_flight // self._rules.group_size
 
         async def next_group() -> Group:
+            self._check_open()
             if not self._loose:
-                if (batch := await self._next(lambda: self._take(1, needed=at_once))) is None:
+                if (batch := await self._delivery.ahead(1, needed=at_once)) is None:
                     raise StopAsyncIteration
                 self._loose.extend(batch.groups)
             return self._loose.popleft()
 
         return _Taken(next_group)
-
-    async def _next(self, take: Callable[[], Awaitable[Ready | None]]) -> Batch | None:
-        """The next batch, once it is recorded; one whose taker was cancelled before he had it comes first."""
-        self._check_open()
-        ready = self._left.popleft() if self._left else await take()
-        if ready is None:
-            return None
-        with self._not_lost(ready):
-            if not ready.is_told:
-                self._tell(ready)
-            await self._watch.flush()
-        return Batch(ready.index, ready.groups, self._tally.read())
-
-    @contextmanager
-    def _not_lost(self, ready: Ready | None) -> Iterator[None]:
-        """Whoever comes next has the batch if this one does not come through."""
-        is_through = False
-        try:
-            yield
-            is_through = True
-        finally:
-            if ready is not None and not is_through:
-                self._left.append(ready)
-
-    def _make_ready(self, stream: GroupStream, groups: list[Group]) -> Ready | None:
-        """Groups that were taken, as a batch; none if the tasks are at their end."""
-        if not groups and not self._draws.count:
-            raise UsageError("tasks has no tasks: there is nothing to play")
-        if not groups:
-            return None
-        ready = Ready(self._batches, groups, stream.consumed_by(groups))
-        self._batches += 1
-        self._tell(ready)
-        return ready
-
-    def _tell(self, ready: Ready) -> None:
-        versions = [group.version for group in ready.groups if group.version is not None]
-        lag = max((self.version - version for version in versions), default=0)
-        self._watch.delivered(ready.index, ready.groups, ready.dropped, max(lag, 0))
-        ready.is_told = True
-
-    async def _take_once(self, groups: int, *, order: Order | None = None) -> Ready | None:
-        """Take the next groups; what is under way beyond them is cancelled, and played anew the next time."""
-        rules = msgspec.structs.replace(self._rules, order=order or self._rules.order, ahead=0)
-        stream, stop = self._start_stream(rules)
-        ready, gives_up = None, True
-        try:
-            ready = self._make_ready(stream, await stream.take(groups))
-        except anyio.get_cancelled_exc_class():
-            gives_up = False
-            raise
-        finally:
-            with self._not_lost(ready):
-                await self._end(stream, stop, gives_up=gives_up, is_one_shot=True)
-        return ready
-
-    async def _take(self, groups: int, *, needed: int | None = None) -> Ready | None:
-        """Take the next groups of the one stream that `batches` and `groups` share."""
-        if self._stream is None:
-            self._stream, self._stop_stream = self._start_stream(self._rules)
-        stream = self._stream
-        try:
-            return self._make_ready(stream, await stream.take(groups, needed=needed))
-        finally:
-            if stream.failure is not None and self._open:  # the next one begins with what this one had not delivered
-                self._stream = None
-                assert self._stop_stream is not None
-                await self._end(stream, self._stop_stream, gives_up=True)
 
     @asynccontextmanager
     async def weight_update(self, version: int, mode: PauseMode = "wait") -> AsyncIterator[None]:
@@ -365,7 +294,7 @@ class Rollouts:
 
     def stats(self) -> RolloutsStats:
         """How things stand at this moment."""
-        stream = self._stream
+        stream = self._delivery.stream
         return RolloutsStats(
             version=self.version,
             drawn_groups=self._draws.count,
@@ -390,13 +319,13 @@ class Rollouts:
             rules=rules,
             version=lambda: self.version,
             judged=self._note,
-            had_valid=self._batches > 0,
+            had_valid=self._delivery.count > 0,
         )
         self._streams.start_soon(_run_within, stop, stream)
         return stream, stop
 
     def _note(self, group: Group) -> None:
-        self._tally.add(group)
+        self._delivery.tally.add(group)
         self._watch.judged(group)
         self._draws.tell(group)
 
@@ -434,7 +363,7 @@ class Rollouts:
     async def _go_on(self, journal: RunJournal) -> None:
         """Begin where the journal ends."""
         past = journal.past
-        self._watch = Recording(self.ledger, self.meter, journal)
+        self._watch = self._delivery.watch = Recording(self.ledger, self.meter, journal)
         self._draws.remember(recorded_draws(past), past.settled)
         if self._draws.chooses and past.settled:
             for group in await anyio.to_thread.run_sync(settled_groups, journal.directory, past.settled):
@@ -443,26 +372,10 @@ class Rollouts:
             if group_id in past.settled:
                 self._keep_rate.note(verdict)
         self._verdicts = past.verdicts
-        self._left.extend(Ready(*batch, is_told=False) for batch in past.again)
-        self._batches = past.next_batch + len(past.again)
+        self._delivery.go_on(past.next_batch, [Ready(*batch) for batch in past.again])
         if past.weights is not None and self._policy is not None:
             await set_version(self._policy, past.weights)
         self._agent = journalled(self._agent, journal)
-
-    async def _end(
-        self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool, is_one_shot: bool = False
-    ) -> None:
-        """End a stream; what it has not delivered is played anew by the next one.
-
-        If it was not given up, but only interrupted, a resumed run goes on with what is recorded.
-        """
-        stop.cancel()
-        with anyio.move_on_after(_END_GRACE, shield=True):
-            await stream.stopped.wait()
-        groups = stream.close()
-        if gives_up and self._open:
-            self._watch.dropped(stream.consumed())
-            self._watch.given_up(groups, with_all_recorded=is_one_shot)
 
     def _check_open(self) -> None:
         if not self._open:
