@@ -205,6 +205,10 @@ class Group(msgspec.Struct, frozen=True):
         return min(versions, default=None)
 
 
+DRAWN = "g"
+"""What ids of groups that were drawn begin with; their number follows."""
+
+
 def member_uid(group: str, member: int) -> str:
     """The uid of one member of a group."""
     return f"{group}.{member}"

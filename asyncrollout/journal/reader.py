@@ -29,10 +29,7 @@ from asyncrollout.journal.events import (
 from asyncrollout.journal.lines import Line, read_head, whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.plain import to_plain
-from asyncrollout.trajectories import Group, Trajectory, Verdict, group_of
-
-DRAWN = "g"
-"""What ids of groups that were drawn begin with; their number follows."""
+from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_of
 
 
 class Reply(NamedTuple):

@@ -134,7 +134,7 @@ class RunJournal:
         return _end_of(trajectory, None if trajectory.error is None else self._told(trajectory))
 
     def _told(self, trajectory: Trajectory) -> str:
-        return hide(f"{type(trajectory.error).__name__}: {trajectory.error}"[:_SHOWN], self._secrets)
+        return hide(f"{type(trajectory.error).__name__}: {trajectory.error}", self._secrets)[:_SHOWN]
 
 
 @asynccontextmanager

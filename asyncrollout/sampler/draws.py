@@ -16,12 +16,9 @@ from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
 from asyncrollout.plain import to_plain
 from asyncrollout.tasks import Background
-from asyncrollout.trajectories import Group
+from asyncrollout.trajectories import DRAWN, Group
 
 Tasks = Iterable[Any] | AsyncIterable[Any]
-
-DRAWN = "g"
-"""What ids of groups that were drawn begin with."""
 
 _CLOSE_GRACE = 5.0
 _SKIPPED_AT_ONCE = 500

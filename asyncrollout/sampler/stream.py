@@ -13,12 +13,12 @@ import msgspec
 
 from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError
 from asyncrollout.sampler.admission import Load, Rules, may_start
-from asyncrollout.sampler.draws import DRAWN, Draw, Draws
+from asyncrollout.sampler.draws import Draw, Draws
 from asyncrollout.sampler.judging import Judge, error_of
 from asyncrollout.sampler.ledger import Ledger
 from asyncrollout.sampler.tray import OnExhausted, Tray
 from asyncrollout.tasks import task_group
-from asyncrollout.trajectories import Group
+from asyncrollout.trajectories import DRAWN, Group
 
 Order = Literal["finish", "start"]
 Play = Callable[[Draw], Awaitable[Group]]
