@@ -34,6 +34,8 @@ advantage: grpo
 reward_normalization: {{grouping: batch, method: mean_std}}
 """
 SECRET = "canary-0123456789"
+ACTIVATED = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+"""With the environment on the path, so that commands that are told begin with `asyncrollout` alone."""
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -42,7 +44,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 def call(directory: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), cwd=directory, env={**os.environ, **environment}, capture_output=True, text=True,
+        command(*arguments), cwd=directory, env={**ACTIVATED, **environment}, capture_output=True, text=True,
         check=False, timeout=PATIENCE,
     )  # fmt: skip
 
@@ -51,7 +53,7 @@ def call(directory: Path, *arguments: str | Path, **environment: str) -> subproc
 def launched(directory: Path, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
     """A process that takes Ctrl-C as one in a terminal does."""
     with subprocess.Popen(
-        command(*arguments), cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command(*arguments), cwd=directory, env=ACTIVATED, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:  # fmt: skip
         try:
