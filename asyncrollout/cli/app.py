@@ -69,6 +69,16 @@ COMMANDS = (
         """,
     ),
     (
+        "asyncrollout.cli.reporting:report",
+        LOOK,
+        """Write a page that shows all of a run: one file, to open in a browser.
+
+        The run may be going on, or have been stopped or killed. Nothing of it is changed.
+
+        Example: asyncrollout report runs/demo-1
+        """,
+    ),
+    (
         "asyncrollout.cli.replaying:replay",
         LOOK,
         """Play a recorded episode again, turn by turn, and compare.

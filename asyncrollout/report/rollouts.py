@@ -1,0 +1,259 @@
+"""Finished rollouts, as their records tell: figures for the statistics, and what the page shows of them."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrollout.arrays.records import told_at
+from asyncrollout.errors import JournalError
+from asyncrollout.journal.lines import Line, read_head, whole_lines
+from asyncrollout.journal.writer import TRAJECTORIES
+from asyncrollout.plain import KIND
+from asyncrollout.report.readable import as_number, as_text, pictures_in, readable
+
+
+class _Turn(msgspec.Struct):
+    """A turn as it is on file; logprobs and prompt ids are passed over."""
+
+    observation: Any = None
+    reply: Any = ""
+    action: Any = None
+    reward: Any = 0.0
+    valid: Any = True
+    info: Any = None
+    token_ids: Any = None
+    first_message: Any = 0
+    reasoning: Any = None
+    tool_calls: Any = None
+    finish_reason: Any = "stop"
+    usage: Any = None
+    version: Any = 0
+    policy_seconds: Any = 0.0
+    env_seconds: Any = 0.0
+
+
+class _Record(msgspec.Struct):
+    uid: str
+    group: str
+    turns: list[_Turn]
+    tag: Any = ""
+    env: Any = ""
+    seed: Any = None
+    reward: Any = 0.0
+    stop_reason: Any = ""
+    error: Any = None
+    task: Any = None
+    messages: Any = None
+    final: Any = None
+    metrics: Any = None
+    seconds: Any = 0.0
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """The figures of one rollout; `passed` is what the env says, else whether its reward is above 0."""
+
+    uid: str
+    group: str
+    env: str
+    reward: float
+    passed: bool
+    stop: str
+    error: str
+    turns: int
+    invalid: int
+    tokens: int
+    seconds: float
+    version: int | None
+    policy_seconds: list[float]
+    env_seconds: list[float]
+
+    @property
+    def valid(self) -> bool:
+        return not self.error and math.isfinite(self.reward)
+
+
+_decoder = msgspec.json.Decoder(_Record)
+
+
+class Records:
+    """The records of a run on disk; of several of one rollout, the last counts."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / TRAJECTORIES
+        self.groups: dict[str, dict[str, Line]] = {}
+        for line in whole_lines(self._path):
+            head = read_head(line)
+            self.groups.setdefault(head.group, {})[head.uid] = line._replace(content=b"")
+
+    def read(self, group: str) -> Iterator[tuple[Rollout, dict[str, Any]]]:
+        """The members of a group: their figures, and what is shown of them."""
+        members = self.groups.get(group, {})
+        for uid in sorted(members, key=_member):
+            line = members[uid]
+            with told_at(line.place):
+                record = _decoder.decode(self._read(line.start))
+            yield _figures(record), _shown(record)
+
+    def _read(self, start: int) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(start)
+                return file.readline()
+        except OSError as error:
+            raise JournalError(f"cannot read {self._path}: {error.strerror or error}") from error
+
+
+def _member(uid: str) -> tuple[int, str]:
+    number = uid.rpartition(".")[2]
+    return (int(number), uid) if number.isdecimal() and number.isascii() else (0, uid)
+
+
+def _figures(record: _Record) -> Rollout:
+    turns = record.turns
+    reward = as_number(record.reward)
+    told = turns[-1].info.get("success") if turns and isinstance(turns[-1].info, dict) else None
+    return Rollout(
+        uid=record.uid,
+        group=record.group,
+        env=as_text(record.tag) or as_text(record.env),
+        reward=reward,
+        passed=record.error is None and (reward > 0 if told is None else bool(readable(told))),
+        stop=as_text(record.stop_reason),
+        error=_error_name(record.error),
+        turns=len(turns),
+        invalid=sum(turn.valid is False for turn in turns),
+        tokens=sum(map(_tokens, turns)),
+        seconds=_finite(record.seconds),
+        version=min((int(_finite(turn.version)) for turn in turns), default=None),
+        policy_seconds=[_finite(turn.policy_seconds) for turn in turns],
+        env_seconds=[_finite(turn.env_seconds) for turn in turns],
+    )
+
+
+def _finite(plain: Any) -> float:
+    if type(plain) is float:
+        return plain
+    number = as_number(plain)
+    return number if math.isfinite(number) else 0.0
+
+
+def _tokens(turn: _Turn) -> int:
+    ids = turn.token_ids
+    if isinstance(ids, dict) and ids.get("shape"):
+        return int(ids["shape"][0])
+    if isinstance(ids, list):
+        return len(ids)
+    return int(_finite(turn.usage.get("completion", 0))) if isinstance(turn.usage, dict) else 0
+
+
+def _error_name(error: Any) -> str:
+    return str(error.get(KIND, "error")) if isinstance(error, dict) else ("" if error is None else "error")
+
+
+def _shown(record: _Record) -> dict[str, Any]:
+    prompts = _prompts(record)
+    return {
+        "seed": as_text(record.seed),
+        "task": as_text(record.task),
+        "turns": [
+            _shown_turn(turn, prompt, number)
+            for number, (turn, prompt) in enumerate(zip(record.turns, prompts, strict=True))
+        ],
+        "final": _seen(record.final),
+        "pictures": pictures_in(record.final),
+        "metrics": as_text(record.metrics or None),
+        "error": _shown_error(record.error),
+    }
+
+
+def _shown_turn(turn: _Turn, prompt: list[dict[str, Any]], number: int) -> dict[str, Any]:
+    info = readable(turn.info) if isinstance(turn.info, dict) else {}
+    parsed = info.pop("actions", None) if isinstance(info, dict) else None
+    reason = info.pop("invalid_reason", "") if isinstance(info, dict) else ""
+    valid = turn.valid is not False
+    return {
+        "turn": number,
+        "prompt": prompt,
+        "hidden": int(_finite(turn.first_message)),
+        "reasoning": as_text(turn.reasoning),
+        "reply": as_text(turn.reply),
+        "action": as_text(turn.action),
+        "calls": as_text(turn.tool_calls or None),
+        "valid": valid,
+        "parsed": as_text(parsed) if valid else as_text(reason),
+        "reward": _number_or_none(turn.reward),
+        "finish": as_text(turn.finish_reason),
+        "tokens": _tokens(turn),
+        "version": int(_finite(turn.version)),
+        "policy_seconds": _finite(turn.policy_seconds),
+        "env_seconds": _finite(turn.env_seconds),
+        "info": as_text({key: value for key, value in info.items() if key != "action_is_valid"} or None),
+    }
+
+
+def _number_or_none(plain: Any) -> float | None:
+    number = as_number(plain)
+    return number if math.isfinite(number) else None
+
+
+def _prompts(record: _Record) -> list[list[dict[str, Any]]]:
+    """What was new to the policy in each turn, messages, or what the env showed."""
+    messages = record.messages if isinstance(record.messages, list) else []
+    prompts: list[list[dict[str, Any]]] = [[]]
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == "assistant":
+            prompts.append([])
+        else:
+            prompts[-1].append({"role": as_text(role), **_said(message)})
+    if messages and len(prompts) == len(record.turns) + 1:
+        return prompts[:-1]
+    return [
+        [{"role": "env", "text": _seen(turn.observation), "pictures": pictures_in(turn.observation)}]
+        for turn in record.turns
+    ]
+
+
+def _said(message: Any) -> dict[str, Any]:
+    content = message.get("content") if isinstance(message, dict) else message
+    if not isinstance(content, list):
+        return {"text": as_text(content), "pictures": pictures_in(content)}
+    texts: list[str] = []
+    pictures: list[str] = []
+    for part in content:
+        address = part.get("image_url") if isinstance(part, dict) else None
+        url = address.get("url") if isinstance(address, dict) else None
+        if isinstance(url, str):
+            pictures.append(url)
+        elif found := pictures_in(part):
+            pictures.extend(found)
+        else:
+            texts.append(as_text(part.get("text", part) if isinstance(part, dict) else part))
+    return {"text": "\n".join(texts), "pictures": pictures}
+
+
+def _seen(observation: Any) -> str:
+    """An observation's text; of one without a text, its value."""
+    while isinstance(observation, dict) and observation.get(KIND) == "Remembered":
+        observation = observation.get("observation")
+    if isinstance(observation, dict) and observation.get(KIND) == "Observation":
+        return as_text(observation.get("text"))
+    return as_text(observation)
+
+
+def _shown_error(error: Any) -> dict[str, str] | None:
+    if error is None:
+        return None
+    told = readable(error)
+    if not isinstance(told, dict):
+        return {"name": "error", "message": as_text(error), "where": "", "notes": ""}
+    args, notes = told.get("args") or [], told.get("notes") or []
+    return {
+        "name": _error_name(error),
+        "message": "\n".join(map(str, args)),
+        "where": as_text(told.get("where") or None),
+        "notes": "\n".join(map(str, notes)),
+    }

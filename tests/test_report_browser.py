@@ -1,0 +1,238 @@
+"""The report in a real browser: looked through by mouse and keyboard, and full of what would like to be a script."""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import msgspec
+import numpy as np
+
+from asyncrollout import EnvError, Group, Observation, Turn, Verdict
+from asyncrollout.journal.events import Began
+from asyncrollout.report.page import write_report
+from asyncrollout.trajectories import StopReason
+from tests.chromium import Page, needs_chromium, opened
+from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run
+
+pytestmark = needs_chromium
+
+ATTACKS = [
+    "<script>window.pwned = 1</script>",
+    "</script><script>window.pwned = 1</script>",
+    "<!--<script>window.pwned = 1</script>-->",
+    "<img src=x onerror='window.pwned = 1'>",
+    "<svg onload=window.pwned=1><a xlink:href='javascript:window.pwned=1'>x</a></svg>",
+    "<svg><script>window.pwned=1</script></svg>",
+    '"><img src=http://127.0.0.1:9/ onerror=window.pwned=1>',
+    "'-window.pwned=1-'",
+    "javascript:window.pwned=1",
+    "<iframe srcdoc='<script>top.pwned=1</script>'></iframe>",
+    "<a href='javascript:window.pwned=1' autofocus onfocus='window.pwned=1'>x</a>",
+    "<math><mtext></mtext><style><img src=x onerror=window.pwned=1></style></math>",
+    "<details open ontoggle=window.pwned=1>",
+    "<link rel=stylesheet href=http://127.0.0.1:9/x.css>",
+    "<meta http-equiv=refresh content='0;url=http://127.0.0.1:9/'>",
+    "<base href=http://127.0.0.1:9/>",
+    "<object data='data:text/html,<script>top.pwned=1</script>'></object>",
+    "${window.pwned=1}{{constructor.constructor('window.pwned=1')()}}",
+    "</textarea></title></style></noscript><body onload=window.pwned=1>",
+    "\u2028window.pwned=1\u2029//<\\/script>",
+    "&lt;script&gt;window.pwned=1&lt;/script&gt;",
+    "data:text/html;base64,PHNjcmlwdD50b3AucHduZWQ9MTwvc2NyaXB0Pg==",
+    "__proto__",
+    "constructor",
+]
+
+
+async def rows(page: Page) -> list[str]:
+    return list(
+        await page.run("[...document.querySelectorAll('.rows tbody tr')].map((row) => row.cells[0].innerText.trim())")
+    )
+
+
+def wrong(page: Page) -> list[Any]:
+    """Exceptions, messages of the console (a broken policy among them), dialogs, and requests for anything else."""
+    requests = [request["request"]["url"] for request in page.told("Network.requestWillBeSent")]
+    odd = [url for url in requests if urlparse(url).scheme not in ("data", "blob") and not url.endswith("report.html")]
+    methods = ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening", "Runtime.consoleAPICalled")
+    return odd + [told for method in methods for told in page.told(method)]
+
+
+def hostile(attack: str, number: int) -> Group:
+    error = EnvError.at(attack, notes=attack, env=attack)
+    turn = Turn(
+        Observation(attack), attack, action=attack, info={attack: attack, "actions": [attack]}, reasoning=attack,
+        tool_calls=[{"name": attack}],
+    )  # fmt: skip
+    refused = Turn(Observation(attack), attack, valid=False, info={"invalid_reason": attack})
+    messages = [
+        {"role": attack, "content": attack},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": attack}, {"type": "image_url", "image_url": {"url": attack}}],
+        },
+        {"role": "assistant", "content": attack},
+        {"role": "user", "content": attack},
+        {"role": "assistant", "content": attack},
+    ]
+    name = f"g{number}{attack}"
+    one = played(
+        name, 0, env=attack, turns=[turn, refused], task={attack: attack}, metrics={attack: 1.0},
+        final=Observation(attack), messages=messages, error=error, stop_reason=StopReason.ENV_ERROR,
+    )  # fmt: skip
+    other = played(name, 1, env=attack, turns=[turn, refused], task=attack, messages=[])
+    return Group(name, [one, other], attack, Verdict(keep=False, reason=attack))
+
+
+async def test_nothing_that_was_recorded_becomes_a_script(tmp_path: Path) -> None:
+    groups = [hostile(attack, number) for number, attack in enumerate(ATTACKS)]
+    _, *events = events_of(groups)
+    given = {"seed": ATTACKS[0], "envs": {ATTACKS[1]: {"env": ATTACKS[2]}}, "limits": ATTACKS[3], "order": ATTACKS[4]}
+    directory = write_run(tmp_path / "<img src=x onerror=pwned=1>", groups, [Began(at=BEGAN, given=given), *events])
+    (directory / "config.resolved.yaml").write_text("\n".join(ATTACKS))
+    (directory / "manifest.json").write_bytes(
+        msgspec.json.encode({"command": ATTACKS, "packages": {ATTACKS[1]: ATTACKS[2]}})
+    )
+    (directory / "videos").mkdir()
+    path = write_report(directory).path
+    async with opened(path.as_uri()) as page:
+        assert await page.run("document.querySelector('h1').textContent") == directory.name
+        for number, attack in enumerate(ATTACKS):
+            for member in range(2):
+                uid = f"g{number}{attack}.{member}"
+                await page.run(f"openTrajectory({msgspec.json.encode(uid).decode()})")
+                await page.run(
+                    "document.querySelectorAll('details').forEach((one) => { one.open = true; });"
+                    "document.querySelectorAll('dialog .fold').forEach((one) => one.click())"
+                )
+                told = await page.run("[...document.querySelectorAll('dialog pre')].map((one) => one.textContent)")
+                assert told.count(attack) >= 8, (attack, told)
+        await page.run("dialog.close(); groups.slice(0, 50).forEach((group) => toggle(group.id, true))")
+        for name in ("env", "fate", "error"):
+            await page.run(
+                f"for (const one of document.querySelector('select[name={name}]').options)"
+                " { one.selected = true; one.parentNode.dispatchEvent(new Event('input')); }"
+            )
+        assert await page.run("window.pwned") is None
+        assert wrong(page) == []
+        elements = "script:not([type='application/json']), iframe, object, embed, link, base, img, a[href^='j' i]"
+        assert await page.run(f'document.querySelectorAll("{elements}").length') == 1  # the page's own script
+
+
+async def test_policy_of_the_page_stops_what_would_get_in(tmp_path: Path) -> None:
+    path = write_report(write_run(tmp_path / "run", [group_of_rewards("g0", [0.0, 1.0])])).path
+    async with opened(path.as_uri()) as page:
+        assert wrong(page) == []
+        await page.run(
+            "const one = document.createElement('script'); one.textContent = 'window.pwned = 1';"
+            "const two = document.createElement('div');"
+            "two.innerHTML = '<img src=http://127.0.0.1:9/x onerror=\"window.pwned = 1\">';"
+            "document.body.append(one, two); fetch('http://127.0.0.1:9/y').catch(() => 0)"
+        )
+        assert await page.run("window.pwned") is None
+        refused = [entry["entry"] for entry in page.told("Log.entryAdded") if entry["entry"]["source"] == "security"]
+        assert len(refused) >= 3, page.events
+        assert len(wrong(page)) >= 3
+
+
+async def test_mouse_finds_a_trajectory_and_filters_find_others(tmp_path: Path) -> None:
+    groups = [
+        group_of_rewards("g0", [0.0, 1.0]), group_of_rewards("g1", [0.5, 0.5], tag="lake", keep=False),
+        Group("g2", [played("g2", 0, [2.0, 3.0]), played("g2", 1, [], error=EnvError("it broke"),
+              stop_reason=StopReason.ENV_ERROR)], "maze", Verdict(keep=True)),
+    ]  # fmt: skip
+    path = write_report(write_run(tmp_path / "run", groups)).path
+    async with opened(path.as_uri()) as page:
+        assert await rows(page) == ["▸g0", "▸g1", "▸g2"]
+        await _click(page, ".rows tbody tr:nth-child(3)")
+        assert await rows(page) == ["▸g0", "▸g1", "▾g2", "g2.0", "g2.1"]
+        await _click(page, "tr[data-uid='g2.0']")
+        await page.wait_for("dialog.open")
+        told = await page.run("dialog.innerText")
+        assert ["reply 0" in told, "reply 1" in told, "reward 3.000" in told] == [True, True, True]
+        assert await page.run("location.hash") == "#g2.0"
+        await _click(page, "[data-step='1']")
+        await page.wait_for("dialog.innerText.includes('it broke')")
+        await page.run("dialog.close(); toggle('g2', false)")
+        for name, value, left in (
+            ("env", "lake", ["▸g1"]), ("fate", "dropped: constant_reward", ["▸g1"]),
+            ("result", "not passed", ["▸g0", "▸g2"]),
+            ("result", "ended: env_error", ["▸g2"]), ("error", "any", ["▸g2"]), ("error", "EnvError", ["▸g2"]),
+            ("from", "1.5", ["▸g2"]), ("to", "0.2", ["▸g0", "▸g2"]), ("uid", "g1.", ["▸g1"]), ("uid", "nothing", []),
+        ):  # fmt: skip
+            field = f"document.querySelector('form [name={name}]')"
+            await page.run(f"{field}.value = '{value}'; {field}.dispatchEvent(new Event('input', {{ bubbles: true }}))")
+            assert await rows(page) == left, (name, value)
+            await _click(page, "form button[type=reset]")
+        assert await rows(page) == ["▸g0", "▸g1", "▸g2"]
+        assert wrong(page) == []
+
+
+async def test_keyboard_is_enough(tmp_path: Path) -> None:
+    path = write_report(
+        write_run(tmp_path / "run", [group_of_rewards("g0", [0.0, 1.0]), group_of_rewards("g1", [0.5])])
+    ).path
+    async with opened(path.as_uri()) as page:
+        focused = "document.activeElement.dataset.uid ?? document.activeElement.dataset.group"
+        for _ in range(30):
+            await page.press("Tab")
+            if await page.run(focused) == "g0":
+                break
+        assert await page.run(f"[{focused}, getComputedStyle(document.activeElement).outlineStyle]") == ["g0", "solid"]
+        await page.press("ArrowRight")
+        await page.press("ArrowDown")
+        await page.press("ArrowDown")
+        assert await page.run(focused) == "g0.1"
+        await page.press("Enter")
+        await page.wait_for("dialog.open")
+        await page.press("ArrowLeft")
+        await page.wait_for("document.getElementById('trajectory-name').textContent === 'g0.0'")
+        await page.press("Escape")
+        await page.wait_for("!dialog.open")
+        assert await page.run(focused) == "g0.1"
+        await page.press("ArrowLeft")
+        assert (await rows(page), await page.run(focused)) == (["▸g0", "▸g1"], "g0")
+        assert wrong(page) == []
+
+
+async def test_odd_contents_are_readable(tmp_path: Path) -> None:
+    picture = np.zeros((8, 8, 3), dtype=np.uint8)
+    turns = [
+        Turn(Observation("look", images=(picture,)), "word " * 200_000),
+        Turn(bytes(range(256)), "\u05e9\u05dc\u05d5\u05dd \u202eabc\u202c", info={"half": "\ud800"}),
+        Turn(np.zeros((100, 100)), "\x1b[31mred\x07 \x00", reward=-1.0),
+    ]
+    group = Group("g0", [played("g0", 0, turns=turns)], "maze", Verdict(keep=True))
+    directory = write_run(tmp_path / "run", [group])
+    (directory / "videos").mkdir()
+    (directory / "videos" / "g0.0.mp4").write_bytes(b"not a film")
+    async with opened(write_report(directory).path.as_uri() + "#g0.0") as page:
+        await page.wait_for("dialog.open")
+        told = await page.run("dialog.innerText")
+        assert "Show all" in told
+        assert len(told) < 20_000
+        await page.run("document.querySelector('dialog .fold').click()")
+        assert "are left out here" in await page.run("dialog.textContent")
+        for part in ("␛[31mred␇ ␀", "⟨202E⟩abc⟨202C⟩", "[array of float64, 100 x 100]", "(256 bytes)"):
+            assert part in told
+        assert await page.wait_for("dialog.querySelector('img').naturalWidth") == 8
+        assert await page.run("dialog.querySelector('video').getAttribute('src')") == "videos/g0.0.mp4"
+        assert await page.wait_for("dialog.querySelector('video').error?.code") == 4  # it was read, and is no film
+        assert [Path(url).name for url in wrong(page)] == ["g0.0.mp4"]
+
+
+async def test_run_without_an_end_to_show_has_a_page(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", [], [Began(at=BEGAN)])
+    async with opened(write_report(directory).path.as_uri()) as page:
+        assert "No rollout is finished yet, and 0 under way" in await page.run("document.body.innerText")
+        assert wrong(page) == []
+
+
+async def _click(page: Page, selector: str) -> None:
+    """As a mouse does, so that what lies above it would be clicked instead."""
+    x, y = await page.run(
+        f'(() => {{ const one = document.querySelector("{selector}"); one.scrollIntoView({{ block: "center" }});'
+        " const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    for kind in ("mousePressed", "mouseReleased"):
+        await page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
