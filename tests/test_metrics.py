@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout.errors import EnvError, ProviderError, RolloutError
-from asyncrollout.metrics import Figures, JsonLines, Meter, Standing, compare, flat
+from asyncrollout.metrics import Figures, JsonLines, Meter, Standing, flat
+from asyncrollout.metrics.meter import compare
 from asyncrollout.trajectories import Group, StopReason, Trajectory, Turn, Verdict
 from asyncrollout.types import Usage
 
@@ -230,7 +232,7 @@ def test_the_history_is_short_and_has_everything(rewards: list[float]) -> None:
     assert meter.read(0.0, Standing()).reward_history == pytest.approx(joined)
 
 
-def test_a_sink_gets_numbers_by_name() -> None:
+def test_a_sink_gets_numbers_by_name(tmp_path: Path) -> None:
     clock, draw = Clock(), random.Random(0)
     meter = Meter(clock)
     for index in range(64):
@@ -239,10 +241,9 @@ def test_a_sink_gets_numbers_by_name() -> None:
         meter.ended(trajectory(0.0, 2))
         meter.judged(group(draw.random() + index, keep=index % 2 == 0, reason="constant\n"))
     figures = meter.read(64.0, Standing(version=3))
-    lines: list[str] = []
-    JsonLines(lines.append).write(flat(figures))
-    JsonLines(lines.append).write(flat(Figures()))
-    written = [json.loads(line) for line in "".join(lines).splitlines()]
+    for one in (figures, Figures()):
+        JsonLines(tmp_path / "metrics.jsonl").write(flat(one))
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert written[0] == flat(figures)
     assert all(isinstance(value, int | float) for value in written[0].values())
     picked = ("version", "kept", "dropped/constant\n", "errors/env", "env_seconds/p95", "reward_trend", "tokens")

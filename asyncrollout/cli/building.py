@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import os
 import sys
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.cli.envs import allowed_env
 from asyncrollout.config import Config, read_tasks, schema
 from asyncrollout.errors import UsageError
+from asyncrollout.metrics.sinks import Sink, open_sinks
 from asyncrollout.policies.embedded import ScriptedPolicy, SolverPolicy
 from asyncrollout.policies.local import local_llm
 from asyncrollout.policies.openai import OpenAIPolicy
@@ -24,6 +26,9 @@ from asyncrollout.protocols import Policy
 from asyncrollout.rollout.group import Failures
 from asyncrollout.rollouts.facade import Rollouts
 from asyncrollout.sampler.draws import Share
+from asyncrollout.secrets import without_secrets
+
+_TRACKED_AS = "tracked_as"
 
 _AS_THEY_ARE = (
     "group_size",
@@ -67,6 +72,16 @@ async def open_rollouts(
             **{name: getattr(config, name) for name in _AS_THEY_ARE},
         ) as rollouts:
             yield rollouts
+
+
+def open_metrics(config: Config, directory: Path) -> list[Sink]:
+    """What draws curves, as configured; in each, a run that is resumed goes on under the id that it was given first."""
+    if not config.metrics:
+        return []
+    named = directory / _TRACKED_AS
+    if not named.exists():
+        named.write_text(f"{directory.name}-{uuid.uuid4().hex[:8]}")
+    return open_sinks(config.metrics, directory, named.read_text(), without_secrets(msgspec.to_builtins(config)))
 
 
 def check_imports(config: Config, *, allow_import: bool) -> None:

@@ -2,23 +2,19 @@
 
 import os
 import shlex
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import aiofiles
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 from cyclopts import Parameter
 from rich.console import Console
 
 from asyncrollout.arrays.batch import Batch
 from asyncrollout.cli.app import DONE, STOPPED, Output, Told, program
-from asyncrollout.cli.building import check_imports, open_rollouts
+from asyncrollout.cli.building import check_imports, open_metrics, open_rollouts
 from asyncrollout.cli.directory import (
     claimed,
     has_played,
@@ -37,15 +33,14 @@ from asyncrollout.config import Config, read_config
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
-from asyncrollout.metrics import Figures, flat
+from asyncrollout.metrics import Figures, JsonLines, Sink
+from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.rollouts.facade import Rollouts
-from asyncrollout.tasks import task_group
 
 log = structlog.get_logger(__name__)
 
 METRICS = "metrics.jsonl"
 
-_METRICS_EVERY = 2.0  # seconds
 _LONG_TO_READ = 50_000_000  # bytes; some seconds
 
 OnBatch = Callable[[Batch, Display], Awaitable[None]]
@@ -131,10 +126,12 @@ async def play(
         async with stoppable() as stop:
             with stop.scope:
                 has_begun = any((directory / name).exists() for name in (JOURNAL, TRAJECTORIES))
+                opened = await anyio.to_thread.run_sync(open_metrics, config, directory)
+                sinks = [JsonLines(directory / METRICS), *opened]
                 async with open_rollouts(
                     config, directory, resume=resume and has_begun, allow_import=allow_import
                 ) as rollouts:
-                    await _consume(rollouts, config, directory, output=output, on_batch=on_batch, stop=stop)
+                    await _consume(rollouts, config, directory.name, sinks, output=output, on_batch=on_batch, stop=stop)
             if rollouts is not None:
                 figures = rollouts.figures(batches=config.batches, groups=config.groups)
             if (directory / JOURNAL).exists():
@@ -155,7 +152,14 @@ async def play(
 
 
 async def _consume(
-    rollouts: Rollouts, config: Config, directory: Path, *, output: Output, on_batch: OnBatch | None, stop: Stop
+    rollouts: Rollouts,
+    config: Config,
+    title: str,
+    sinks: Sequence[Sink],
+    *,
+    output: Output,
+    on_batch: OnBatch | None,
+    stop: Stop,
 ) -> None:
     """Take all batches, which are on record by then, and show how it goes."""
 
@@ -163,7 +167,7 @@ async def _consume(
         return rollouts.figures(batches=config.batches, groups=config.groups)
 
     console = Console(stderr=True, quiet=output.quiet or output.json)
-    async with live(read, title=directory.name, console=console) as display, _metrics_to(directory / METRICS, read):
+    async with live(read, title=title, console=console) as display, Reporting(sinks, read) as metrics:
         stop.drain(rollouts, display)
         while rollouts.next_batch < config.batches:
             try:
@@ -171,31 +175,6 @@ async def _consume(
             except StopAsyncIteration:
                 display.say(f"the tasks are at their end after {rollouts.next_batch} batches")
                 break
+            metrics.write()
             if on_batch is not None:
                 await on_batch(batch, display)
-
-
-@asynccontextmanager
-async def _metrics_to(path: Path, read: Callable[[], Figures]) -> AsyncIterator[None]:
-    """Figures as lines of JSON, every few seconds and at the end; a disk that takes none is no reason to stop."""
-
-    async def write_always() -> None:
-        while True:
-            await anyio.sleep(_METRICS_EVERY)
-            await write()
-
-    async def write() -> None:
-        try:
-            async with aiofiles.open(path, "ab", buffering=0) as file:
-                await file.write(msgspec.json.encode({"at": time.time(), **flat(read())}) + b"\n")
-        except OSError as error:
-            log.warning("metrics_not_written", file=str(path), error=str(error))
-
-    async with task_group() as writing:
-        writing.start_soon(write_always)
-        try:
-            yield
-        finally:
-            writing.cancel_scope.cancel()
-            with anyio.CancelScope(shield=True):  # bounded by the disk
-                await write()

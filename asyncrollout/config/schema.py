@@ -197,6 +197,7 @@ class Normalization(Part, frozen=True):
 
 Policy = Solver | Scripted | OpenAI | Local
 Keep = RewardVaries | SuccessBetween | MinValid | NotTruncated | TopStd | TopP | TopK | TopKAbs | MinP
+MetricsName = Literal["tensorboard", "wandb", "trackio"]
 AdvantageName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pass_at_k", "gigpo"]
 
 
@@ -225,6 +226,7 @@ class Config(Part, frozen=True, kw_only=True):
     stall_seconds: Positive = 900.0
     workers: FromOne | None = None
     backend: Literal["process", "inline"] | None = None
+    metrics: tuple[MetricsName, ...] = ()
     reward_normalization: Normalization | None = None
     advantage: AdvantageName | None = None
 

@@ -25,7 +25,13 @@ class Delivery:
     """Numbers batches, has them recorded by `watch`, and hands them out."""
 
     def __init__(
-        self, rules: StreamRules, start: StartStream, draws: Draws, watch: Watching, version: Callable[[], int]
+        self,
+        rules: StreamRules,
+        start: StartStream,
+        draws: Draws,
+        watch: Watching,
+        version: Callable[[], int],
+        on_batch: Callable[[], None],
     ) -> None:
         self.watch = watch
         self.stream: GroupStream | None = None
@@ -36,6 +42,7 @@ class Delivery:
         self._start = start
         self._draws = draws
         self._version = version
+        self._on_batch = on_batch
         self._left: deque[Ready] = deque()  # batches that nobody has yet
         self._stop_stream: anyio.CancelScope | None = None
         self._is_closed = False
@@ -129,6 +136,7 @@ class Delivery:
         lag = max((self._version() - version for version in versions), default=0)
         self.watch.delivered(ready.index, ready.groups, ready.dropped, max(lag, 0))
         ready.is_told = True
+        self._on_batch()
 
     async def _end(self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool, is_one_shot: bool) -> None:
         """End a stream; what it has not delivered is played anew by the next one.

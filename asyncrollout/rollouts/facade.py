@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,8 @@ from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.arrays.batch import Batch
 from asyncrollout.errors import ClosedError, StalledError, UsageError
 from asyncrollout.journal.run import RunJournal
-from asyncrollout.metrics import Figures, Meter
+from asyncrollout.metrics import Figures, Meter, Sink
+from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.policies.compose import nested
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
@@ -70,7 +71,7 @@ class Rollouts:
 
     With a `run_dir`, all that is played is recorded there as it happens. `resume=True` goes on after the last batch
     that was delivered, or `resume=n` from batch `n` on: what is finished is not played again, and recorded replies are
-    not asked for again.
+    not asked for again. `metrics` are sinks, which get the `figures()` every few seconds and with each batch.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Rollouts:
         pool: EnvPool | None = None,
         run_dir: str | PathLike[str] | None = None,
         resume: bool | int = False,
+        metrics: Sequence[Sink] = (),
     ) -> None:
         for name, value, least in (
             ("group_size", group_size, 1),
@@ -141,8 +143,11 @@ class Rollouts:
         self.ledger = Ledger()
         self.meter = Meter()
         self._watch = Watching(self.ledger, self.meter)
+        self._reporting = Reporting(metrics, self.figures)
         self._evaluator = Evaluator([*self._shares.values()], self.ledger, max_in_flight // 2, stall_seconds)
-        self._delivery = Delivery(self._rules, self._start_stream, self._draws, self._watch, lambda: self.version)
+        self._delivery = Delivery(
+            self._rules, self._start_stream, self._draws, self._watch, lambda: self.version, self._reporting.write
+        )
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._resume = read_resume(run_dir, resume)
         self._verdicts: Mapping[str, Verdict] = {}
@@ -162,6 +167,7 @@ class Rollouts:
                     await parts.enter_async_context(policy)
             if self._run_dir is not None:
                 await self._go_on(await parts.enter_async_context(self._open_run(self._run_dir)))
+            await parts.enter_async_context(self._reporting)
             await self._streams.open()
             self._parts = parts.pop_all()
         self._open = True

@@ -1,17 +1,15 @@
-"""The figures of a run while it goes on."""
+"""Counts what is played while a run goes on."""
 
 import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
 
 import msgspec
 
+from asyncrollout.metrics.figures import Figures, Standing, Trend
 from asyncrollout.trajectories import Group, Trajectory, Turn
 from asyncrollout.types import Durations
-
-Trend = Literal["up", "down", "level"]
 
 _RECENT_CALLS = 1_024
 _RECENT_GROUPS = 128
@@ -22,61 +20,6 @@ _FEWEST_KEPT = 4
 _RECENT_KEPT = 1_024  # several batches, which come all at once if their trainer is slow
 _LONGEST_HISTORY = 32
 _MOST_REASONS = 32  # a filter may give each group one of its own
-
-
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How things stand at one moment: what only those know who play. `retries` are of calls and of rollouts.
-
-    `stale` counts groups that were kept and then grew too old; `queued` the calls that wait for a worker. The wanted
-    batches, and the groups in all of them, are None if there is no end to them.
-    """
-
-    wanted_batches: int | None = None
-    wanted_groups: int | None = None
-    playing: int = 0
-    buffered: int = 0
-    stale: int = 0
-    waiting_policy: int = 0
-    waiting_env: int = 0
-    waiting_else: int = 0
-    queued: int = 0
-    restarts: int = 0
-    retries: int = 0
-    version: int = 0
-    keep_rate: float = 1.0
-
-
-class Figures(Standing, frozen=True, kw_only=True):
-    """A run at one moment; what is not known yet is None.
-
-    `groups` counts all that were judged: those `kept`, and those `dropped`, by reason. Rewards are those of judged
-    groups. `reward_change` is the mean of the recent groups less that of as many before them; `reward_trend` is "up" or
-    "down" if chance alone would change it as much in one case of a hundred at most.
-    """
-
-    seconds: float = 0.0
-    eta: float | None = None
-    batches: int = 0
-    delivered: int = 0
-    groups: int = 0
-    kept: int = 0
-    dropped: dict[str, int] = {}
-    lag: int = 0
-    rollouts: int = 0
-    errors: dict[str, int] = {}
-    success_rate: float | None = None
-    turns: int = 0
-    invalid: int = 0
-    tokens: int = 0
-    turns_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-    policy_seconds: Durations = Durations()
-    env_seconds: Durations = Durations()
-    reward_mean: float | None = None
-    reward_recent: float | None = None
-    reward_change: float | None = None
-    reward_trend: Trend | None = None
-    reward_history: tuple[float, ...] = ()
 
 
 class Meter:
@@ -271,35 +214,3 @@ def _mean(values: Sequence[float]) -> float:
 def _variance(values: Sequence[float]) -> float:
     mean = _mean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
-class Sink(Protocol):
-    """Where figures go: a file, or a service that draws curves."""
-
-    def write(self, figures: Mapping[str, float]) -> None: ...
-
-
-class JsonLines:
-    """A sink of JSON lines, such as `metrics.jsonl`; `write` takes each line, its end included."""
-
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
-
-    def write(self, figures: Mapping[str, float]) -> None:
-        self._write(msgspec.json.encode(figures).decode() + "\n")
-
-
-_SIGNS: dict[Trend, int] = {"down": -1, "level": 0, "up": 1}
-
-
-def flat(figures: Figures) -> dict[str, float]:
-    """Numbers by name, such as `dropped/constant_reward` and `env_seconds/p95`; what is not known is left out."""
-    found: dict[str, float] = {}
-    for name, value in msgspec.to_builtins(figures).items():
-        if isinstance(value, dict):
-            found.update((f"{name}/{key}", number) for key, number in value.items())
-        elif name == "reward_trend" and figures.reward_trend is not None:
-            found[name] = _SIGNS[figures.reward_trend]
-        elif isinstance(value, int | float):
-            found[name] = value
-    return found
