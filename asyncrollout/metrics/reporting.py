@@ -43,10 +43,12 @@ class Reporting:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._background.close()
-        self.write()
-        with anyio.CancelScope(shield=True):  # bounded by itself
-            await anyio.to_thread.run_sync(_close, self._threads)
+        try:
+            await self._background.close()
+        finally:
+            self.write()
+            with anyio.CancelScope(shield=True):  # bounded by itself
+                await anyio.to_thread.run_sync(_close, self._threads)
 
     def write(self) -> None:
         """Let the sinks have the figures of this moment."""
