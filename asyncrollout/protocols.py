@@ -31,6 +31,16 @@ class Snapshots(Protocol):
     def restore(self, state: bytes) -> None: ...
 
 
+class Playable(Protocol):
+    """What is played: an `EnvHandle`, or anything like it."""
+
+    name: str
+
+    async def reset(self, *, seed: int, task: Any, member: int) -> Outcome: ...
+
+    async def step(self, action: Any) -> Outcome: ...
+
+
 class Policy(Protocol):
     """What answers a request."""
 
@@ -41,8 +51,9 @@ class Policy(Protocol):
 class Player(Protocol):
     """An agent's part in one episode."""
 
-    messages: list[dict[str, Any]]
-    """The conversation so far, if there is one."""
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation so far, if there is one."""
 
     async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
         """The next move, from what a reset or a step gave; if cancelled, it may be asked for again."""

@@ -3,7 +3,8 @@
 import math
 import time
 import traceback
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import anyio
 
@@ -17,22 +18,13 @@ from asyncrollout.errors import (
     RolloutError,
     UsageError,
 )
-from asyncrollout.protocols import Agent, Player
+from asyncrollout.protocols import Agent, Playable, Player
 from asyncrollout.rollout.progress import POLICY, RESET, STEP, Progress
+from asyncrollout.tracing import begin_episode
 from asyncrollout.trajectories import Limits, Move, StopReason, Trajectory, Turn, as_turn, finished
 from asyncrollout.types import Outcome
 
 _NO_LIMITS = Limits()
-
-
-class Playable(Protocol):
-    """What is played: an `EnvHandle`, or anything like it."""
-
-    name: str
-
-    async def reset(self, *, seed: int, task: Any, member: int) -> Outcome: ...
-
-    async def step(self, action: Any) -> Outcome: ...
 
 
 async def run_rollout(
@@ -54,6 +46,16 @@ async def run_rollout(
     uid = f"{env.name}-{seed}.{member}" if uid is None else uid
     progress = Progress(uid) if progress is None else progress
     player = agent.open(uid, seed if sampling_seed is None else sampling_seed)
+    play = partial(_play, uid=uid, seed=seed, task=task, member=member, limits=limits, progress=progress)
+    if (span := begin_episode(uid, env.name, seed, member)) is None:
+        return await play(env, player)
+    with span.current:
+        return span.ended(await play(span.env(env), span.player(player)))
+
+
+async def _play(
+    env: Playable, player: Player, *, uid: str, seed: int, task: Any, member: int, limits: Limits, progress: Progress
+) -> Trajectory:
     turns: list[Turn] = []
     outcome: Outcome | None = None
     stop = StopReason.SECONDS
