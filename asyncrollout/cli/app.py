@@ -89,6 +89,16 @@ COMMANDS = (
         """,
     ),
     (
+        "asyncrollout.cli.comparing:compare",
+        LOOK,
+        """Compare runs: rewards and pass rates with confidence intervals.
+
+        Runs that played the same tasks from the same seeds as the first one are compared with it task by task.
+
+        Example: asyncrollout compare runs/before runs/after
+        """,
+    ),
+    (
         "asyncrollout.cli.envs:envs",
         ENVIRONMENTS,
         """List every environment that can be found here.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from asyncrollout.arrays.records import decode_record, told_at
 from asyncrollout.errors import JournalError, UsageError
-from asyncrollout.journal.events import Began, Delivered, Judged, decode
+from asyncrollout.journal.events import Began, Cancelled, Delivered, Judged, decode
 from asyncrollout.journal.lines import read_head, whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.trajectories import Group, Trajectory, Verdict
@@ -52,10 +52,10 @@ class RunRecords:
         for index, groups in sorted(self._batches.items()):
             yield index, [self._group(group) for group in groups]
 
-    def groups(self, ids: AbstractSet[str]) -> Iterator[Group]:
-        """These groups, in the order in which they were judged."""
+    def groups(self, ids: AbstractSet[str] | None = None) -> Iterator[Group]:
+        """These groups, or all, in the order in which they were judged."""
         for group in self._verdicts:
-            if group in ids:
+            if ids is None or group in ids:
                 yield self._group(group)
 
     def _add(self, event: object) -> None:
@@ -66,6 +66,8 @@ class RunRecords:
                 self._batches[batch] = groups
             case Judged(group=group, keep=keep, reason=reason):
                 self._verdicts[group] = Verdict(keep, reason)
+            case Cancelled(group=group):
+                self._verdicts.pop(group, None)
 
     def _group(self, group: str) -> Group:
         records = [self._read(place) for place in self._places.get(group, {}).values()]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from asyncrollout.comparison import pass_at, succeeded
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.trajectories import Group, Trajectory
 
@@ -60,12 +61,7 @@ def checked(evaluation: Evaluation) -> Evaluation:
 
 
 def _pass_at(members: Sequence[Trajectory], k: int) -> float:
-    count, successes = len(members), sum(map(succeeded, members))
-    return 1.0 - math.comb(count - successes, k) / math.comb(count, k)
-
-
-def succeeded(trajectory: Trajectory) -> bool:
-    return trajectory.reward > 0 if trajectory.success is None else trajectory.success
+    return pass_at(len(members), sum(map(succeeded, members)), k)
 
 
 def _mean(values: list[float]) -> float:

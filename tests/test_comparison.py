@@ -1,0 +1,235 @@
+"""How runs compare: intervals that hold as often as they say, and recorded runs side by side."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrollout import EnvError, Generation, Request, Rollouts, StopReason, Trajectory, Turn, UsageError, Verdict
+from asyncrollout.comparison import (
+    Estimate,
+    Played,
+    as_played,
+    difference,
+    mean,
+    pass_at,
+    share,
+    student_t,
+    summarize,
+)
+from asyncrollout.journal.batches import RunRecords
+from asyncrollout.trajectories import Group
+from tests.playing import PATIENCE
+from tests.rollout_envs import WALK
+
+ROUNDS = 1_000
+
+
+def coverage(truth: float, estimate: Callable[[], Estimate]) -> float:
+    """How often the interval holds the truth, where there is one."""
+    found = [one for one in (estimate() for _ in range(ROUNDS)) if one.low is not None and one.high is not None]
+    assert len(found) > ROUNDS / 2
+    return sum(one.low <= truth <= one.high for one in found) / len(found)  # type: ignore[operator]
+
+
+def group(number: int, successes: int, rewards: list[float], tag: str = "env") -> Played:
+    return Played(f"g{number}", tag, tuple(rewards), successes, 0, 1.0, 1.0, kept=True)
+
+
+@pytest.mark.parametrize("groups", [4, 10, 60])
+def test_intervals_of_rewards_hold_95_times_of_100_and_those_over_members_do_not(groups: int) -> None:
+    draw = np.random.default_rng(groups)
+
+    def rewards() -> Any:
+        return draw.normal(size=(groups, 1)) + draw.normal(size=(groups, 8))
+
+    assert 0.93 < coverage(0.0, lambda: mean(rewards().mean(1).tolist())) < 0.97
+    assert coverage(0.0, lambda: mean(rewards().ravel().tolist())) < 0.75
+
+
+@pytest.mark.parametrize("groups", [10, 40])
+@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize(("a", "b"), [(0.05, 0.95), (0.5, 0.5), (2, 2), (20, 20), (1.9, 0.1), (0.02, 1.98)])
+def test_intervals_of_pass_rates_hold_near_0_and_1_too(a: float, b: float, k: int, groups: int) -> None:
+    draw = np.random.default_rng([groups, k])
+    truth = 1 - math.exp(math.lgamma(b + k) + math.lgamma(a + b) - math.lgamma(b) - math.lgamma(a + b + k))
+
+    def played() -> list[Played]:
+        successes = (draw.random((groups, 8)) < draw.beta(a, b, size=(groups, 1))).sum(1).tolist()
+        return [group(number, count, [0.0] * 8) for number, count in enumerate(successes)]
+
+    assert coverage(truth, lambda: summarize(played(), [k]).pass_at[k]) > 0.9
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_intervals_of_differences_hold_and_pairs_make_them_narrow(shared: bool) -> None:
+    draw = np.random.default_rng(7)
+
+    def differ() -> Estimate:
+        tasks = draw.normal(size=20)
+        others = tasks if shared else draw.normal(size=20)
+        before = [group(n, 0, [float(task + draw.normal())]) for n, task in enumerate(tasks)]
+        start = 0 if shared else 100
+        after = [group(start + n, 0, [float(task + 0.5 + draw.normal())]) for n, task in enumerate(others)]
+        found = difference(before, after, [1])
+        assert found.pairs == (20 if shared else None)
+        return found.reward
+
+    assert 0.93 < coverage(0.5, differ) < 0.97
+
+
+def test_a_difference_that_tasks_hide_is_seen_by_pairs() -> None:
+    draw = np.random.default_rng(0)
+    tasks = (10 * draw.normal(size=30)).tolist()
+    before = [group(n, 0, [task]) for n, task in enumerate(tasks)]
+    after = [group(n, 0, [task + 1 + float(draw.normal()) / 10]) for n, task in enumerate(tasks)]
+    paired = difference(before, after, [1])
+    apart = difference(before, [msgspec.structs.replace(one, what=f"x{one.what}") for one in after], [1])
+    assert paired.pairs == 30
+    assert paired.reward.low is not None
+    assert paired.reward.low > 0.9
+    assert apart.pairs is None
+    assert apart.reward.low is not None
+    assert apart.reward.low < 0
+    few = difference(before, after[:2] + [msgspec.structs.replace(one, what=f"x{one.what}") for one in after[2:]], [1])
+    assert few.pairs is None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (10, 2.2281), (30, 2.0423), (1e6, 1.95996)],
+)
+def test_students_t_is_as_in_tables(freedom: float, quantile: float) -> None:
+    assert student_t(freedom) == pytest.approx(quantile, abs=0.004)
+
+
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(case: tuple[int, int, int]) -> None:
+    count, successes, k = case
+    outcomes = [place < successes for place in range(count)]
+    subsets = [any(chosen) for chosen in combinations(outcomes, k)]
+    assert pass_at(count, successes, k) == pytest.approx(sum(subsets) / len(subsets))
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.integers(1, 9))
+def test_shares_stay_between_0_and_1_and_around_their_mean(values: list[float], each: int) -> None:
+    found = share(values, each * len(values))
+    low, middle, high = found.low, found.mean, found.high
+    assert None not in (low, middle, high)
+    assert 0 <= low <= middle <= high <= 1  # type: ignore[operator]
+
+
+def test_what_cannot_be_known_is_none() -> None:
+    assert mean([]) == share([], 0) == Estimate()
+    assert (mean([3.0]), share([1.0], 8)) == (Estimate(3.0), Estimate(1.0))
+    assert mean([0.1 + 0.2, 0.3, 0.3]) == Estimate(pytest.approx(0.3))  # type: ignore[arg-type]
+    assert difference([], [group(0, 0, [1.0])], [1]).reward == Estimate()
+    assert difference([group(0, 0, [1.0])], [group(0, 0, [2.0])], [1]).reward == Estimate(1.0)
+    empty = summarize([], [1, 4])
+    assert (empty.groups, empty.reward, empty.pass_at[4]) == (0, Estimate(), Estimate())
+    with pytest.raises(UsageError, match="pass@3 of 2 rollouts"):
+        pass_at(2, 1, 3)
+
+
+def trajectory(member: int, reward: float, **options: Any) -> Trajectory:
+    return Trajectory(
+        f"g0.{member}", "walk", 5, [Turn(None)] * 2, reward, StopReason.TERMINATED, member=member, **options
+    )
+
+
+def test_members_that_failed_are_counted_and_left_out() -> None:
+    members = [trajectory(0, 1.0), trajectory(1, 0.0), trajectory(2, 9.0, error=EnvError("broken"))]
+    played = as_played(Group("g0", members, "walk", Verdict(keep=False, reason="constant_reward")))
+    assert (played.rewards, played.successes, played.failed, played.kept) == ((1.0, 0.0), 1, 1, False)
+    figures = summarize([played], [1, 2, 3])
+    assert (figures.rollouts, figures.failed, figures.reward.mean, figures.turns.mean) == (3, 1, 0.5, 2.0)
+    assert [figures.pass_at[k].mean for k in (1, 2, 3)] == [0.5, 1.0, None]
+    all_failed = as_played(Group("g1", members[2:], "walk"))
+    assert summarize([played, all_failed], [1]).reward.mean == 0.5
+
+
+def test_only_the_same_task_makes_a_pair() -> None:
+    def what(task: Any = None, tag: str = "walk", setting: object = None, number: str = "g0") -> str:
+        return as_played(Group(number, [trajectory(0, 1.0, task=task)], tag), setting).what
+
+    assert what({"a": 1, "b": np.float64(2)}) == what({"b": np.float64(2), "a": 1})
+    assert len({what(), what(1), what(tag="x"), what(setting={"size": 3}), what(number="g1")}) == 5
+
+
+class Model:
+    """Goes by the sampling seed."""
+
+    async def generate(self, request: Request) -> Generation:
+        return Generation(f"go {(request.sampling.seed or 0) % 3}")
+
+
+async def record(directory: Path, **options: Any) -> None:
+    async with Rollouts(WALK, policy=Model(), group_size=2, order="start", run_dir=directory, **options) as rollouts:
+        for _ in range(3):
+            await rollouts.collect(4)
+
+
+def compare(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "asyncrollout", "compare", *arguments],
+        cwd=directory, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=False,
+        timeout=PATIENCE,
+    )  # fmt: skip
+
+
+async def test_recorded_runs_are_compared_by_what_they_share(tmp_path: Path) -> None:
+    await record(tmp_path / "one", seed=1)
+    await record(tmp_path / "same", seed=1)
+    await record(tmp_path / "other", seed=2)
+    played = [as_played(group) for group in RunRecords(tmp_path / "one").groups()]
+    done = compare(tmp_path, "one", "same", "other", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    one, same, _, less_same, less_other = map(json.loads, done.stdout.splitlines())
+    assert (one["run"], one["env"], one["groups"], one["rollouts"]) == ("one", None, len(played), 2 * len(played))
+    assert one["reward"]["mean"] == pytest.approx(np.mean([group.reward for group in played]))
+    assert {*one["pass_at"]} == {"1", "2"}
+    assert {**same, "run": "one"} == one
+    assert (less_same["run"], less_same["less"], less_same["pairs"]) == ("same", "one", len(played))
+    assert less_same["reward"] == {"mean": 0.0, "low": None, "high": None}
+    assert (less_other["pairs"], less_other["reward"]["low"] < less_other["reward"]["high"]) == (None, True)
+    shown = compare(tmp_path, "one", "other", "--k", "1").stdout.splitlines()
+    assert shown[0].split() == ["all", "run", "mean", "less", "one"]
+    assert any(line.split()[:2] == ["pass@1", "one"] for line in shown)
+    assert not any("pass@2" in line for line in shown)
+    assert max(map(len, shown)) <= 80
+
+
+def test_groups_that_were_given_up_do_not_count(tmp_path: Path) -> None:
+    lines = [
+        {"event": "began", "format": "asyncrollout.run", "version": 1, "at": 0, "given": {"group_size": 1}},
+        {"event": "judged", "group": "g0", "keep": True, "reason": "", "at": 0},
+        {"event": "cancelled", "group": "g0", "at": 0},
+    ]
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [*RunRecords(tmp_path).groups()] == []
+    done = compare(tmp_path, ".")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ["reward", tmp_path.name, "-"] in [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trouble"),
+    [(["nowhere"], "nowhere holds no run: it has no journal.jsonl"), ([".", "--k", "2"], "--k 2: valid is")],
+)
+def test_bad_input_is_one_clear_message(tmp_path: Path, arguments: list[str], trouble: str) -> None:
+    line = {"event": "began", "format": "asyncrollout.run", "version": 1, "at": 0, "given": {"group_size": 1}}
+    (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
+    done = compare(tmp_path, *arguments)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert trouble in done.stderr
