@@ -47,8 +47,9 @@ class Reporting:
             await self._background.close()
         finally:
             self.write()
-            with anyio.CancelScope(shield=True):  # bounded by itself
-                await anyio.to_thread.run_sync(_close, self._threads)
+            if self._threads:
+                with anyio.CancelScope(shield=True):  # bounded by itself
+                    await anyio.to_thread.run_sync(_close, self._threads)
 
     def write(self) -> None:
         """Let the sinks have the figures of this moment."""

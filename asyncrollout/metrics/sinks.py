@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -68,8 +68,7 @@ class Tracker:
 
     def close(self) -> None:
         if self._owned:
-            with redirect_stdout(sys.stderr):  # trackio has a word to say, and stdout is for results
-                self._run.finish()
+            self._run.finish()
 
 
 def open_sinks(names: Sequence[SinkName], directory: Path, run_id: str, settings: dict[str, Any]) -> list[Sink]:
@@ -84,8 +83,7 @@ def _open(name: SinkName, directory: Path, run_id: str, settings: dict[str, Any]
     if name == "tensorboard":
         return TensorBoard(directory / "tensorboard")
     try:
-        with redirect_stdout(sys.stderr):
-            return _open_wandb(directory, run_id, settings) if name == "wandb" else _open_trackio(run_id, settings)
+        return _open_wandb(directory, run_id, settings) if name == "wandb" else _open_trackio(run_id, settings)
     except MissingExtraError:
         raise
     except Exception as error:
@@ -115,6 +113,9 @@ def _open_trackio(run_id: str, settings: dict[str, Any]) -> Sink:
         import trackio  # noqa: PLC0415 (optional, and slow to load)
     except ImportError as error:
         raise _missing("trackio") from error
+    for name, module in [*sys.modules.items()]:  # it has a word to say, and stdout is for results
+        if name.partition(".")[0] == "trackio":
+            vars(module)["print"] = partial(print, file=sys.stderr)
     return Tracker(trackio.init(project=_PROJECT, name=run_id, config=settings, resume="allow"), owned=True)
 
 
