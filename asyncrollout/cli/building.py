@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 
 from asyncrollout import filters
@@ -49,6 +50,7 @@ async def open_rollouts(
 ) -> AsyncIterator[Rollouts]:
     """`Rollouts` as configured, open, with a run directory."""
     check_imports(config, allow_import=allow_import)
+    metrics = await anyio.to_thread.run_sync(_open_metrics, config, run_dir, abandon_on_cancel=True)
     async with _open_policy(config.policy) as policy, _open_pool(config) as pool:
         agent = ChatAgent(
             policy,
@@ -69,12 +71,14 @@ async def open_rollouts(
             pool=pool,
             run_dir=run_dir,
             resume=resume,
+            metrics=metrics,
             **{name: getattr(config, name) for name in _AS_THEY_ARE},
         ) as rollouts:
+            rollouts.expect(config.batches, config.groups)
             yield rollouts
 
 
-def open_metrics(config: Config, directory: Path) -> list[Sink]:
+def _open_metrics(config: Config, directory: Path) -> list[Sink]:
     """What draws curves, as configured; in each, a run that is resumed goes on under the id that it was given first."""
     if not config.metrics:
         return []

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from asyncrollout.arrays.batch import Batch
 from asyncrollout.cli.app import DONE, STOPPED, Output, Told, program
-from asyncrollout.cli.building import check_imports, open_metrics, open_rollouts
+from asyncrollout.cli.building import check_imports, open_rollouts
 from asyncrollout.cli.directory import (
     claimed,
     has_played,
@@ -33,13 +33,10 @@ from asyncrollout.config import Config, read_config
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
-from asyncrollout.metrics import Figures, JsonLines, Sink
-from asyncrollout.metrics.reporting import Reporting
+from asyncrollout.metrics import Figures
 from asyncrollout.rollouts.facade import Rollouts
 
 log = structlog.get_logger(__name__)
-
-METRICS = "metrics.jsonl"
 
 _LONG_TO_READ = 50_000_000  # bytes; some seconds
 
@@ -126,14 +123,12 @@ async def play(
         async with stoppable() as stop:
             with stop.scope:
                 has_begun = any((directory / name).exists() for name in (JOURNAL, TRAJECTORIES))
-                opened = await anyio.to_thread.run_sync(open_metrics, config, directory)
-                sinks = [JsonLines(directory / METRICS), *opened]
                 async with open_rollouts(
                     config, directory, resume=resume and has_begun, allow_import=allow_import
                 ) as rollouts:
-                    await _consume(rollouts, config, directory.name, sinks, output=output, on_batch=on_batch, stop=stop)
+                    await _consume(rollouts, config, title=directory.name, output=output, on_batch=on_batch, stop=stop)
             if rollouts is not None:
-                figures = rollouts.figures(batches=config.batches, groups=config.groups)
+                figures = rollouts.figures()
             if (directory / JOURNAL).exists():
                 await anyio.to_thread.run_sync(write_samples, directory, config)
     except RolloutError as error:
@@ -152,22 +147,11 @@ async def play(
 
 
 async def _consume(
-    rollouts: Rollouts,
-    config: Config,
-    title: str,
-    sinks: Sequence[Sink],
-    *,
-    output: Output,
-    on_batch: OnBatch | None,
-    stop: Stop,
+    rollouts: Rollouts, config: Config, *, title: str, output: Output, on_batch: OnBatch | None, stop: Stop
 ) -> None:
     """Take all batches, which are on record by then, and show how it goes."""
-
-    def read() -> Figures:
-        return rollouts.figures(batches=config.batches, groups=config.groups)
-
     console = Console(stderr=True, quiet=output.quiet or output.json)
-    async with live(read, title=title, console=console) as display, Reporting(sinks, read) as metrics:
+    async with live(rollouts.figures, title=title, console=console) as display:
         stop.drain(rollouts, display)
         while rollouts.next_batch < config.batches:
             try:
@@ -175,6 +159,5 @@ async def _consume(
             except StopAsyncIteration:
                 display.say(f"the tasks are at their end after {rollouts.next_batch} batches")
                 break
-            metrics.write()
             if on_batch is not None:
                 await on_batch(batch, display)

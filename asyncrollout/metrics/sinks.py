@@ -13,6 +13,9 @@ from asyncrollout.errors import MissingExtraError, UsageError
 
 SinkName = Literal["tensorboard", "wandb", "trackio"]
 
+METRICS = "metrics.jsonl"
+"""In a run's directory."""
+
 _PROJECT = "asyncrollout"
 
 

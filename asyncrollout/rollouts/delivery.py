@@ -30,6 +30,7 @@ class Delivery:
         start: StartStream,
         draws: Draws,
         watch: Watching,
+        *,
         version: Callable[[], int],
         on_batch: Callable[[], None],
     ) -> None:

@@ -17,7 +17,7 @@ from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.arrays.batch import Batch
 from asyncrollout.errors import ClosedError, StalledError, UsageError
 from asyncrollout.journal.run import RunJournal
-from asyncrollout.metrics import Figures, Meter, Sink
+from asyncrollout.metrics import METRICS, Figures, JsonLines, Meter, Sink
 from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.policies.compose import nested
 from asyncrollout.pool.pool import EnvPool
@@ -71,7 +71,8 @@ class Rollouts:
 
     With a `run_dir`, all that is played is recorded there as it happens. `resume=True` goes on after the last batch
     that was delivered, or `resume=n` from batch `n` on: what is finished is not played again, and recorded replies are
-    not asked for again. `metrics` are sinks, which get the `figures()` every few seconds and with each batch.
+    not asked for again. `metrics` are sinks, which get the `figures()` every few seconds and with each batch; a run
+    directory has a `metrics.jsonl` in any case.
     """
 
     def __init__(
@@ -143,12 +144,19 @@ class Rollouts:
         self.ledger = Ledger()
         self.meter = Meter()
         self._watch = Watching(self.ledger, self.meter)
-        self._reporting = Reporting(metrics, self.figures)
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        own = [] if self._run_dir is None else [JsonLines(self._run_dir / METRICS)]
+        self._reporting = Reporting([*own, *metrics], self.figures)
+        self._wanted: tuple[int, int] | None = None
         self._evaluator = Evaluator([*self._shares.values()], self.ledger, max_in_flight // 2, stall_seconds)
         self._delivery = Delivery(
-            self._rules, self._start_stream, self._draws, self._watch, lambda: self.version, self._reporting.write
+            self._rules,
+            self._start_stream,
+            self._draws,
+            self._watch,
+            version=lambda: self.version,
+            on_batch=self._reporting.write,
         )
-        self._run_dir = None if run_dir is None else Path(run_dir)
         self._resume = read_resume(run_dir, resume)
         self._verdicts: Mapping[str, Verdict] = {}
         self._loose: deque[Group] = deque()
@@ -293,10 +301,15 @@ class Rollouts:
             with anyio.move_on_after(seconds):
                 await self._policy.pause("wait")
 
-    def figures(self, *, batches: int | None = None, groups: int | None = None) -> Figures:
-        """What has been played, how well and how fast; towards so many batches of so many groups, if that is known."""
-        wanted = None if batches is None or groups is None else batches * groups
-        return self.meter.read(time.monotonic(), standing(self.stats(), self.ledger, batches, wanted))
+    def expect(self, batches: int, groups: int) -> None:
+        """Tell how many batches of how many groups will be taken, so that `figures` know how far it is to the end."""
+        checks.whole("batches", batches, 1)
+        checks.whole("groups", groups, 1)
+        self._wanted = (batches, groups)
+
+    def figures(self) -> Figures:
+        """What has been played, how well and how fast."""
+        return self.meter.read(time.monotonic(), standing(self.stats(), self.ledger, self._wanted))
 
     def stats(self) -> RolloutsStats:
         """How things stand at this moment."""

@@ -26,12 +26,12 @@ class RolloutsStats(msgspec.Struct, frozen=True):
     pool: PoolStats
 
 
-def standing(stats: RolloutsStats, ledger: Ledger, batches: int | None, groups: int | None) -> Standing:
-    """The same for the figures of a run, of which so many batches and groups are wanted."""
+def standing(stats: RolloutsStats, ledger: Ledger, wanted: tuple[int, int] | None) -> Standing:
+    """The same for the figures of a run, of which so many batches of so many groups are wanted."""
     waiting = Counter(_kind_of_wait(progress.doing) for progress in ledger.open.values())
     return Standing(
-        wanted_batches=batches,
-        wanted_groups=groups,
+        wanted_batches=None if wanted is None else wanted[0],
+        wanted_groups=None if wanted is None else wanted[0] * wanted[1],
         playing=stats.playing_groups,
         buffered=stats.buffered_groups,
         stale=stats.stale_groups,
