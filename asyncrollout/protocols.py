@@ -36,6 +36,10 @@ class Playable(Protocol):
 
     name: str
 
+    @property
+    def worked(self) -> float | None:
+        """Seconds that the env itself was at work in its last step, if that is known; the rest was waiting for it."""
+
     async def reset(self, *, seed: int, task: Any, member: int) -> Outcome: ...
 
     async def step(self, action: Any) -> Outcome: ...

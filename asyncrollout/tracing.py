@@ -80,6 +80,10 @@ class _TracedEnv:
         self._inner = inner
         self._episode = episode
 
+    @property
+    def worked(self) -> float | None:
+        return self._inner.worked
+
     async def reset(self, *, seed: int, task: Any, member: int) -> Outcome:
         with self._episode.part("env.reset"):
             return await self._inner.reset(seed=seed, task=task, member=member)

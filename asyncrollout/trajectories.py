@@ -83,6 +83,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     `prompt_ids` are the tokens of the prompt beyond the end of the turn before; if the prompt did not go on from there
     (`joined` is false), all of them. `first_message` is where the turn's window on the trajectory's messages begins.
+    `env_seconds` is how long the step took; the env was at work for `env_work_seconds` of them, if that is known.
     """
 
     observation: Any
@@ -103,6 +104,7 @@ class Turn(msgspec.Struct, frozen=True):
     version: int = 0
     policy_seconds: float = 0.0
     env_seconds: float = 0.0
+    env_work_seconds: float | None = None
 
     @property
     def sampled_tokens(self) -> int:
@@ -234,7 +236,15 @@ def finished(outcome: Outcome, turns: Sequence[Turn], limits: Limits) -> StopRea
     return None
 
 
-def as_turn(seen: Outcome, move: Move, came: Outcome, policy_seconds: float, env_seconds: float) -> Turn:
+def as_turn(
+    seen: Outcome,
+    move: Move,
+    came: Outcome,
+    *,
+    policy_seconds: float,
+    env_seconds: float,
+    env_work_seconds: float | None = None,
+) -> Turn:
     """The record of a turn."""
     generation = move.generation
     info = {key: value for key, value in came.info.items() if key not in _UNRECORDED}
@@ -257,6 +267,7 @@ def as_turn(seen: Outcome, move: Move, came: Outcome, policy_seconds: float, env
         version=generation.version,
         policy_seconds=policy_seconds,
         env_seconds=env_seconds,
+        env_work_seconds=env_work_seconds,
     )
 
 

@@ -302,7 +302,7 @@ def test_figures_are_those_of_the_groups(tmp_path: Path) -> None:
     assert [(left + right) / 2 for left, right, _ in lengths["all played"]] == [0, 1, 2, 3]
     assert [share for *_, share in lengths["all played"]] == pytest.approx([1 / 8, 6 / 8, 0, 1 / 8])
     assert [share for *_, share in lengths["delivered"]] == pytest.approx([1 / 6, 4 / 6, 0, 1 / 6])
-    (llm, env, rollout) = part_of(summary, "How long it took")["rows"]
+    (llm, env, _, rollout) = part_of(summary, "How long it took")["rows"]
     assert (llm[1:4], env[1:4], rollout[1]) == ([9, 0.5, 0.5], [9, 0.25, 0.25], 8)
     bars = {bar[0]: bar for bar in part_of(summary, "Timeline")["bars"]}
     assert bars["g3.0"][2:] == [3.0, [[2, 0.25], *[[0, 0.5], [1, 0.25]] * 3]]
@@ -412,3 +412,15 @@ def test_command_tells_where_the_report_is(tmp_path: Path, capsys: pytest.Captur
         "rollouts": 1,
         "bytes": (directory / "report.html").stat().st_size,
     }
+
+
+def test_time_of_a_step_is_waiting_for_the_env_and_its_work(tmp_path: Path) -> None:
+    turns = [Turn("s", "r", policy_seconds=0.5, env_seconds=0.4, env_work_seconds=work) for work in (0.1, 9.0, None)]
+    one = played("g0", 0, turns=turns, seconds=3.0)
+    written = write_report(write_run(tmp_path, [Group("g0", [one], "maze")]))
+    timeline = part_of(data_of(written.path, "summary"), "Timeline")
+    names = [kind["name"] for kind in timeline["legend"]]
+    [(_, _, _, parts)] = timeline["bars"]
+    found = [(names[kind], round(seconds, 6)) for kind, seconds in parts if seconds > 1e-9]
+    llm, waiting, work = ("waiting for the LLM", 0.5), ("waiting for the env", 0.3), ("env at work", 0.4)
+    assert found == [("reset, and what is left", 0.3), llm, waiting, ("env at work", 0.1), llm, work, llm, work]

@@ -75,6 +75,15 @@ async def test_trajectory_has_all_that_happened() -> None:
     assert not trajectory.truncated
 
 
+@pytest.mark.parametrize("backend", ["inline", "process"])
+async def test_work_of_the_env_is_a_part_of_its_step(backend: Any) -> None:
+    async with EnvPool(1, backend) as pool, pool.open(WALK) as env:
+        trajectory = await run_rollout(env, scripted("go 1"), seed=7)
+    for turn in trajectory.turns:
+        assert turn.env_work_seconds is not None
+        assert 0 < turn.env_work_seconds < turn.env_seconds
+
+
 async def test_what_only_policies_may_see_is_not_recorded() -> None:
     trajectory = await play(ChatAgent(SolverPolicy()), expert=True)
     assert [turn.reply for turn in trajectory.turns] == ["go 9"] * 3

@@ -75,6 +75,11 @@ class EnvHandle:
         """The rank of the worker where the env lives now; -1 is the event loop's thread."""
         return self.seat.rank
 
+    @property
+    def worked(self) -> float:
+        """Seconds that the env itself was at work in its last step, without the way there and back."""
+        return self.seat.last_seconds
+
     async def __aenter__(self) -> Self:
         if self._phase is not Phase.UNOPENED:
             raise self._misuse("be opened again")

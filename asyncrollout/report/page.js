@@ -207,7 +207,7 @@ const prompt = (part) => (part.role === "system" && !part.pictures.length
 function turnCard(turn) {
   const figures = [
     turn.tokens ? `${shown(turn.tokens, "count")} tokens` : "", `LLM ${seconds(turn.policy_seconds)}`,
-    `env ${seconds(turn.env_seconds)}`, turn.version ? `weights ${turn.version}` : "",
+    `env ${seconds(turn.env_seconds)}, at work ${seconds(turn.env_work_seconds)}`, turn.version ? `weights ${turn.version}` : "",
     turn.finish === "stop" ? "" : `finish: ${turn.finish}`,
   ].filter((part) => part);
   const worth = turn.reward > 0 ? "good" : turn.reward < 0 ? "bad" : null;

@@ -33,6 +33,7 @@ class _Turn(msgspec.Struct):
     version: Any = 0
     policy_seconds: Any = 0.0
     env_seconds: Any = 0.0
+    env_work_seconds: Any = None
 
 
 class _Record(msgspec.Struct):
@@ -69,6 +70,8 @@ class Rollout(msgspec.Struct, frozen=True):
     version: int | None
     policy_seconds: list[float]
     env_seconds: list[float]
+    env_work_seconds: list[float]
+    """As long as the step itself where it is not known."""
 
     @property
     def valid(self) -> bool:
@@ -130,6 +133,7 @@ def _figures(record: _Record) -> Rollout:
         version=min((int(_finite(turn.version)) for turn in turns), default=None),
         policy_seconds=[_finite(turn.policy_seconds) for turn in turns],
         env_seconds=[_finite(turn.env_seconds) for turn in turns],
+        env_work_seconds=[_work(turn) for turn in turns],
     )
 
 
@@ -138,6 +142,11 @@ def _finite(plain: Any) -> float:
         return plain
     number = as_number(plain)
     return number if math.isfinite(number) else 0.0
+
+
+def _work(turn: _Turn) -> float:
+    took = _finite(turn.env_seconds)
+    return took if turn.env_work_seconds is None else min(_finite(turn.env_work_seconds), took)
 
 
 def _tokens(turn: _Turn) -> int:
@@ -190,6 +199,7 @@ def _shown_turn(turn: _Turn, prompt: list[dict[str, Any]], number: int) -> dict[
         "version": int(_finite(turn.version)),
         "policy_seconds": _finite(turn.policy_seconds),
         "env_seconds": _finite(turn.env_seconds),
+        "env_work_seconds": _work(turn),
         "info": as_text({key: value for key, value in info.items() if key != "action_is_valid"} or None),
     }
 

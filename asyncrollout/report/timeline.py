@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from asyncrollout.report.drawings import BLUE, GREEN, GREY, ORANGE, Kind, axis, line, plot, table
+from asyncrollout.report.drawings import BLUE, GREEN, GREY, ORANGE, SKY, Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup
 from asyncrollout.report.history import History
 from asyncrollout.report.rollouts import Rollout
@@ -10,10 +10,11 @@ from asyncrollout.report.statistics import Span, at_once, distribution, every_nt
 
 _MOST_BARS = 500
 _BINS = 200
-_COLOURS = {"LLM": BLUE, "env": ORANGE, "reset": GREEN, "no end yet": GREY}
+_COLOURS = {"LLM": BLUE, "worker": SKY, "env": ORANGE, "reset": GREEN, "no end yet": GREY}
 _NOTES = {
     "LLM": "waiting for the LLM",
-    "env": "env steps (waiting for a worker, and the env at work)",
+    "worker": "waiting for the env",
+    "env": "env at work",
     "reset": "reset, and what is left",
     "no end yet": "begun, no end recorded",
 }
@@ -37,8 +38,9 @@ def _parts(rollout: Rollout) -> list[tuple[str, float]]:
     """What is not in its turns is the reset, or the call that failed in the end."""
     turns = [
         part
-        for policy, env in zip(rollout.policy_seconds, rollout.env_seconds, strict=True)
-        for part in (("LLM", policy), ("env", env))
+        for policy, env, work in zip(rollout.policy_seconds, rollout.env_seconds, rollout.env_work_seconds, strict=True)
+        for part in (("LLM", policy), ("worker", env - work), ("env", work))
+        if part[1] > 0
     ]
     rest = ("reset", max(rollout.seconds - sum(seconds for _, seconds in turns), 0.0))
     return [*turns, rest] if rollout.error else [rest, *turns]
@@ -60,7 +62,7 @@ def _limit(found: dict[str, Span]) -> str:
     known = sum(total.values()) - total["no end yet"]
     if known <= 0:
         return ""
-    told = ", ".join(f"{total[what] / known:.1%} {_NOTES[what]}" for what in ("LLM", "env", "reset"))
+    told = ", ".join(f"{total[what] / known:.1%} {_NOTES[what]}" for what in _COLOURS if what != "no end yet")
     return f"Of the time of all rollouts that are over: {told}."
 
 
@@ -102,10 +104,6 @@ def _bars(found: dict[str, Span], end: float) -> dict[str, Any]:
     note = "Each bar is a rollout; click one to read it."
     if len(chosen) < len(uids):
         note += f" {len(chosen):,} of {len(uids):,} are drawn, evenly chosen in the order in which they began."
-    note += (
-        " Waiting for a worker and the env's own work have one colour, because the run records one time for both; the "
-        "live table counts the calls that wait for a worker."
-    )
     legend = [{"name": _NOTES[what], "colour": _COLOURS[what]} for what in kinds]
     return {"type": "timeline", "title": "Timeline", "note": note, "end": end, "bars": bars, "legend": legend}
 
@@ -116,6 +114,7 @@ def _latencies(groups: list[PlayedGroup]) -> list[dict[str, Any]]:
     taken: dict[str, list[float]] = {
         "LLM call": [value for one in members for value in one.policy_seconds],
         "env step": [value for one in members for value in one.env_seconds],
+        "env at work": [value for one in members for value in one.env_work_seconds],
         "rollout": [one.seconds for one in members],
     }
     names = ("count", "mean", "p50", "p90", "p95", "p99", "max")
@@ -124,7 +123,7 @@ def _latencies(groups: list[PlayedGroup]) -> list[dict[str, Any]]:
     columns += [(name, "seconds") for name in names[1:]]
     series = [
         line(what, colour, [(max(value, 1e-6), share) for value, share in distribution(values)])
-        for (what, values), colour in zip(taken.items(), (BLUE, ORANGE, GREEN), strict=True)
+        for (what, values), colour in zip(taken.items(), (BLUE, SKY, ORANGE, GREEN), strict=True)
     ]
     return [
         table("How long it took", columns, rows),

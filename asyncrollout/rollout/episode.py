@@ -73,9 +73,17 @@ async def _play(
                 came = await env.step(move.action)
                 if not math.isfinite(came.reward):
                     raise EnvError(f"env {env.name!r} ({uid}, seed {seed}, turn {len(turns)}): reward {came.reward}")
-                turns.append(as_turn(outcome, move, came, acted - asked, time.monotonic() - acted))
+                turn = as_turn(
+                    outcome,
+                    move,
+                    came,
+                    policy_seconds=acted - asked,
+                    env_seconds=time.monotonic() - acted,
+                    env_work_seconds=env.worked,
+                )
+                turns.append(turn)
                 outcome = came
-                progress.played(turns[-1])
+                progress.played(turn)
             stop = ended
         except ContextError:
             stop = StopReason.TOKENS
