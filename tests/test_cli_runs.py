@@ -244,13 +244,13 @@ async def test_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> N
     hanging: Any = Hanging()
     with anyio.fail_after(PATIENCE):
         async with stoppable() as stop:
-            with stop.scope:
+            with stop.scope() as scope:
                 stop.drain(hanging, hanging)
                 os.kill(os.getpid(), signal.SIGINT)
                 await hanging.drained.wait()
                 os.kill(os.getpid(), signal.SIGTERM)
                 await anyio.sleep_forever()
-            assert stop.has_stopped
+            assert scope.cancelled_caught
             os.kill(os.getpid(), signal.SIGINT)  # at the end, nothing is left to stop
             await anyio.lowlevel.checkpoint()
 

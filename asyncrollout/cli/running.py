@@ -26,6 +26,7 @@ from asyncrollout.cli.directory import (
 )
 from asyncrollout.cli.display import Display, live
 from asyncrollout.cli.logs import logging_to
+from asyncrollout.cli.reporting import make_report
 from asyncrollout.cli.samples import write_samples
 from asyncrollout.cli.stopping import Stop, stoppable
 from asyncrollout.cli.summary import as_record, summary
@@ -34,6 +35,7 @@ from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.metrics import Figures
+from asyncrollout.report.page import REPORT
 from asyncrollout.rollouts.facade import Rollouts
 
 log = structlog.get_logger(__name__)
@@ -81,6 +83,8 @@ async def resume(
         done = await anyio.to_thread.run_sync(_batches_done, directory)
         if done >= config.batches:
             await anyio.to_thread.run_sync(write_samples, directory, config)
+            if not (directory / REPORT).exists():
+                await make_report(directory, None, output)
             output.show(f"{directory} is complete: all its {done} batches are there")
             output.record(_launched(directory, allow_import=allow_import))
             output.record({"event": "ended", "directory": str(directory), "state": "done", "batches": done})
@@ -119,9 +123,9 @@ async def play(
     output.record(_launched(directory, allow_import=allow_import))
     output.say(f"{'Going on with' if resume else 'Running'} {directory}")
     figures, rollouts = Figures(), None
-    try:
-        async with stoppable() as stop:
-            with stop.scope:
+    async with stoppable() as stop:
+        try:
+            with stop.scope() as playing:
                 has_begun = any((directory / name).exists() for name in (JOURNAL, TRAJECTORIES))
                 async with open_rollouts(
                     config, directory, resume=resume and has_begun, allow_import=allow_import
@@ -131,19 +135,35 @@ async def play(
                 figures = rollouts.figures()
             if (directory / JOURNAL).exists():
                 await anyio.to_thread.run_sync(write_samples, directory, config)
-    except RolloutError as error:
-        log.info("run_failed", error=f"{type(error).__name__}: {error}")
-        output.record({"event": "ended", "directory": str(directory), "state": "failed", "error": str(error)})
-        if has_played(directory):
-            output.warn(f"what was played is kept; to go on: {how_to_go_on}")
-        raise
-    state = "stopped" if stop.has_stopped else "done"
+        except RolloutError as error:
+            log.info("run_failed", error=f"{type(error).__name__}: {error}")
+            output.record({"event": "ended", "directory": str(directory), "state": "failed", "error": str(error)})
+            if has_played(directory):
+                await _report(directory, stop, output)
+                output.warn(f"what was played is kept; to go on: {how_to_go_on}")
+            raise
+        report = await _report(directory, stop, output)
+    has_stopped = playing.cancelled_caught
+    state = "stopped" if has_stopped else "done"
     log.info("run_ended", state=state)
     output.record({"event": "ended", "directory": str(directory), "state": state, **as_record(figures)})
     notes = [f"files     {directory}"]
-    notes += [f"to go on  {how_to_go_on}"] if stop.has_stopped else []
+    notes += [f"report    {report}"] if report is not None else []
+    notes += [f"to go on  {how_to_go_on}"] if has_stopped else []
     output.show(summary(figures, title=f"{directory.name}: {state}", notes=notes))
-    return STOPPED if stop.has_stopped else DONE
+    return STOPPED if has_stopped else DONE
+
+
+async def _report(directory: Path, stop: Stop, output: Output) -> Path | None:
+    """Where the report is; none if nothing was played, if it cannot be written, or if somebody will not wait for it."""
+    if not has_played(directory):
+        return None
+    try:
+        with stop.scope():
+            return (await make_report(directory, None, output)).path
+    except RolloutError as error:
+        output.warn(f"there is no report: {error}")
+    return None
 
 
 async def _consume(

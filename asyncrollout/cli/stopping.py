@@ -1,8 +1,8 @@
 """Ctrl-C: the first one lets replies under way come in, a second one does not wait."""
 
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import anyio.lowlevel
@@ -15,15 +15,18 @@ _DRAIN_SECONDS = 2.0
 
 
 class Stop:
-    """Whether somebody has stopped a run, which plays in the scope."""
+    """Signals stop whatever is in a scope of it at that time."""
 
     def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
+        self._scope = anyio.CancelScope()
         self._draining: tuple[Rollouts, Display] | None = None
 
-    @property
-    def has_stopped(self) -> bool:
-        return self.scope.cancelled_caught
+    @contextmanager
+    def scope(self) -> Iterator[anyio.CancelScope]:
+        """What can be stopped; one scope after the other."""
+        self._draining = None
+        with anyio.CancelScope() as self._scope:
+            yield self._scope
 
     def drain(self, rollouts: Rollouts, display: Display) -> None:
         """From now on, replies may be under way, which are worth waiting for."""
@@ -34,20 +37,21 @@ class Stop:
             async with task_group() as draining:
                 async for _ in signals:
                     if self._draining is None:
-                        self.scope.cancel()
+                        self._scope.cancel()
                     else:
-                        draining.start_soon(self._drain, *self._draining)
+                        draining.start_soon(_drain, *self._draining, self._scope)
                         self._draining = None
 
-    async def _drain(self, rollouts: Rollouts, display: Display) -> None:
-        display.say("stopping, once the replies under way are in; again to stop at once")
-        await rollouts.drain(_DRAIN_SECONDS)
-        self.scope.cancel()
+
+async def _drain(rollouts: Rollouts, display: Display, scope: anyio.CancelScope) -> None:
+    display.say("stopping, once the replies under way are in; again to stop at once")
+    await rollouts.drain(_DRAIN_SECONDS)
+    scope.cancel()
 
 
 @asynccontextmanager
 async def stoppable() -> AsyncIterator[Stop]:
-    """From here to the end, signals stop what is in the scope, and nothing else."""
+    """From here to the end, signals stop what is in a scope of it, and nothing else."""
     stop = Stop()
     async with task_group() as watching:
         watching.start_soon(stop.wait)

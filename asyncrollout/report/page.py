@@ -5,7 +5,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.resources import files
@@ -27,6 +27,8 @@ from asyncrollout.report.timeline import where_time_went
 
 REPORT = "report.html"
 
+Progress = Callable[[int, int], None]
+
 _VIDEOS = (".mp4", ".webm")
 _LONGEST_CONFIG = 50_000
 
@@ -40,8 +42,11 @@ class Written(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def write_report(directory: Path, path: Path | None = None) -> Written:
-    """Write the report of a run, which may still go on; takes as long as it takes, so call it in a thread."""
+def write_report(directory: Path, path: Path | None = None, progress: Progress = lambda _done, _all: None) -> Written:
+    """Write the report of a run, which may still go on; takes as long as it takes, so call it in a thread.
+
+    `progress` is told how many groups of how many are written; what it raises ends the matter.
+    """
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory of a run")
     history = read_history(directory)
@@ -49,19 +54,24 @@ def write_report(directory: Path, path: Path | None = None) -> Written:
     path = directory / REPORT if path is None else path
     try:
         with _replacing(path) as file:
-            groups = _write(file, directory, history, records)
+            groups = _write(file, directory, history, records, progress)
         size = path.stat().st_size
     except OSError as error:
         raise JournalError(f"cannot write {path}: {error.strerror or error}") from error
     return Written(path, len(groups), sum(len(group.members) for group in groups), size)
 
 
-def _write(file: IO[bytes], directory: Path, history: History, records: Records) -> list[PlayedGroup]:
+def _write(
+    file: IO[bytes], directory: Path, history: History, records: Records, progress: Progress
+) -> list[PlayedGroup]:
     head, body = _skeleton(_shown_path(directory.resolve().name))
     file.write(head.encode())
     blocks = Blocks(lambda number, content: file.write(_data(f"block-{number}", content)))
-    groups, places = [], {}
-    for group in dict.fromkeys([*history.groups, *records.groups]):
+    groups: list[PlayedGroup] = []
+    places = {}
+    names = dict.fromkeys([*history.groups, *records.groups])
+    for group in names:
+        progress(len(groups), len(names))
         members: list[Rollout] = []
         places[group] = blocks.number
         for rollout, shown in records.read(group):
