@@ -38,6 +38,7 @@ test-slow: $(INSTALLED)  ## soak and chaos tests in their full form
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/oxlint --quiet asyncrollout
 
 format: $(INSTALLED)  ## put the code in order
 	$(BIN)/ruff check --fix .

@@ -136,7 +136,7 @@ const entry = (name, label, type) =>
   el("label", {}, label, el("input", { name, type, step: "any", input: choose(name) }));
 const choice = (name, label, options) => el("label", {}, label, el("select", { name, input: choose(name) },
   el("option", { value: "" }, "all"), options.map((value) => el("option", { value }, value))));
-const different = (values) => [...new Set(values)].filter((value) => value !== "").sort();
+const different = (values) => [...new Set(values)].filter((value) => value !== "").toSorted();
 
 function trajectories() {
   const members = groups.flatMap((group) => group.members);

@@ -107,7 +107,7 @@ const DRAWN = {
     const placed = points.map(([at, value]) => [x.at(at), y.at(value)]);
     const sure = points.filter((point) => (point[2] ?? null) !== null);
     const upper = sure.map(([at, value, half]) => [x.at(at), y.at(value + half)]);
-    const lower = sure.map(([at, value, half]) => [x.at(at), y.at(value - half)]).reverse();
+    const lower = sure.map(([at, value, half]) => [x.at(at), y.at(value - half)]).toReversed();
     const told = ([at, value, half]) => `${name}: ${shown(value, spec.y.kind)}`
       + `${half ? ` ± ${shown(half, spec.y.kind)}` : ""} (${spec.x.label} ${shown(at, spec.x.kind)})`;
     const dots = points.length > 60 ? [] : points.map((point, place) => svg("circle",
@@ -125,7 +125,7 @@ const DRAWN = {
   },
   area({ points, colour }, x, y) {
     const upper = points.map(([at, , high]) => [x.at(at), y.at(high)]);
-    const lower = points.map(([at, low]) => [x.at(at), y.at(low)]).reverse();
+    const lower = points.map(([at, low]) => [x.at(at), y.at(low)]).toReversed();
     return svg("path", { class: `area f${colour}`, d: `${path([...upper, ...lower])}Z` });
   },
 };
@@ -194,7 +194,7 @@ const swatch = (colour) => svg("svg", { viewBox: "0 0 14 10", "aria-hidden": "tr
 const caption = ({ title, note }) => [el("h3", {}, title), note ? el("p", { class: "note" }, note) : null];
 
 /** A figure that is drawn as wide as there is room, and again when that changes. */
-function figure(spec) {
+function figure(spec) { // oxlint-disable-line no-unused-vars -- the page draws with it
   const draw = spec.type === "timeline" ? drawTimeline : drawPlot;
   const isWide = spec.type === "timeline" || spec.series.some(({ kind }) => kind === "area");
   const named = spec.legend ?? (spec.series.length > 1 ? spec.series : []);
