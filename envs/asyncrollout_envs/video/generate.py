@@ -116,10 +116,13 @@ def _write(directory: Path, count: int, seed: int, told: Told | None) -> Path:
     files = [*(f"videos/{clip.name}.mp4" for clip in clips), *rows, CONFIG]
     (directory / _MARK).write_bytes(msgspec.json.encode(Mark(count, seed, files)))  # first: a part of it is ours, too
     (directory / "videos").mkdir(exist_ok=True)
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
+    threads = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+    try:
         for done, _ in enumerate(threads.map(partial(_film, directory / "videos"), clips), start=1):
             if told:
                 told(done, count)
+    finally:
+        threads.shutdown(cancel_futures=True)
     for name, listed in rows.items():
         text = msgspec.json.encode(listed) if name.endswith(".json") else b"".join(map(_line, listed))
         (directory / name).write_bytes(text)
