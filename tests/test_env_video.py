@@ -42,6 +42,7 @@ def wrong(question: Question) -> str:
         ("<think>The start.</think><retrieve>0,20</retrieve>", (0, 20)),
         ("<watch> 2.5 s to 4 s </watch>", (10, 16)),
         ("<watch>3\u20133</watch>", (12, 12)),
+        ("<watch>15-16.004</watch>", (60, 63)),  # as much more as rounding may make it
         ("<watch>3.1-3.2</watch>", (12, 12)),  # between two frames: the one on the screen
         ("<Watch>0-12</watch>", (0, 48)),
         ("<answer>A</answer> No, first <watch>4-6</watch>", (16, 24)),

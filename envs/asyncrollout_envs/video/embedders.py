@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.pictures import data_url
 from asyncrollout.registry import load_factory
+from asyncrollout_envs.video.drawing import COLOURS
 
 Item = str | NDArray[np.uint8]
 Embedder = Callable[[Sequence[Item]], Any]
@@ -28,14 +29,8 @@ ALLOW_IMPORT = "ASYNCROLLOUT_ALLOW_IMPORT"
 """An import path runs code, and may come from a config of somebody else: the environment must allow it."""
 
 _LARGEST_REPLY, _PART = 64 * 2**20, 2**16  # bytes
-_PALETTE = {
-    "red": (220, 40, 40),
-    "orange": (245, 140, 30),
-    "yellow": (240, 220, 50),
-    "green": (40, 180, 60),
+_PALETTE = COLOURS | {
     "cyan": (40, 200, 210),
-    "blue": (50, 90, 230),
-    "purple": (160, 60, 200),
     "pink": (245, 150, 190),
     "brown": (120, 75, 40),
     "white": (250, 250, 250),
