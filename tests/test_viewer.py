@@ -5,14 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import anyio
+import anyio.to_thread
 import pytest
+from anyio.from_thread import check_cancelled
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncrollout import Group, UsageError, Verdict
@@ -65,6 +69,47 @@ async def test_runs_are_listed_as_they_stand(tmp_path: Path) -> None:
         ]  # fmt: skip
         write_run(tmp_path / "runs" / "late", [], [Began(at=BEGAN + 9)])
         assert json.loads((await read(session, "/runs.json"))[1])[0]["name"] == "late"
+
+
+def test_each_run_has_a_name_of_its_own(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name, []) for name in ("a/run", "a/run (2)", "b/run", "c/run")]
+    found = Shelf([tmp_path / "a", tmp_path / "b", tmp_path / "c"]).runs()
+    assert found == dict(zip(("run", "run (2)", "run (3)", "run (4)"), paths, strict=True))
+
+
+def test_figures_that_are_no_numbers_hide_no_others(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text('{"batches": 4, "reward_mean": null}\n')
+    assert last_figures(tmp_path) == {"batches": 4}
+
+
+class Endless(Shelf):
+    """Looks for runs until it is told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.looks = threading.Event()
+
+    def runs(self) -> dict[str, Path]:
+        self.looks.set()
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            check_cancelled()
+        raise AssertionError("nobody stopped it")
+
+
+async def test_end_of_the_viewer_stops_what_it_is_at() -> None:
+    shelf = Endless()
+    async with AsyncExitStack() as served, aiohttp.ClientSession() as session, anyio.create_task_group() as tasks:
+        address = await served.enter_async_context(serving(shelf, None))
+        answers: list[tuple[int, str]] = []
+
+        async def ask() -> None:
+            answers.append(await read(session, f"{address}runs/run/"))
+
+        tasks.start_soon(ask)
+        assert await anyio.to_thread.run_sync(shelf.looks.wait, PATIENCE)
+        await served.aclose()
+    assert answers == [(503, "The viewer was stopped.")]
 
 
 async def test_report_is_that_of_the_run_as_it_is_now(tmp_path: Path) -> None:
