@@ -68,7 +68,8 @@ class Finished(Event, frozen=True, tag="finished"):
     """A rollout's end; the trajectory itself is in the file of trajectories by then."""
 
     uid: str
-    reward: float
+    reward: float | None
+    """None if it is no finite number: JSON has no other."""
     stop_reason: StopReason
     turns: int
     tokens: int
