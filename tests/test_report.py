@@ -441,6 +441,8 @@ def test_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", [group_of_rewards("g0", [1.0])])
     with pytest.raises(JournalError, match=r"cannot write .*nowhere/x\.html: No such file"):
         write_report(directory, tmp_path / "nowhere" / "x.html")
+    with pytest.raises(JournalError, match=r"cannot write \.: Is a directory"):
+        write_report(directory, Path())
 
 
 def test_command_tells_where_the_report_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

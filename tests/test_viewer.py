@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import anyio
@@ -18,6 +19,7 @@ import anyio.to_thread
 import pytest
 from anyio.from_thread import check_cancelled
 from prometheus_client.parser import text_string_to_metric_families
+from yarl import URL
 
 from asyncrollout import Group, UsageError, Verdict
 from asyncrollout.journal.events import Began
@@ -132,9 +134,19 @@ async def test_report_is_that_of_the_run_as_it_is_now(tmp_path: Path) -> None:
     assert not (directory / "report.html").exists()
 
 
+@pytest.mark.parametrize("name", ["br{ac}e", "new\nline", "50%2F", "?#&;'\"", os.fsdecode(b"\xff")])
+async def test_run_of_any_name_is_shown(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path / name, [group_of_rewards("g0", [1.0])])
+    async with viewing(tmp_path) as (address, session):
+        (run,) = json.loads((await read(session, "/runs.json"))[1])
+        async with session.get(URL(f"{address}runs/{quote(run['name'], safe='')}/", encoded=True)) as answer:
+            assert answer.status == 200
+
+
 async def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "run", [])
     (write_run(tmp_path / "broken", []) / "journal.jsonl").write_text('{"event": "none"}\n')
+    (write_run(tmp_path / "deep", []) / "journal.jsonl").write_text("[" * 100_000 + "\n")
     async with viewing(tmp_path) as (_, session):
         assert await read(session, "/runs/nothing/") == (404, "There is no such run here.")
         status, told = await read(session, "/runs/broken/")
@@ -143,6 +155,10 @@ async def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
         assert (await read(session, "/compare?run=run&run=nothing"))[0] == 404
         assert (await read(session, "/compare?run=run&run=broken"))[0] == 422
         assert (await read(session, "/runs.json"))[0] == 200
+    for port in (-1, 0, 80_000):
+        with pytest.raises(UsageError, match=f"--port {port}: valid is a whole number from 1 to 65535"):
+            async with serving(Shelf([tmp_path]), port):
+                pass
     with pytest.raises(UsageError, match="nowhere is no directory"):
         Shelf([tmp_path / "nowhere"])
 

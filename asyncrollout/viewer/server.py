@@ -37,6 +37,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _CLOSING_SECONDS = 1.0
+_LAST_PORT = 65_535  # uvloop would take the rest of a division by one more
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -62,9 +63,9 @@ class Viewer:
             [
                 web.get("/", self._index),
                 web.get("/runs.json", self._runs),
-                web.get("/runs/{name}/", self._report),
-                web.get("/runs/{name}/state.json", self._state),
-                web.get("/runs/{name}/videos/{file}", self._video),
+                web.get("/runs/{name:[^/]+}/", self._report),
+                web.get("/runs/{name:[^/]+}/state.json", self._state),
+                web.get("/runs/{name:[^/]+}/videos/{file:[^/]+}", self._video),
                 web.get("/compare", self._compare),
                 web.get("/metrics", self._metrics),
             ]
@@ -155,6 +156,8 @@ def _comparison(runs: dict[str, Path]) -> str:
 @asynccontextmanager
 async def serving(shelf: Shelf, port: int | None) -> AsyncIterator[str]:
     """The address under which the runs are shown; without a port, any that is free."""
+    if port is not None and not 1 <= port <= _LAST_PORT:
+        raise UsageError(f"--port {port}: valid is a whole number from 1 to {_LAST_PORT}")
     async with AsyncExitStack() as parts:
         own = parts.enter_context(TemporaryDirectory(prefix="asyncrollout-view-"))
         viewer = Viewer(shelf, Path(own))
