@@ -32,6 +32,9 @@ from asyncrollout.video.reel import check_fps
 
 log = structlog.get_logger(__name__)
 
+VIDEOS = "videos"
+"""The directory in that of a run."""
+
 Keep = Literal["all", "failures", "extremes"]
 
 _FINISHED_AT_ONCE = 2  # each is a process at work
@@ -161,7 +164,8 @@ class VideoRecorder:
         if last.trouble and not last.frames and recording.kind:
             self._sightless.add(recording.kind)
         if last.trouble:
-            self._tell_once(last.trouble, "video_not_whole", name=last.stem, frames=last.frames)
+            event = "video_not_whole" if last.frames else "episode_not_recorded"
+            self._tell_once(last.trouble, event, name=last.stem, frames=last.frames)
 
     def settle(self, recording: "Recording", *, keep: bool) -> None:
         """Make its files whole, or remove them, by and by."""
@@ -255,7 +259,7 @@ class Recording:
     def video(self, turns: int) -> Video | None:
         """What goes on the record of a rollout with so many turns, once it has ended; None if nothing was filmed."""
         if not self.footage:  # the env was lost
-            return Video(self.path.name, self.options.fps or DEFAULT_FPS, [], partial=True)
+            return Video(self.path.name, self.options.fps or DEFAULT_FPS, [], partial=True) if turns else None
         film = self.footage[-1]
         if not film.frames:
             return None
