@@ -1,6 +1,5 @@
 """The films of a group: which of its rollouts are filmed, and which films are kept."""
 
-import re
 from types import TracebackType
 from typing import Self
 
@@ -10,14 +9,12 @@ from asyncrollout.comparison import succeeded
 from asyncrollout.trajectories import Group, Trajectory
 from asyncrollout.video.recorder import Recording, VideoRecorder
 
-_NUMBER = re.compile(r"\d+$")
-
 
 class GroupFilms:
     """A context manager: what is not `settle`d when it is left was broken off."""
 
-    def __init__(self, recorder: VideoRecorder | None, group: str, kind: str) -> None:
-        self._recorder = recorder if recorder is not None and _is_chosen(group, recorder.every) else None
+    def __init__(self, recorder: VideoRecorder | None, kind: str) -> None:
+        self._recorder = recorder if recorder is not None and recorder.is_next(kind) else None
         self._kind = kind
         self._films: dict[str, Recording] = {}
 
@@ -65,12 +62,6 @@ class GroupFilms:
         film = self._films.pop(uid, None)
         if film is not None:
             film.settle(keep=False)
-
-
-def _is_chosen(group: str, every: int) -> bool:
-    """By its number, which does not depend on what is finished when."""
-    number = _NUMBER.search(group)
-    return number is None or int(number[0]) % every == 0
 
 
 def _wanted(members: list[Trajectory], keep: str) -> set[str]:

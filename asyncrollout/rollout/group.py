@@ -78,8 +78,7 @@ async def run_group(
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"a group has at least one member: size={size!r}")
     spec = find_env(env)
-    id = f"{spec.name}-{seed}" if id is None else id  # noqa: A001
-    films = GroupFilms(record, id, f"{spec.name} {tag}")
+    films = GroupFilms(record, tag or spec.name)
     group = _Playing(
         pool=pool,
         spec=spec,
@@ -87,7 +86,7 @@ async def run_group(
         agent=agent,
         seed=seed,
         task=task,
-        id=id,
+        id=f"{spec.name}-{seed}" if id is None else id,
         tag=tag,
         limits=limits,
         scorer=scorer,

@@ -16,7 +16,8 @@ from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.sampler.draws import Share
 from asyncrollout.types import PauseMode
-from asyncrollout.video.recorder import VIDEOS, VideoRecorder
+from asyncrollout.video.files import VIDEOS
+from asyncrollout.video.recorder import VideoRecorder
 
 
 class Pausable(Protocol):
