@@ -65,8 +65,8 @@ class Camera(Protocol):
     def shoot(self, picture: Any, action: Any = None, reward: float = 0.0) -> None:
         """What the env shows after its reset, or after an action."""
 
-    def fail(self, trouble: str) -> None:
-        """There is no picture, and this is why."""
+    def fail(self, trouble: str, *, for_good: bool = False) -> None:
+        """There is no picture, and this is why; `for_good` if such an env never has one."""
 
     def end_turn(self) -> None:
         """The reset, or a turn, is over."""

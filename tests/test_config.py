@@ -20,6 +20,7 @@ from asyncrollout.arrays.credit import _NAMES
 from asyncrollout.config import Config, parse_config, read_config, read_tasks, schema, to_yaml
 from asyncrollout.config.kinds import bare, options, structs
 from asyncrollout.registry import env_names
+from asyncrollout.video.recorder import Keep, VideoRecorder
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
@@ -52,14 +53,7 @@ def test_one_line_is_enough() -> None:
 def test_defaults_are_those_of_rollouts() -> None:
     own = defaults(Config)
     theirs = parameters(ar.Rollouts)
-    for elsewhere in (
-        "pool",
-        "policy",
-        "agent",
-        "run_dir",
-        "resume",
-        "record",
-    ):  # said otherwise, or by who starts a run
+    for elsewhere in ("pool", "policy", "agent", "run_dir", "resume"):  # said otherwise, or by who starts a run
         theirs.pop(elsewhere, None)
     theirs["env_kwargs"] = {}
     assert {name: as_yaml(own[name]) for name in theirs} == {name: as_yaml(value) for name, value in theirs.items()}
@@ -90,6 +84,10 @@ def test_mirrored_structs_are_as_the_originals() -> None:
     assert defaults(schema.Normalization) == {name: normalize[name] for name in ("grouping", "method")}
     assert get_args(schema.Normalization.__annotations__["method"]) == get_args(rewards.Method)
     assert [*get_args(schema.AdvantageName)] == _NAMES
+    assert defaults(schema.Record) == {
+        name: value for name, value in parameters(VideoRecorder).items() if name != "directory"
+    }
+    assert get_args(schema.Record.__annotations__["keep"]) == get_args(Keep)
 
 
 @pytest.mark.parametrize("kind", get_args(schema.Keep), ids=lambda kind: kind.__name__)

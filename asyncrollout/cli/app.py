@@ -79,6 +79,18 @@ COMMANDS = (
         """,
     ),
     (
+        "asyncrollout.cli.viewing:view",
+        LOOK,
+        """Show runs in a browser: a list of them, and the report of each.
+
+        A run that is going on is followed. The page is for this machine only; its /metrics is for Prometheus.
+
+        Example: asyncrollout view
+
+        Example: asyncrollout view runs/demo-1 other/runs --port 8090 --no-browser
+        """,
+    ),
+    (
         "asyncrollout.cli.replaying:replay",
         LOOK,
         """Play a recorded episode again, turn by turn, and compare.
@@ -93,7 +105,8 @@ COMMANDS = (
         LOOK,
         """Compare runs: rewards and pass rates with confidence intervals.
 
-        Runs that played the same tasks from the same seeds as the first one are compared with it task by task.
+        Runs that played the same tasks from the same seeds as the first one are compared with it task by task. A page
+        with their plots is written to compare.html.
 
         Example: asyncrollout compare runs/before runs/after
         """,

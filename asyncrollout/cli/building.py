@@ -28,6 +28,7 @@ from asyncrollout.rollout.group import Failures
 from asyncrollout.rollouts.facade import Rollouts
 from asyncrollout.sampler.draws import Share
 from asyncrollout.secrets import without_secrets
+from asyncrollout.video.recorder import VideoRecorder
 
 _TRACKED_AS = "tracked_as"
 
@@ -72,6 +73,7 @@ async def open_rollouts(
             run_dir=run_dir,
             resume=resume,
             metrics=metrics,
+            record=_recorder(config),
             **{name: getattr(config, name) for name in _AS_THEY_ARE},
         ) as rollouts:
             rollouts.expect(config.batches, config.groups)
@@ -127,6 +129,11 @@ async def _open_pool(config: Config) -> AsyncIterator[EnvPool | None]:
         return
     async with EnvPool(config.workers, config.backend) as pool:
         yield pool
+
+
+def _recorder(config: Config) -> bool | VideoRecorder:
+    chosen = config.record
+    return chosen if isinstance(chosen, bool) else VideoRecorder(**msgspec.structs.asdict(chosen))
 
 
 def _filter(config: Config) -> Any:

@@ -15,7 +15,7 @@ async def film(env: Any, camera: Camera, action: Any = None, reward: float = 0.0
     if not camera.is_filming:
         return
     if not callable(getattr(env, "render", None)):
-        camera.fail(f"{type(env).__qualname__} has no render()")
+        camera.fail(f"{type(env).__qualname__} has no render()", for_good=True)
         return
     try:
         picture = env.render()
@@ -27,4 +27,7 @@ async def film(env: Any, camera: Camera, action: Any = None, reward: float = 0.0
     except (Exception, SystemExit) as error:
         camera.fail(f"render() raised {type(error).__name__}: {clip(str(error), _LONGEST_COMPLAINT)}")
     else:
-        camera.shoot(picture, action, reward)
+        if isinstance(picture, str):
+            camera.fail("render() gives a text, and no picture", for_good=True)
+        else:
+            camera.shoot(picture, action, reward)

@@ -1,38 +1,8 @@
-// The page: figures as they were computed, the table of groups, and one trajectory at a time.
+// The report of a run: figures as they were computed, the table of groups, and one trajectory at a time.
 
-const data = (name) => JSON.parse(document.getElementById(name).textContent);
 const summary = data("summary"), groups = data("groups"), videos = data("videos");
-const main = document.getElementById("main"), dialog = document.getElementById("trajectory");
+const dialog = el("dialog", { id: "trajectory", "aria-labelledby": "trajectory-name" });
 const ROWS = 50, LONG = 1500, LONG_LINES = 24, PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,/;
-const side = (kind) => (kind === "text" || kind === "bar" ? null : "n");
-
-function cell(value, { kind }) {
-  if (kind === "bar") {
-    const drawn = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
-      svg("rect", { class: "f0", width: 100 * value, height: 10 }));
-    return el("td", { class: "bar" }, el("div", {}, shown(value, kind), drawn));
-  }
-  if (Array.isArray(value)) { // a mean, and half of its interval
-    const half = value[1] === null ? null : el("span", { class: "half" }, ` ± ${shown(value[1], kind)}`);
-    return el("td", { class: "n" }, shown(value[0], kind), half);
-  }
-  return el("td", { class: side(kind) }, value instanceof Node ? value : shown(value, kind));
-}
-
-const head = (columns) => el("thead", {}, el("tr", {},
-  columns.map(({ label, kind }) => el("th", { scope: "col", class: side(kind) }, label))));
-const row = (values, columns) => el("tr", {}, values.map((value, place) => cell(value, columns[place])));
-const table = (spec) => el("div", { class: "card wide" }, caption(spec), el("div", { class: "scroll" },
-  el("table", {}, head(spec.columns), el("tbody", {}, spec.rows.map((values) => row(values, spec.columns))))));
-
-function section(id, title, lead, ...parts) {
-  document.getElementById("sections").append(el("a", { href: `#${id}` }, title));
-  main.append(el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title),
-    lead ? el("p", { class: "lead" }, lead) : null, el("div", { class: "parts" }, parts)));
-}
-
-const pairs = (entries) => el("dl", { class: "facts" }, entries.filter(([, value]) => value !== "")
-  .map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 
 // The table: groups that pass the filter, those of them on this page, and the members of opened ones.
 
@@ -204,7 +174,35 @@ function said(role, content, kind = role, pictures = []) {
 const prompt = (part) => (part.role === "system" && !part.pictures.length
   ? folded("system prompt", part.text) : said(part.role, part.text, part.role, part.pictures));
 
-function turnCard(turn) {
+const film = el("div", { class: "film" });
+
+/** The film on record; of a run that tells of none, the files that are named after the rollout. */
+function filmsOf(uid, { video }) {
+  if (video) return videos.filter((name) => name === video.file);
+  return videos.filter((name) => name.startsWith(uid) && /^[._-]/.test(name.slice(uid.length)));
+}
+
+/** From the first frame to the last one, and no further. */
+function playFrames([from, to], fps) {
+  const player = film.querySelector("video"), end = (to + 0.5) / fps;
+  const look = () => {
+    if (player.currentTime >= end) player.pause();
+    if (!player.paused) requestAnimationFrame(look);
+  };
+  player.pause();
+  player.currentTime = (from + 0.5) / fps;
+  player.play().then(look, () => {}); // a browser that cannot play it says so in its place
+}
+
+function filmButton(turn, video) {
+  const frames = video?.turns[turn];
+  if (!frames || !film.children.length) return null;
+  const label = frames[0] === frames[1] ? `▶ frame ${frames[0]}` : `▶ frames ${frames[0]}–${frames[1]}`;
+  return el("button", { type: "button", class: "fold", "data-frames": turn, click: () => playFrames(frames, video.fps) },
+    label);
+}
+
+function turnCard(turn, video) {
   const figures = [
     turn.tokens ? `${shown(turn.tokens, "count")} tokens` : "", `LLM ${seconds(turn.policy_seconds)}`,
     `env ${seconds(turn.env_seconds)}, at work ${seconds(turn.env_work_seconds)}`, turn.version ? `weights ${turn.version}` : "",
@@ -213,7 +211,7 @@ function turnCard(turn) {
   const worth = turn.reward > 0 ? "good" : turn.reward < 0 ? "bad" : null;
   return el("section", { class: "card turn" },
     el("h3", {}, `Turn ${turn.turn}`, el("span", { class: worth }, `reward ${shown(turn.reward, "number")}`),
-      figures.map((part) => el("span", {}, part))),
+      figures.map((part) => el("span", {}, part)), filmButton(turn.turn, video)),
     turn.hidden ? el("p", { class: "note" }, `The model saw the messages from number ${turn.hidden} on.`) : null,
     turn.prompt.map(prompt), said("reasoning", turn.reasoning), said("reply", turn.reply),
     said("tool calls", turn.calls, "reply"), said("action", turn.action, "reply"),
@@ -224,15 +222,13 @@ function turnCard(turn) {
 function overview(group, member, content) {
   const error = content.error;
   const length = `${member.turns} turns, ${shown(member.tokens, "count")} tokens, ${seconds(member.seconds)}`;
-  const films = videos.filter((name) => name.startsWith(member.uid) && /^[._-]/.test(name.slice(member.uid.length)));
   return el("div", { class: "card" },
     pairs([["env", group.env], ["seed", content.seed], ["outcome", outcome(member)],
       ["reward", shown(member.reward, "number")], ["group", `${group.id}, ${fate(group)}`], ["length", length],
-      ["metrics", content.metrics]]),
+      ["metrics", content.metrics], ["film", content.video?.partial ? "not whole" : ""]]),
     error ? [said(error.name, error.message || "no message", "error"), folded("where", error.where),
       folded("traceback", error.notes)] : null,
-    said("task", content.task),
-    films.map((name) => el("video", { src: `videos/${encodeURIComponent(name)}`, controls: true })));
+    said("task", content.task));
 }
 
 async function openTrajectory(uid) {
@@ -246,11 +242,13 @@ async function openTrajectory(uid) {
     return el("button", { type: "button", "data-step": by, disabled: !goal, click: go }, label);
   };
   const last = said("env", content.final, "env", content.pictures);
+  film.replaceChildren(...filmsOf(uid, content).map((name) =>
+    el("video", { src: `videos/${encodeURIComponent(name)}`, controls: true, muted: true })));
   dialog.replaceChildren(
     el("div", { class: "top" }, el("h2", { id: "trajectory-name" }, uid), step("← Previous", -1), step("Next →", 1),
-      el("button", { type: "button", autofocus: true, click: () => dialog.close() }, "Close")),
+      el("button", { type: "button", autofocus: true, click: () => dialog.close() }, "Close"), film),
     el("div", { class: "in" }, overview(group, group.members.find((one) => one.uid === uid), content),
-      content.turns.map(turnCard),
+      content.turns.map((turn) => turnCard(turn, content.video)),
       last ? el("section", { class: "card" }, el("h3", {}, "In the end"), last) : null));
   if (!dialog.open) dialog.showModal();
   dialog.querySelector("[autofocus]").focus();
@@ -266,22 +264,8 @@ dialog.addEventListener("keydown", (event) => {
 });
 main.addEventListener("click", ({ target }) => openTrajectory(target.closest(".pick")?.dataset.uid));
 
-const theme = document.getElementById("theme");
-function setTheme(name) {
-  document.documentElement.dataset.theme = name;
-  theme.textContent = name === "dark" ? "◐ Light" : "◐ Dark";
-}
-theme.addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
-setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-
-for (const name of ["name", "what", "state"]) document.getElementById(name).textContent = visible(summary[name]);
-const tile = ({ label, value, kind, note }) => el("div", { class: "card" }, el("div", { class: "label" }, label),
-  el("div", { class: "value" }, shown(value, kind)), el("div", { class: "note" }, note));
-main.append(el("div", { class: "tiles" }, summary.tiles.map(tile)));
-if (summary.note) main.append(el("p", { class: "lead" }, summary.note));
-for (const { id, title, text: lead, parts } of summary.sections) {
-  section(id, title, lead, parts.map((part) => (part.type === "table" ? table(part) : figure(part))));
-}
+document.body.append(dialog);
+showSummary(summary);
 if (groups.length) trajectories();
 section("run", "What was run", "", el("div", { class: "card wide" }, pairs(summary.facts),
   folded("configuration, as understood", summary.config)));

@@ -36,6 +36,8 @@ class Footage(msgspec.Struct, frozen=True, array_like=True):
     ends: list[int]
     frames: int
     trouble: str = ""
+    sightless: bool = False
+    """Such an env never has a picture."""
 
 
 class Camera:
@@ -49,6 +51,7 @@ class Camera:
         self._stem = ""
         self._ends: list[int] = []
         self._reward = 0.0
+        self._is_sightless = False
         self._past: list[Footage] = []
         self._ending: list[Reel] = []
 
@@ -87,7 +90,8 @@ class Camera:
         except UsageError as error:
             self._reel.fail(str(error))
 
-    def fail(self, trouble: str) -> None:
+    def fail(self, trouble: str, *, for_good: bool = False) -> None:
+        self._is_sightless |= for_good
         if self._reel is not None:
             self._reel.fail(trouble)
 
@@ -113,7 +117,9 @@ class Camera:
             return
         reel.end()
         self._ending = [*(other for other in self._ending if not other.wait(0)), reel]
-        self._past.append(Footage(self._stem, reel.path.name, reel.fps, self._ends, reel.frames, reel.trouble))
+        self._past.append(
+            Footage(self._stem, reel.path.name, reel.fps, self._ends, reel.frames, reel.trouble, self._is_sightless)
+        )
 
     def _caption(self, action: Any) -> str:
         turn = len(self._ends)

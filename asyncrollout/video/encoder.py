@@ -39,7 +39,7 @@ def find_ffmpeg() -> str:
 def _command(ffmpeg: str, height: int, width: int, fps: float) -> list[str]:
     """A fragment for each frame, written at once, so that a kill costs a frame at most; a key frame for every 15th."""
     given = f"-f rawvideo -pix_fmt rgb24 -video_size {width}x{height} -framerate {fps:.6g}"
-    quick = "-probesize 32 -analyzeduration 0 -fflags nobuffer"
+    quick = "-probesize 32 -analyzeduration 0"
     h264 = "-c:v libx264 -preset ultrafast -tune zerolatency -crf 20 -g 15 -pix_fmt yuv420p -threads 1"
     mp4 = "-f mp4 -movflags frag_every_frame+empty_moov+default_base_moof -flush_packets 1"
     options = f"-loglevel error -nostats {given} {quick} -i pipe:0 -an {h264} {mp4} pipe:1"

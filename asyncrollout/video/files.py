@@ -17,6 +17,9 @@ import anyio.to_thread
 
 from asyncrollout.errors import UsageError
 
+VIDEOS = "videos"
+"""The directory in that of a run."""
+
 _PART = ".part"
 _WHOLE = ".whole"
 _SUFFIX = ".mp4"

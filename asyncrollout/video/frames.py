@@ -20,8 +20,6 @@ def to_rgb(picture: Any) -> Frame:
         picture = picture[-1]
     if picture is None:
         raise UsageError("render() gives None, and no picture: make the env with render_mode='rgb_array'")
-    if isinstance(picture, str):
-        raise UsageError("render() gives a text, and no picture")
     try:
         frame = np.asarray(picture)
         if frame.ndim == 2:

@@ -42,7 +42,7 @@ _BROKEN_OFF_GRACE = 3.0
 class VideoRecorder:
     """Films envs, an MP4 for each episode, in a directory; an async context manager, which `Rollouts` enters itself.
 
-    `every` is for groups: of so many, one is filmed. `keep` is what is kept of these: "all", the "failures", or the
+    Of `every` so many groups of an env, one is filmed. `keep` is what is kept of these: "all", the "failures", or the
     "extremes", best and worst of each group. `fps` is the env's own (`metadata["render_fps"]`, or 10) if not given.
     `overlay` writes turn, action and reward below the picture. At most `max_encoders` episodes are filmed at a time,
     and all files have at most `max_bytes`: an episode beyond that is not filmed, and counted in `skipped`.
@@ -80,6 +80,7 @@ class VideoRecorder:
         self._settling = 0
         self._settled = anyio.Event()
         self._sightless: set[str] = set()
+        self._groups: Counter[str] = Counter()
         self._told: set[str] = set()
         self._takes = new_take()
         self._numbers = count()
@@ -130,7 +131,7 @@ class VideoRecorder:
         if not self._is_open:
             raise ClosedError("this VideoRecorder is not open: use it within 'async with'")
         directory, name = self._home(), check_name(name)
-        if kind in self._sightless:
+        if kind and kind in self._sightless:
             return None
         slots = self._max_encoders - sum(not other.has_ended for other in self._unsettled)
         free = self._max_bytes - self._used - sum(other.bytes for other in self._unsettled)
@@ -153,15 +154,22 @@ class VideoRecorder:
         self._used -= _size(path)
         _unlink(path)
 
+    def is_next(self, kind: str) -> bool:
+        """Whether another group of envs of this kind is one to be filmed: the first is, and one of `every` more."""
+        self._groups[kind] += 1
+        return self._groups[kind] % self.every == 1 % self.every
+
     def note(self, recording: "Recording") -> None:
         """A recording has ended: say what went wrong, but once."""
-        if not recording.footage:
+        if not recording.footage or not recording.footage[-1].trouble:
             return
         last = recording.footage[-1]
-        if last.trouble and not last.frames and recording.kind:
+        if not last.sightless:
+            event = "video_not_whole" if last.frames else "episode_not_recorded"
+            self._tell_once(last.trouble, event, name=last.stem, frames=last.frames)
+        elif recording.kind not in self._sightless:
             self._sightless.add(recording.kind)
-        if last.trouble:
-            self._tell_once(last.trouble, "video_not_whole", name=last.stem, frames=last.frames)
+            log.info("env_not_recorded", env=recording.kind, name=last.stem, reason=last.trouble)
 
     def settle(self, recording: "Recording", *, keep: bool) -> None:
         """Make its files whole, or remove them, by and by."""
@@ -255,7 +263,7 @@ class Recording:
     def video(self, turns: int) -> Video | None:
         """What goes on the record of a rollout with so many turns, once it has ended; None if nothing was filmed."""
         if not self.footage:  # the env was lost
-            return Video(self.path.name, self.options.fps or DEFAULT_FPS, [], partial=True)
+            return Video(self.path.name, self.options.fps or DEFAULT_FPS, [], partial=True) if turns else None
         film = self.footage[-1]
         if not film.frames:
             return None

@@ -27,7 +27,7 @@ class Reel:
 
     @property
     def trouble(self) -> str:
-        return self._trouble or ("" if self._encoder is None else self._encoder.trouble)
+        return ("" if self._encoder is None else self._encoder.trouble) or self._trouble
 
     @property
     def is_behind(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.video.encoder import find_ffmpeg
-from asyncrollout.video.files import check_name, finish_now, new_part, new_take, whole_file
+from asyncrollout.video.files import check_name, count_frames, finish_now, new_part, new_take, whole_file
 from asyncrollout.video.reel import Reel, check_fps
 
 
@@ -56,11 +56,13 @@ class VideoWriter:
         self._is_open = False
         self._reel.end()
         self._reel.wait()
-        if self._reel.frames:
-            try:
-                finish_now(self._ffmpeg, self._reel.path, whole_file(self.path.parent, self._stem))
-            except OSError as error:
-                self._reel.fail(str(error))
+        part = self._reel.path
+        try:
+            if count_frames(part):
+                finish_now(self._ffmpeg, part, whole_file(self.path.parent, self._stem))
+            part.unlink(missing_ok=True)
+        except OSError as error:
+            self._reel.fail(str(error))
 
     def __enter__(self) -> Self:
         return self
