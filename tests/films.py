@@ -3,6 +3,8 @@
 import re
 import struct
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.video.encoder import find_ffmpeg
+from tests.playing import PATIENCE
 from tests.video_envs import colour
 
 
@@ -56,3 +59,11 @@ def is_whole(path: Path) -> bool:
 
 def names(directory: Any) -> list[str]:
     return sorted(path.name for path in Path(directory).iterdir())
+
+
+def until(is_so: Callable[[], Any]) -> None:
+    """Wait for another process."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.002)

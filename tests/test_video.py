@@ -4,7 +4,6 @@ import os
 import random
 import resource
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +29,21 @@ from asyncrollout.video.files import (
     whole_file,
 )
 from asyncrollout.video.frames import fitted, to_rgb, video_size
-from tests.films import boxes, decode, is_whole, names, painted
+from tests.films import boxes, decode, is_whole, names, painted, until
+from tests.playing import PATIENCE
 from tests.video_envs import colour
-
-PATIENCE = 30.0
 
 
 def paint(actions: int, size: tuple[int, int] = (32, 48), painter: int = 0) -> Any:
     return np.full((*size, 3), colour(painter, actions), dtype=np.uint8)
 
 
-def until(is_so: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.002)
+def write_until_trouble(writer: VideoWriter, picture: Any) -> None:
+    def has_trouble() -> bool:
+        writer.write(picture)
+        return bool(writer.trouble)
+
+    until(has_trouble)
 
 
 @pytest.mark.parametrize("size", [(32, 48), (33, 47), (7, 5), (1, 1), (96, 2)])
@@ -88,7 +87,16 @@ def test_pictures_of_every_kind(picture: Any, expected: Any) -> None:
     np.testing.assert_array_equal(frame, expected)
 
 
-NO_PICTURES = [None, 7, "text", [], np.zeros(3), np.zeros((5, 5, 5)), np.zeros((0, 4, 3)), np.full((4, 4, 3), "a")]
+NO_PICTURES: list[Any] = [
+    None,
+    7,
+    "text",
+    [],
+    np.zeros(3),
+    np.zeros((5, 5, 5)),
+    np.zeros((0, 4, 3)),
+    np.full((4, 4, 3), "a"),
+]
 
 
 @pytest.mark.parametrize("picture", NO_PICTURES, ids=repr)
@@ -111,7 +119,7 @@ def test_any_array_is_a_frame_or_a_usage_error(picture: Any, height: int, width:
         frame = to_rgb(picture)
     except UsageError:
         return
-    assert (frame.dtype, frame.ndim, frame.shape[2]) == (np.uint8, 3, 3)
+    assert (str(frame.dtype), frame.ndim, frame.shape[2]) == ("uint8", 3, 3)
     assert fitted(frame, height, width).shape == (height, width, 3)
 
 
@@ -192,7 +200,7 @@ def test_writer_outlives_its_encoder(tmp_path: Path) -> None:
     assert reel._encoder is not None
     assert reel._encoder._process is not None
     reel._encoder._process.kill()
-    until(lambda: writer.write(paint(5)) or writer.trouble)
+    write_until_trouble(writer, paint(5))
     writer.close()
     assert writer.trouble.startswith("the encoder has ended")
     assert painted(writer.path)[:4] == [(0, actions) for actions in range(4)]
@@ -210,7 +218,7 @@ def test_encoder_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
         until(lambda: taker._process is not None)
         assert taker._process is not None
         os.kill(taker._process.pid, signal.SIGSTOP)
-        until(lambda: writer.write(paint(1, (128, 128))) or writer.trouble)
+        write_until_trouble(writer, paint(1, (128, 128)))
     assert "has taken nothing" in writer.trouble
 
 
@@ -229,7 +237,7 @@ def test_slow_encoder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_file_that_may_not_grow_ends_early(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "a.mp4", max_bytes=4000) as writer:
-        until(lambda: writer.write(paint(1)) or writer.trouble)
+        write_until_trouble(writer, paint(1))
     assert "limit of 4000 bytes" in writer.trouble
     assert 0 < len(painted(writer.path)) <= writer.frames
 
@@ -240,7 +248,7 @@ def test_disk_that_takes_no_more_leaves_what_it_took(tmp_path: Path) -> None:
     writer = VideoWriter(tmp_path / "a.mp4")
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
     try:
-        until(lambda: writer.write(noise.integers(0, 255, (64, 64, 3), dtype=np.uint8)) or writer.trouble)
+        write_until_trouble(writer, noise.integers(0, 255, (64, 64, 3), dtype=np.uint8))
         writer.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -267,13 +275,13 @@ def test_directory_that_is_gone_is_trouble_and_no_error(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_captions_are_below_the_picture() -> None:
+def test_captions_are_above_the_picture() -> None:
     picture = paint(1, (20, 100))
     one, other = with_caption(picture, "1 right +0.5"), with_caption(picture, "2 left -0.5")
     assert one.shape == (20 + CAPTION_HEIGHT, 100, 3)
-    np.testing.assert_array_equal(one[:20], picture)
-    assert (one[20:] != other[20:]).any()
-    assert len(np.unique(one[20:])) == 2
+    np.testing.assert_array_equal(one[CAPTION_HEIGHT:], picture)
+    assert (one[:CAPTION_HEIGHT] != other[:CAPTION_HEIGHT]).any()
+    assert len(np.unique(one[:CAPTION_HEIGHT])) == 2
     np.testing.assert_array_equal(with_caption(picture, "x" * 12), with_caption(picture, "x" * 500))
     assert with_caption(paint(0, (4, 4)), "é\x00").shape == (4 + CAPTION_HEIGHT, 4, 3)
 
@@ -313,7 +321,7 @@ def _six_frames(factory: pytest.TempPathFactory, kept: dict[str, bytes] = {}) ->
     return kept["bytes"]
 
 
-async def test_what_a_killed_process_left_is_made_whole(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_made_whole(tmp_path: Path) -> None:
     def leave(stem: str, frames: int) -> Path:
         part = new_part(tmp_path, stem, new_take())
         taker = Encoder(part, 32, 48, 5.0, ffmpeg=find_ffmpeg(), max_bytes=None)
@@ -332,7 +340,7 @@ async def test_what_a_killed_process_left_is_made_whole(tmp_path: Path) -> None:
     new_part(tmp_path, "g2.0", new_take()).touch()
     (tmp_path / "g0.0.mp4.1.2.3.whole").touch()
     taker, at_work = begin(tmp_path)
-    assert await finish_left_parts(find_ffmpeg(), tmp_path) == 2
+    assert finish_left_parts(find_ffmpeg(), tmp_path) == 2
     assert names(tmp_path) == sorted([at_work.name, "g0.0.mp4", "g0.1.mp4", "g1.0.mp4"])
     assert [len(painted(tmp_path / f"g0.{member}.mp4")) for member in range(2)] == [5, 3]
     assert (tmp_path / "g1.0.mp4").read_bytes() == b"a newer one"

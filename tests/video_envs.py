@@ -1,5 +1,6 @@
 """Envs whose pictures tell who painted them, and when. Workers import this file, so it imports little."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -108,18 +109,20 @@ class Asked(Painter):
 
 
 class Waiting(Painter):
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return super().reset(seed=seed, options=options)
 
-    async def step(self, action: int) -> Any:  # type: ignore[override]
+    async def step(self, action: int) -> Any:
         return super().step(action)
 
-    async def render(self) -> Any:  # type: ignore[override]
+    async def render(self) -> Any:
         return super().render()
 
 
 def colour(painter: int, actions: int) -> tuple[int, int, int]:
-    return 10 + 15 * painter, 10 + 15 * actions, 60
+    return 10 + 15 * (painter % 16), 10 + 15 * (actions % 16), 60
 
 
 PAINTER = EnvSpec(name="painter", factory="tests.video_envs:Painter", text="tests.video_envs:PainterText", runs="light")
+ON_WORKER = dataclasses.replace(PAINTER, runs="cpu")
+TURNS = ["go 2", "what?", "go 1", "go 3"]

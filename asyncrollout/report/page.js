@@ -197,7 +197,7 @@ function playFrames([from, to], fps) {
 function filmButton(turn, video) {
   const frames = video?.turns[turn];
   if (!frames || !film.children.length) return null;
-  const label = frames[0] === frames[1] ? `▶ frame ${frames[0]}` : `▶ frames ${frames[0]}–${frames[1]}`;
+  const label = frames[0] === frames[1] ? `▶ frame ${frames[0]}` : `▶ frames ${frames[0]} to ${frames[1]}`;
   return el("button", { type: "button", class: "fold", "data-frames": turn, click: () => playFrames(frames, video.fps) },
     label);
 }

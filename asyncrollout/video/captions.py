@@ -1,4 +1,4 @@
-"""A line of small letters below a picture, without a font file: 3 x 5 pixels each, twice as large."""
+"""A line of small letters above a picture, without a font file: 3 x 5 pixels each, twice as large."""
 
 from functools import cache
 
@@ -28,7 +28,7 @@ _ROWS = {
 
 
 def with_caption(frame: Frame, text: str) -> Frame:
-    """The picture with a line below it; what does not fit is left out."""
+    """The picture with a line above it, where no player has its buttons; what does not fit is left out."""
     width = frame.shape[1]
     line = np.full((CAPTION_HEIGHT, width, 3), _PAPER, dtype=np.uint8)
     shown = text.upper()[: max((width - 2 * _MARGIN) // _ADVANCE, 0)]
@@ -36,7 +36,7 @@ def with_caption(frame: Frame, text: str) -> Frame:
         left = _MARGIN + place * _ADVANCE
         pixels = _glyph(letter)
         line[_MARGIN : _MARGIN + pixels.shape[0], left : left + pixels.shape[1]][pixels] = _INK
-    return np.concatenate([frame, line])
+    return np.concatenate([line, frame])
 
 
 @cache

@@ -18,6 +18,7 @@ from asyncrollout.video.frames import Frame
 _MOST_HELD = 4 << 20  # bytes that wait for an encoder before it is waited for
 _LEAST_HELD_FRAMES = 3
 _PIPE = 1 << 20  # bytes; some twenty small frames go without anybody waking up
+_NICE = 10
 _PATIENCE = 5.0  # seconds for an encoder to take a single byte
 _END_GRACE = 10.0
 _TERMINATE_GRACE = 2.0
@@ -128,10 +129,13 @@ class Encoder:
                 os.close(file)
 
     def _open(self, command: list[str], complaints: IO[bytes]) -> subprocess.Popen[bytes]:
-        # In a process group of its own, Ctrl-C passes it by; it ends with its input, also if we are killed.
+        # In a session of its own, Ctrl-C passes it by, and Linux does not count its work as ours, which would make the
+        # event loop late; it ends with its input, also if we are killed.
         process = subprocess.Popen(  # noqa: S603 (our own text)
-            command, stdin=subprocess.PIPE, stdout=self._file, stderr=complaints, process_group=0
+            command, stdin=subprocess.PIPE, stdout=self._file, stderr=complaints, start_new_session=True
         )
+        with contextlib.suppress(OSError):  # it gives way to envs and to the event loop
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         assert process.stdin is not None
         pipe = process.stdin.fileno()
         os.set_blocking(pipe, False)

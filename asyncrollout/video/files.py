@@ -13,7 +13,6 @@ from pathlib import Path
 from zlib import crc32
 
 import anyio
-import anyio.to_thread
 
 from asyncrollout.errors import UsageError
 
@@ -27,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,149}")
 _LONGEST = 120
 _WAIT_FOR_ENCODER = 15.0  # seconds; more than an encoder is given to end
 _LOOK_EVERY = 0.02
-_REMUX = 60.0
+_REMUX = 20.0
 _numbers = count(1)
 
 
@@ -91,47 +90,30 @@ def count_frames(path: Path) -> int:
     return frames
 
 
-def remux_command(ffmpeg: str, part: Path, whole: Path) -> list[str]:
+def _remux_command(ffmpeg: str, part: Path, whole: Path) -> list[str]:
     """Without encoding anew: one index for all, at the front, as players and web servers like it."""
     options = ["-loglevel", "error", "-nostdin", "-y", "-i", f"file:{part}"]
     return [ffmpeg, *options, "-c", "copy", "-movflags", "+faststart", "-f", "mp4", f"file:{whole}"]
 
 
-def finish_now(ffmpeg: str, part: Path, whole: Path) -> None:
-    """Make a part, whose encoder has ended, the whole file; an `OSError` if that cannot be, and then it stays."""
-    made = _being_made(part)
+def finish(ffmpeg: str, part: Path, whole: Path) -> None:
+    """Make a part, whose encoder has ended, the whole file; an `OSError` if that cannot be, and then it stays.
+
+    It is a process of its own that does it, for some hundredths of a second: call it in a thread.
+    """
+    made = part.with_suffix(_WHOLE)
     try:
-        command = remux_command(ffmpeg, part, made)
+        command = _remux_command(ffmpeg, part, made)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_REMUX, check=False)  # noqa: S603
-        _put_in_place(done.returncode, done.stderr, part, made, whole)
+        if done.returncode:
+            complaint = done.stderr.decode(errors="replace").strip()[:300]
+            raise OSError(f"{part.name} cannot be made whole: {complaint}")
+        made.replace(whole)
+        part.unlink(missing_ok=True)
     except subprocess.TimeoutExpired as error:
-        raise OSError(f"{part.name} was not finished within {_REMUX:g} s") from error
+        raise OSError(f"{part.name} was not made whole within {_REMUX:g} s") from error
     finally:
         made.unlink(missing_ok=True)
-
-
-async def finish(ffmpeg: str, part: Path, whole: Path) -> None:
-    """As `finish_now`, for an event loop."""
-    made = _being_made(part)
-    try:
-        with anyio.fail_after(_REMUX):
-            done = await anyio.run_process(remux_command(ffmpeg, part, made), check=False)
-        _put_in_place(done.returncode, done.stderr, part, made, whole)
-    except TimeoutError as error:
-        raise OSError(f"{part.name} was not finished within {_REMUX:g} s") from error
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def _being_made(part: Path) -> Path:
-    return part.with_suffix(_WHOLE)
-
-
-def _put_in_place(code: int, complaint: bytes, part: Path, made: Path, whole: Path) -> None:
-    if code:
-        raise OSError(f"{part.name} cannot be made whole: {complaint.decode(errors='replace').strip()[:300]}")
-    made.replace(whole)
-    part.unlink(missing_ok=True)
 
 
 async def until_released(part: Path) -> None:
@@ -156,13 +138,12 @@ def is_written(part: Path) -> bool:
     return False
 
 
-async def finish_left_parts(ffmpeg: str, directory: Path) -> int:
+def finish_left_parts(ffmpeg: str, directory: Path) -> int:
     """What a killed process has left: the best part of each episode becomes its video, unless there is a newer one."""
-    wanted = await anyio.to_thread.run_sync(_sort_out_left_parts, directory)
     finished = 0
-    for part, whole in wanted.items():
+    for part, whole in _sort_out_left_parts(directory).items():
         with suppress(OSError):  # it can be played as it is, and the next one may try again
-            await finish(ffmpeg, part, whole)
+            finish(ffmpeg, part, whole)
             finished += 1
     return finished
 

@@ -44,7 +44,7 @@ class VideoRecorder:
 
     Of `every` so many groups of an env, one is filmed. `keep` is what is kept of these: "all", the "failures", or the
     "extremes", best and worst of each group. `fps` is the env's own (`metadata["render_fps"]`, or 10) if not given.
-    `overlay` writes turn, action and reward below the picture. At most `max_encoders` episodes are filmed at a time,
+    `overlay` writes turn, action and reward above the picture. At most `max_encoders` episodes are filmed at a time,
     and all files have at most `max_bytes`: an episode beyond that is not filmed, and counted in `skipped`.
     """
 
@@ -77,8 +77,8 @@ class VideoRecorder:
         self._used = 0  # bytes of whole files
         self._filming: dict[str, Recording] = {}  # by name: of several attempts at an episode, the last counts
         self._unsettled: set[Recording] = set()
-        self._settling = 0
-        self._settled = anyio.Event()
+        self._at_work: set[anyio.CancelScope] = set()
+        self._all_settled = anyio.Event()
         self._sightless: set[str] = set()
         self._groups: Counter[str] = Counter()
         self._told: set[str] = set()
@@ -94,7 +94,7 @@ class VideoRecorder:
         self._ffmpeg = await anyio.to_thread.run_sync(find_ffmpeg)
         try:
             await anyio.to_thread.run_sync(_prepare, directory)
-            recovered = await finish_left_parts(self._ffmpeg, directory)
+            recovered = await anyio.to_thread.run_sync(finish_left_parts, self._ffmpeg, directory)
             self._used = await anyio.to_thread.run_sync(_bytes_in, directory)
         except OSError as error:
             raise JournalError(f"cannot record videos in {directory}: {error.strerror or error}") from error
@@ -111,12 +111,15 @@ class VideoRecorder:
             recording.settle(keep=self.keep == "all")
         self._is_open = False
         with anyio.move_on_after(_END_GRACE if kind is None else _BROKEN_OFF_GRACE, shield=True):
-            while self._settling:
-                self._settled = anyio.Event()
-                await self._settled.wait()
+            while self._unsettled:
+                self._all_settled = anyio.Event()
+                await self._all_settled.wait()
+        for scope in self._at_work:
+            scope.cancel()
         await self._work.close()
-        if self._settling:
-            log.warning("videos_not_finished", videos=self._settling, hint="they play, and are finished at a resume")
+        if self._unsettled:
+            left = len(self._unsettled)
+            log.warning("videos_not_finished", videos=left, hint="they play as they are, and a resume finishes them")
             return
         for parts in parts_in(self._home(), take=self._takes).values():  # of workers that were given up, and awoke
             for part in parts:
@@ -173,8 +176,18 @@ class VideoRecorder:
 
     def settle(self, recording: "Recording", *, keep: bool) -> None:
         """Make its files whole, or remove them, by and by."""
-        self._settling += 1
-        self._work.start_soon(self._settle, recording, keep)
+        self._work.start_soon(self._settle_to_the_end, recording, keep)
+
+    async def _settle_to_the_end(self, recording: "Recording", keep: bool) -> None:
+        """Also if whoever records is cancelled, until it takes too long."""
+        with anyio.CancelScope(shield=True) as scope:
+            self._at_work.add(scope)
+            try:
+                await self._settle(recording, keep)
+            finally:
+                self._at_work.discard(scope)
+        if not self._at_work:
+            self._all_settled.set()
 
     async def _settle(self, recording: "Recording", keep: bool) -> None:
         name = recording.options.name
@@ -182,22 +195,18 @@ class VideoRecorder:
             is_wanted = keep and self._filming.get(name) is recording
             best = await recording.best_of(parts) if is_wanted else None
             if best is not None:
-                async with self._slots:
-                    await self._finish(best, whole_file(self._home(), stem))
+                await self._finish(best, whole_file(self._home(), stem))
             for part in parts:
                 if part != best:
                     _unlink(part)
         self._unsettled.discard(recording)
         if self._filming.get(name) is recording:
             del self._filming[name]
-        self._settling -= 1
-        if not self._settling:
-            self._settled.set()
 
     async def _finish(self, part: Path, whole: Path) -> None:
         before = _size(whole)
         try:
-            await finish(self._ffmpeg, part, whole)
+            await anyio.to_thread.run_sync(finish, self._ffmpeg, part, whole, limiter=self._slots)
             self.finished += 1
         except OSError as error:
             self._tell_once(str(error), "video_not_whole", name=whole.stem)

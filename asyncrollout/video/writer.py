@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.video.encoder import find_ffmpeg
-from asyncrollout.video.files import check_name, count_frames, finish_now, new_part, new_take, whole_file
+from asyncrollout.video.files import check_name, count_frames, finish, new_part, new_take, whole_file
 from asyncrollout.video.reel import Reel, check_fps
 
 
@@ -59,7 +59,7 @@ class VideoWriter:
         part = self._reel.path
         try:
             if count_frames(part):
-                finish_now(self._ffmpeg, part, whole_file(self.path.parent, self._stem))
+                finish(self._ffmpeg, part, whole_file(self.path.parent, self._stem))
             part.unlink(missing_ok=True)
         except OSError as error:
             self._reel.fail(str(error))
