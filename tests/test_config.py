@@ -23,7 +23,8 @@ from asyncrollout.registry import env_names
 from asyncrollout.video.recorder import Keep, VideoRecorder
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
+EVALUATION = ROOT / "examples" / "configs" / "behavior_eval.yaml"  # of another kind: tests/test_evaluation.py reads it
+EXAMPLES = sorted(path for path in EVALUATION.parent.glob("*.yaml") if path != EVALUATION)
 
 
 def defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:

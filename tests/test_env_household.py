@@ -262,6 +262,15 @@ def test_pictures_come_with_words_if_asked_for() -> None:
     assert np.array_equal(plain["robot_r1"]["proprio"], observation["robot_r1"]["proprio"])
 
 
+async def test_pictures_come_from_a_worker() -> None:
+    async with EnvPool(workers=1) as pool, pool.open("household", text=False, images=True) as env:
+        seen = [find_pictures((await env.reset(seed=1)).observation), find_pictures((await env.step(2)).observation)]
+    here = Household(images=True)
+    assert all(np.array_equal(seen[0][name], shown) for name, shown in find_pictures(here.reset(seed=1)[0]).items())
+    assert all(np.array_equal(seen[1][name], shown) for name, shown in find_pictures(here.step(2)[0]).items())
+    assert not np.array_equal(seen[0]["head"], seen[1]["head"])
+
+
 @pytest.mark.parametrize(("resolution", "shape"), [("low", (256, 384, 3)), ("high", (960, 1440, 3))])
 def test_render_is_the_tiled_frame(resolution: Any, shape: tuple[int, ...]) -> None:
     env = started("bring_cup", resolution=resolution)

@@ -45,7 +45,7 @@ class Furniture(msgspec.Struct, frozen=True):
 
     @property
     def face(self) -> Point:
-        """The middle of its front, where a door has its handle."""
+        """The middle of its front, at the height of a door's handle."""
         (dx, dy), x, y = self.front, (self.x0 + self.x1) / 2, (self.y0 + self.y1) / 2
         return x + dx * (self.x1 - self.x0) / 2, y + dy * (self.y1 - self.y0) / 2, min(self.height * 0.6, 1.0)
 

@@ -128,7 +128,7 @@ def _grasp(room: Room, state: State, index: int) -> Command:
     if any(piece.name == put.on and state.is_shut(piece) for piece in room.furniture):
         return Command(_STILL, f"the {put.on} is closed")
     x, y, z = put.at
-    return _reach(state, (x, y, z + thing.height / 2), f"the {thing.name}", grips=True)
+    return _reach(state, (x, y, z + thing.height / 2), f"the {thing.name}")
 
 
 def _place(room: Room, state: State, index: int, where: str) -> Command:
@@ -150,11 +150,11 @@ def _pull(room: Room, state: State, closet: str, *, opens: bool) -> Command:
     door = state.door(closet)
     if door.wanted == opens:
         return Command(_STILL, f"the {closet} is {'open' if opens else 'closed'} already")
-    return _reach(state, handle(room.piece(closet), door), f"the {closet}", grips=True)
+    return _reach(state, handle(room.piece(closet), door), f"the {closet}")
 
 
-def _reach(state: State, point: Point, name: str, *, grips: bool) -> Command:
-    """A free hand goes to a point of the room: the one on its side, if it can."""
+def _reach(state: State, point: Point, name: str) -> Command:
+    """A free hand goes to a point of the room, to grip what is there: the one on its side, if it can."""
     at = state.seen(point)
     free = [side for side, hand in enumerate(state.hands) if hand.holds is None]
     if not free:
@@ -162,7 +162,7 @@ def _reach(state: State, point: Point, name: str, *, grips: bool) -> Command:
     reaching = sorted((side for side in free if in_reach(at, side)), key=lambda side: (side == 0) != (at[1] > 0))
     if not reaching:
         return Command(_STILL, f"{name} is too far away: go to it", is_far=True)
-    return _hand_to(state, at, reaching[0], grips=grips)
+    return _hand_to(state, at, reaching[0], grips=True)
 
 
 def _hand_to(state: State, at: Point, side: int, *, grips: bool) -> Command:

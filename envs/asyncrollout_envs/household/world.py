@@ -121,11 +121,10 @@ def within_reach(at: Point, side: int) -> Point:
 
 
 def handle(piece: Furniture, door: Door) -> Point:
-    """Where a door is gripped: the middle of the front, or of the door that stands open at its side."""
-    x, y, z = piece.face
+    """Where a door is gripped: at its handle, on the left, or if it stands open, beside its hinge, on the right."""
+    (x, y, z), (dx, dy), half = piece.face, piece.front, _half_width(piece)
     if not door.wanted:
-        return x, y, z
-    (dx, dy), half = piece.front, _half_width(piece)
+        return x + dy * (half - 0.1), y - dx * (half - 0.1), z
     return x + dx * half * 0.2 - dy * half, y + dy * half * 0.2 + dx * half, z
 
 
