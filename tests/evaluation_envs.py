@@ -74,6 +74,13 @@ class Seeing:
         return self._device
 
 
+class Adding:
+    """A policy of numbers."""
+
+    async def generate(self, request: Request) -> Generation:
+        return Generation("", action=request.data + 1)
+
+
 class Waiting:
     """A policy for households, with options."""
 

@@ -170,6 +170,22 @@ def test_functions_of_the_observation_play_raw_envs(evaluate: Any, policy: str) 
     assert records(out)[0][0]["reward"] == 4.5
 
 
+def test_policies_play_raw_envs(evaluate: Any) -> None:
+    code, out, _ = evaluate(*PAINTER, "--policy", f"{ENVS}:Adding", "env.eval.video_cfg.save_video=false", "--json")
+    assert code == 0
+    assert records(out)[0][0]["reward"] == 1 + 2 + 3
+
+
+def test_tasks_may_be_anything(evaluate: Any) -> None:
+    tasks = "env.eval.tasks=[{target: 6, nums: [1, 2, 3]}]"
+    more = ("env.eval.env_type=countdown", "env.eval.total_num_envs=2", "env.eval.video_cfg.save_video=false")
+    code, out, _ = evaluate(tasks, *more, "--json")
+    assert code == 0
+    assert [(one["success"], one["task"]) for one in records(out)[0]] == [
+        (True, "{'target': 6, 'nums': [1, 2, 3]}")
+    ] * 2
+
+
 def test_policies_with_options_play_text_envs(evaluate: Any) -> None:
     text = f"policy: {{kind: python, path: '{ENVS}:Waiting', kwargs: {{word: forward}}}}"
     code, out, _ = evaluate("--allow-import", "env.eval.max_episode_steps=3", "--json", text=text)
@@ -198,10 +214,11 @@ def test_text_envs_without_a_limit_of_that_name_are_limited_from_outside(evaluat
         (["env.eval.resolution=medium"], "env.eval.resolution"),
         (["env.eval.tasks=[sing]"], "task='sing' is no activity"),
         (["env.eval.env_kwargs.colour=red"], "takes no keyword 'colour'"),
+        (["env.eval.env_kwargs.text=false"], "an evaluation decides that itself"),
         (["--base-url", "http://localhost:1"], "--base-url and --model go together"),
         (["--policy", f"{ENVS}:act"], "allow it with --allow-import"),
         (["--policy", "act", "--allow-import"], "is no import path: write module:name"),
-        (["--policy", f"{ENVS}:NEITHER", "--allow-import"], "is a int, and neither policy nor agent"),
+        (["--policy", f"{ENVS}:NEITHER", "--allow-import"], "is of type int: neither policy nor agent"),
         (["--policy", f"{ENVS}:nothing", "--allow-import"], "cannot be imported"),
         ([f"env.eval.env_type={ENVS}:Painter"], "allow it with --allow-import"),
     ],

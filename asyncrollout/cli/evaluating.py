@@ -30,6 +30,7 @@ from asyncrollout.evaluation.results import Episode, summarize
 from asyncrollout.policies.embedded import ScriptedPolicy
 from asyncrollout.protocols import Agent
 from asyncrollout.ranks import visible_devices
+from asyncrollout.registry import EnvSpec
 from asyncrollout.types import Generation, Request
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -52,8 +53,9 @@ async def eval(  # noqa: A001 (the command's name)
     watch = _Watch(plan, output)
     async with stoppable() as stop:
         with stop.scope() as playing:
-            async with _opened_agent(chosen) as (agent, is_raw):
-                manner = _manner(chosen, plan, agent, watch, is_raw=is_raw)
+            async with _opened_agent(chosen, spec) as (agent, text):
+                is_expert = isinstance(chosen.policy, schema.Solver)
+                manner = Manner(agent, text, is_expert, watch.step, watch.end)
                 output.say(_introduced(plan, chosen))
                 with watch.shown():
                     await play(plan, chosen.env.eval, manner)
@@ -78,26 +80,36 @@ def _with_policy(
 
 
 @asynccontextmanager
-async def _opened_agent(config: EvaluationConfig) -> AsyncIterator[tuple[Agent, bool]]:
-    """What plays, and whether it is shown what the env itself shows, without words."""
-    if not isinstance(config.policy, Python):
-        async with open_policy(config.policy) as policy:
-            yield chat_agent(policy, config.agent), False
+async def _opened_agent(config: EvaluationConfig, spec: EnvSpec) -> AsyncIterator[tuple[Agent, bool]]:
+    """What plays, and whether it plays in words."""
+    if isinstance(config.policy, Python):
+        own = _own_policy(config, config.policy)
+        if hasattr(own, "open"):
+            yield own, spec.text is not None
+        elif not hasattr(own, "generate"):
+            yield MarkovAgent(ScriptedPolicy(_Acting(own))), False
+        elif spec.text is None:
+            yield MarkovAgent(own), False
+        else:
+            yield chat_agent(own, config.agent), True
         return
+    if isinstance(config.policy, schema.Solver) and spec.text is None:
+        raise UsageError(f"policy: {spec.name} has no expert to play it: give a policy")
+    async with open_policy(config.policy) as policy:
+        yield chat_agent(policy, config.agent), True
+
+
+def _own_policy(config: EvaluationConfig, chosen: Python) -> Any:
+    """What a path names; if it is a class, or there are options for it, what it makes."""
     if "rollout" in config.cluster.components:  # before its code loads what looks for GPUs
         gpus = [gpu for worker in config.cluster.workers("rollout") for gpu in worker.gpus]
         os.environ[_DEVICES] = visible_devices(sorted({*gpus}), os.environ.get(_DEVICES))
-    own = imported(config.policy.path, "policy.path")
-    if inspect.isclass(own) or config.policy.kwargs:
-        own = own(**config.policy.kwargs)
-    if hasattr(own, "open"):
-        yield own, False
-    elif hasattr(own, "generate"):
-        yield chat_agent(own, config.agent), False
-    elif callable(own):
-        yield MarkovAgent(ScriptedPolicy(_Acting(own))), True
-    else:
-        raise UsageError(f"policy.path: {config.policy.path!r} is a {type(own).__name__}, and neither policy nor agent")
+    own = imported(chosen.path, "policy.path")
+    if inspect.isclass(own) or chosen.kwargs:
+        own = own(**chosen.kwargs)
+    if not (callable(own) or hasattr(own, "open") or hasattr(own, "generate")):
+        raise UsageError(f"policy.path: {chosen.path!r} is of type {type(own).__name__}: neither policy nor agent")
+    return own
 
 
 class _Acting:
@@ -114,15 +126,8 @@ class _Acting:
         if self._is_async:
             action = await self._act(request.data)
         else:
-            action = await anyio.to_thread.run_sync(self._act, request.data, limiter=self._one)
+            action = await anyio.to_thread.run_sync(self._act, request.data, limiter=self._one, abandon_on_cancel=True)
         return Generation("", action=action)
-
-
-def _manner(config: EvaluationConfig, plan: Plan, agent: Agent, watch: "_Watch", *, is_raw: bool) -> Manner:
-    is_expert = isinstance(config.policy, schema.Solver)
-    if is_expert and plan.spec.text is None:
-        raise UsageError(f"policy: {plan.spec.name} has no expert to play it: give a policy")
-    return Manner(agent, plan.spec.text is not None and not is_raw, is_expert, watch.step, watch.end)
 
 
 class _Watch:

@@ -12,6 +12,8 @@ from asyncrollout.ranks import Seat, Worker, spread, visible_devices
 from asyncrollout.registry import EnvSpec, load_factory
 from asyncrollout.trajectories import Limits
 
+_DECIDED = ("text", "worker", "expert", "record")  # keywords of EnvPool.open
+
 
 class Part(msgspec.Struct, frozen=True):
     """One env: its seat, the process of the pool that it lives in, its episodes' seeds and tasks, its video's name."""
@@ -66,6 +68,9 @@ def _task(tasks: list[Any], index: int) -> Any:
 def _settings(config: EvaluationConfig, spec: EnvSpec) -> tuple[dict[str, Any], Limits]:
     """Keyword arguments and limits: what an env does not take itself is seen to from outside, if that can be."""
     chosen, kwargs, limits = config.env.eval, dict(config.env.eval.env_kwargs), config.limits
+    for key in _DECIDED:
+        if key in kwargs:
+            raise UsageError(f"env.eval.env_kwargs.{key}: an evaluation decides that itself: leave the key out")
     known = inspect.signature(load_factory(spec.factory)).parameters
     if chosen.resolution is not None:
         if "resolution" not in known:

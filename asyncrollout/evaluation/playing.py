@@ -1,6 +1,5 @@
 """Playing an evaluation: each env is a coroutine that goes at its own pace, in its process, with its camera."""
 
-import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ class Manner:
 
 async def play(plan: Plan, chosen: Eval, manner: Manner) -> list[Episode]:
     """All episodes, in the order of the envs; a failed one is data, but who asks for what cannot be is told."""
-    played: dict[Part, list[Episode]] = {part: [] for part in plan.parts}
+    played: list[list[Episode]] = [[] for _ in plan.parts]
     pool = EnvPool(
         len(plan.environs),
         step_timeout=chosen.step_timeout,
@@ -51,9 +50,9 @@ async def play(plan: Plan, chosen: Eval, manner: Manner) -> list[Episode]:
     )
     async with _recorder(plan, chosen) as recorder, pool, task_group() as tasks:
         stage = _Stage(plan, manner, pool, recorder)
-        for part in plan.parts:
-            tasks.start_soon(stage.play, part, played[part])
-    return [episode for part in plan.parts for episode in played[part]]
+        for part, episodes in zip(plan.parts, played, strict=True):
+            tasks.start_soon(stage.play, part, episodes)
+    return [episode for episodes in played for episode in episodes]
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ async def _recorder(plan: Plan, chosen: Eval) -> AsyncIterator[VideoRecorder | N
 
 def _set_aside(directory: Path, prefix: str) -> None:
     """Videos of an evaluation before this one go to a directory of their own, so that those here are of this one."""
-    before = sorted(directory.glob(f"{prefix}_rank*_gpu*_env*.mp4")) if directory.is_dir() else []
+    before = sorted(directory.glob(f"{prefix}_rank*_gpu*_env*.mp4"))
     if not before:
         return
     number = 1
@@ -126,7 +125,7 @@ def _set_aside(directory: Path, prefix: str) -> None:
         number += 1
     aside.mkdir()
     for path in before:
-        shutil.move(path, aside / path.name)
+        path.rename(aside / path.name)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from asyncrollout.comparison import Estimate, mean, share, succeeded
 from asyncrollout.errors import RolloutError
 from asyncrollout.evaluation.plan import Part
 from asyncrollout.trajectories import Trajectory
+from asyncrollout.video.files import stem_of
 
 
 class Episode(msgspec.Struct, frozen=True):
@@ -58,7 +59,6 @@ def as_episode(part: Part, number: int, played: Trajectory | RolloutError, *, vi
         known["task"] = next(
             (str(turn.info["activity"]) for turn in played.turns if "activity" in turn.info), played.env
         )
-    file = (part.name if not number else f"{part.name}_episode{number}") + ".mp4"
     return Episode(
         **known,
         success=succeeded(played) if played.valid else None,
@@ -67,7 +67,7 @@ def as_episode(part: Part, number: int, played: Trajectory | RolloutError, *, vi
         stop_reason=played.stop_reason.value,
         seconds=played.seconds,
         error="" if played.error is None else f"{type(played.error).__name__}: {played.error}",
-        video=file if video else None,
+        video=f"{stem_of(part.name, number)}.mp4" if video else None,
     )
 
 
