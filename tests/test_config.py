@@ -197,6 +197,15 @@ async def test_examples_play(path: Path) -> None:
     assert all(trajectory.valid for group in batch.groups for trajectory in group.trajectories)
 
 
+def test_keys_may_be_written_with_dots() -> None:
+    dotted = parse_config("env: frozen_lake\nenv_kwargs.size: 8\nlimits.turns: 3")
+    assert dotted == parse_config("env: frozen_lake\nenv_kwargs: {size: 8}\nlimits: {turns: 3}")
+    with pytest.raises(ar.UsageError, match=r"config.yaml, line 2: 'limits.turns' is there twice"):
+        parse_config("env: frozen_lake\nlimits.turns: 3\nlimits: {turns: 4}")
+    with pytest.raises(ar.UsageError, match=r"line 2: limits.turns: found 0"):
+        parse_config("env: frozen_lake\nlimits.turns: 0")
+
+
 def test_there_are_three_examples() -> None:
     assert [path.stem for path in EXAMPLES] == ["frozen_lake_solver", "mixed_dapo", "ragen_style"]
 
