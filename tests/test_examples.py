@@ -27,4 +27,4 @@ def test_gallery_shows_every_env_that_renders(tmp_path: Path) -> None:
     width, height = struct.unpack(">II", png[16:24])
     rows = told.count(" pictures\n") - told.count("renders no pictures")
     assert (width - 8) // 200 == 8
-    assert (height - 8) // 200 == rows == 6
+    assert (height - 8) // 200 == rows == 7

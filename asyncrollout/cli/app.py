@@ -157,6 +157,18 @@ COMMANDS = (
         """,
     ),
     (
+        "asyncrollout.cli.videos:make_videos",
+        ENVIRONMENTS,
+        """Make short videos with questions about them, for the video environment.
+
+        They show moving shapes, captions and flashes; every answer is exact. The same seed makes the same clips.
+
+        What this command made before is replaced; a directory with anything else in it is refused.
+
+        Example: asyncrollout make-videos clips --clips 100 --seed 7
+        """,
+    ),
+    (
         "asyncrollout.cli.doctor:doctor",
         MACHINE,
         """Look whether everything that rollouts need works on this machine.
