@@ -51,7 +51,7 @@ _MODULES = {
     "asyncrollout.rollouts.stats": ["RolloutsStats"],
     "asyncrollout.sampler.draws": ["Share", "Task"],
     "asyncrollout.sampler.ledger": ["Ledger"],
-    "asyncrollout.trajectories": ["Group", "Limits", "Move", "StopReason", "Trajectory", "Turn", "Verdict"],
+    "asyncrollout.trajectories": ["Group", "Limits", "Move", "StopReason", "Trajectory", "Turn", "Verdict", "Video"],
     "asyncrollout.types": [
         "Durations",
         "Generation",
@@ -68,7 +68,7 @@ _MODULES = {
     ],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-_SUBMODULES = ("advantages", "filters", "rewards", "testing")
+_SUBMODULES = ("advantages", "filters", "rewards", "testing", "video")
 
 __all__ = [*_HOME, *_SUBMODULES, "__version__"]  # noqa: PLE0604
 
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from asyncrollout import filters as filters
     from asyncrollout import rewards as rewards
     from asyncrollout import testing as testing
+    from asyncrollout import video as video
     from asyncrollout.agents.chat import ChatAgent as ChatAgent
     from asyncrollout.agents.numeric import MarkovAgent as MarkovAgent
     from asyncrollout.agents.numeric import MemoryAgent as MemoryAgent
@@ -143,6 +144,7 @@ if TYPE_CHECKING:
     from asyncrollout.trajectories import Trajectory as Trajectory
     from asyncrollout.trajectories import Turn as Turn
     from asyncrollout.trajectories import Verdict as Verdict
+    from asyncrollout.trajectories import Video as Video
     from asyncrollout.types import Durations as Durations
     from asyncrollout.types import Generation as Generation
     from asyncrollout.types import Observation as Observation

@@ -69,6 +69,21 @@ COMMANDS = (
         """,
     ),
     (
+        "asyncrollout.cli.evaluating:eval",
+        RUN,
+        """Play envs on ranked processes, with a video of each, and tell how well it went.
+
+        The YAML file has the keys of BEHAVIOR evaluations: where envs run, how many there are, what is filmed. Values
+        of it are replaced by key=value. Without env_type a household is played, and without a policy by its expert.
+
+        Example: asyncrollout eval examples/configs/behavior_eval.yaml
+
+        Example: asyncrollout eval examples/configs/behavior_eval.yaml env.eval.total_num_envs=8
+
+        Example: asyncrollout eval eval.yaml --base-url http://localhost:8000/v1 --model Qwen/Qwen3-4B
+        """,
+    ),
+    (
         "asyncrollout.cli.reporting:report",
         LOOK,
         """Write a page that shows all of a run: one file, to open in a browser.

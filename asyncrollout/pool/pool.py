@@ -25,6 +25,7 @@ from asyncrollout.pool.process import ProcessBackend, WorkerEnv
 from asyncrollout.pool.seat import Rules, Seat
 from asyncrollout.pool.supervisor import refuse_in_worker
 from asyncrollout.pool.wire import Op
+from asyncrollout.protocols import Recorded
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.types import Durations, Outcome, PoolStats, Recovery, TextOptions
 
@@ -130,12 +131,13 @@ class EnvPool:
         text: bool | None = None,
         worker: int | None = None,
         expert: bool = False,
+        record: Recorded | None = None,
         **env_kwargs: Any,
     ) -> EnvHandle:
         """An env to enter with `async with`, or to `await` and close yourself.
 
         `text` overrides whether it opens with its text interface; `worker` pins it to a rank; with `expert`,
-        each outcome carries the solver's next reply in `info["expert"]`.
+        each outcome carries the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
         """
         self._placement.check_open()
         spec = find_env(spec_or_name)
@@ -156,20 +158,21 @@ class EnvPool:
             raise UsageError(
                 f"env {spec.name!r}: worker={worker!r} is not a rank of this pool, which has {self._workers}"
             )
-        opening = Opening(replace(spec, kwargs=kwargs), text, expert, options)
-        return self._handle(opening, worker)
+        camera = None if record is None else record.camera
+        opening = Opening(replace(spec, kwargs=kwargs), text, expert, options, camera)
+        return self._handle(opening, worker, record)
 
     def reopen(self, seat: Seat) -> EnvHandle:
-        """Another env like this one."""
+        """Another env like this one, which is not filmed."""
         self._placement.check_open()
-        return self._handle(seat.opening, seat.pinned)
+        return self._handle(msgspec.structs.replace(seat.opening, camera=None), seat.pinned)
 
-    def _handle(self, opening: Opening, pinned: int | None) -> EnvHandle:
+    def _handle(self, opening: Opening, pinned: int | None, record: Recorded | None = None) -> EnvHandle:
         on_loop = not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec)))
         if not on_loop:
             _check_picklable(opening)
         seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop)
-        return EnvHandle(self, seat)
+        return EnvHandle(self, seat, record)
 
     async def step_many(self, handles: Sequence[EnvHandle], actions: Sequence[Any]) -> list[Outcome | RolloutError]:
         """Step all at once; an env that fails has its error in its place."""

@@ -13,6 +13,7 @@ from asyncrollout.journal.lines import Line, read_head, whole_lines
 from asyncrollout.journal.writer import TRAJECTORIES
 from asyncrollout.plain import KIND
 from asyncrollout.report.readable import as_number, as_text, pictures_in, readable
+from asyncrollout.report.recordings import shown_video
 
 
 class _Turn(msgspec.Struct):
@@ -53,6 +54,7 @@ class Record(msgspec.Struct):
     final: Any = None
     metrics: Any = None
     seconds: Any = 0.0
+    video: Any = None
 
 
 class Rollout(msgspec.Struct, frozen=True):
@@ -190,6 +192,7 @@ def shown(record: Record) -> dict[str, Any]:
         "pictures": pictures_in(record.final),
         "metrics": as_text(record.metrics or None),
         "error": _shown_error(record.error),
+        "video": shown_video(record.video),
     }
 
 
