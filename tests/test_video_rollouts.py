@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,12 @@ async def test_worker_that_dies_costs_no_frame(tmp_path: Path) -> None:
 
 
 def encoders() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if "ffmpeg" in one.name()]
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "ffmpeg" in one.name():
+                found.append(one)
+    return found
 
 
 @pytest.mark.parametrize("way", ["loop", "process"])
@@ -212,7 +218,8 @@ async def test_no_more_encoders_than_allowed(tmp_path: Path) -> None:
         filmed = await play(None, count_then_reply, record=recorder, group_size=8, groups=1)
     assert recorder.skipped == {"max_encoders": 5}
     assert [entry["reason"] for entry in logs if entry["event"] == "episode_not_recorded"] == ["max_encoders=3"]
-    assert len(names(tmp_path)) == sum(one.video is not None for one in filmed) == 3
+    assert [one.uid for one in filmed if one.video is not None] == [name[:-4] for name in names(tmp_path)]
+    assert len(names(tmp_path)) == 3
     assert 0 < most <= 3
 
 
@@ -402,6 +409,23 @@ async def test_directory_that_cannot_be_written_to_is_told_at_once(tmp_path: Pat
     with pytest.raises(ar.UsageError, match="where do the videos go"):
         async with VideoRecorder():
             pass
+
+
+async def test_two_recorders_leave_each_other_alone(tmp_path: Path) -> None:
+    async with ar.EnvPool(backend="inline") as pool, VideoRecorder(tmp_path) as one:
+        film = one.film("a", hold=True)
+        assert film is not None
+        async with pool.open(PAINTER, record=film) as env:
+            await env.reset(seed=0)
+        (part,) = tmp_path.iterdir()
+        until(lambda: not is_written(part))
+        async with VideoRecorder(tmp_path) as other:
+            assert names(tmp_path) == [part.name]
+            async with pool.open(PAINTER, record=other.film("b")) as env:
+                await env.reset(seed=0)
+        assert names(tmp_path) == [part.name, "b.mp4"]
+        film.settle(keep=True)
+    assert names(tmp_path) == ["a.mp4", "b.mp4"]
 
 
 async def test_directory_that_goes_away_costs_videos_only(tmp_path: Path) -> None:

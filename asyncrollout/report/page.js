@@ -256,7 +256,10 @@ async function openTrajectory(uid) {
   history.replaceState(null, "", `#${encodeURIComponent(uid)}`);
 }
 
-dialog.addEventListener("close", () => history.replaceState(null, "", "#trajectories"));
+dialog.addEventListener("close", () => {
+  film.replaceChildren();
+  history.replaceState(null, "", "#trajectories");
+});
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 dialog.addEventListener("keydown", (event) => {
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];

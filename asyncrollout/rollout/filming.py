@@ -7,7 +7,8 @@ import msgspec
 
 from asyncrollout.comparison import succeeded
 from asyncrollout.trajectories import Group, Trajectory
-from asyncrollout.video.recorder import Recording, VideoRecorder
+from asyncrollout.video.recorder import VideoRecorder
+from asyncrollout.video.recording import Recording
 
 
 class GroupFilms:

@@ -180,7 +180,7 @@ class Rollouts:
                     await parts.enter_async_context(policy)
             if self._run_dir is not None:
                 await self._go_on(await parts.enter_async_context(self._open_run(self._run_dir)))
-            if self._record is not None:
+            if self._record is not None and not self._record.is_open:
                 await parts.enter_async_context(self._record)
             await parts.enter_async_context(self._reporting)
             await self._streams.open()

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 _MODULES = {
     "VideoRecorder": "asyncrollout.video.recorder",
-    "Recording": "asyncrollout.video.recorder",
+    "Recording": "asyncrollout.video.recording",
     "VideoWriter": "asyncrollout.video.writer",
 }
 
 __all__ = [*_MODULES]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from asyncrollout.video.recorder import Recording as Recording
     from asyncrollout.video.recorder import VideoRecorder as VideoRecorder
+    from asyncrollout.video.recording import Recording as Recording
     from asyncrollout.video.writer import VideoWriter as VideoWriter
 
 

@@ -19,7 +19,7 @@ _MOST_HELD = 4 << 20  # bytes that wait for an encoder before it is waited for
 _LEAST_HELD_FRAMES = 3
 _PIPE = 1 << 20  # bytes; some twenty small frames go without anybody waking up
 _NICE = 10
-_PATIENCE = 5.0  # seconds for an encoder to take a single byte
+_PATIENCE = 10.0  # seconds for an encoder to take a single byte
 _END_GRACE = 10.0
 _TERMINATE_GRACE = 2.0
 _LONGEST_COMPLAINT = 300
@@ -67,11 +67,15 @@ class Encoder:
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._thread = threading.Thread(
-            target=self._run, args=(_command(ffmpeg, height, width, fps),), name=f"video {path.name}", daemon=True
-        )
-        self._thread.start()
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        command = _command(ffmpeg, height, width, fps)
+        self._thread = threading.Thread(target=self._run, args=(command,), name=f"video {path.name}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are too many
+            os.close(self._file)
+            raise
 
     @property
     def is_behind(self) -> bool:

@@ -66,9 +66,30 @@ def new_part(directory: Path, stem: str, take: str) -> Path:
 def parts_in(directory: Path, name: str = "", take: str = "") -> dict[str, list[Path]]:
     """What is not whole yet, by stem, the oldest first: all of it, or that of one take."""
     found: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(directory.glob(f"{name}*{_SUFFIX}.{take}*{_PART}")):
-        found[path.name[: path.name.rindex(f"{_SUFFIX}.")]].append(path)
+    with suppress(OSError):  # there is nothing where nothing can be seen
+        for path in sorted(directory.glob(f"{name}*{_SUFFIX}.{take}*{_PART}")):
+            found[path.name[: path.name.rindex(f"{_SUFFIX}.")]].append(path)
     return found
+
+
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def claim(directory: Path) -> tuple[int, bool]:
+    """Take note that videos are recorded here, until the descriptor is closed; and whether nobody else does so."""
+    held = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    is_alone = True
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        is_alone = False
+    with suppress(OSError):  # some file systems have no locks
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return held, is_alone
 
 
 def count_frames(path: Path) -> int:
@@ -131,8 +152,10 @@ def is_written(part: Path) -> bool:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # no locks here
+        return False
     finally:
         os.close(file)
     return False

@@ -1,33 +1,33 @@
 """Which episodes are filmed, within which bounds, and what becomes of their files."""
 
+import os
 from collections import Counter
-from itertools import count, pairwise
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, JournalError, UsageError
 from asyncrollout.tasks import Background
-from asyncrollout.trajectories import Video
-from asyncrollout.video.camera import DEFAULT_FPS, CameraOptions, Footage
+from asyncrollout.video.camera import CameraOptions
 from asyncrollout.video.encoder import find_ffmpeg
 from asyncrollout.video.files import (
     check_name,
-    count_frames,
+    claim,
     finish,
     finish_left_parts,
     name_for,
     new_take,
     parts_in,
-    until_released,
+    size_of,
     whole_file,
 )
+from asyncrollout.video.recording import Recording
 from asyncrollout.video.reel import check_fps
 
 log = structlog.get_logger(__name__)
@@ -37,6 +37,7 @@ Keep = Literal["all", "failures", "extremes"]
 _FINISHED_AT_ONCE = 2  # each is a process at work
 _END_GRACE = 60.0  # seconds
 _BROKEN_OFF_GRACE = 3.0
+_MOST_TOLD = 100
 
 
 class VideoRecorder:
@@ -87,29 +88,38 @@ class VideoRecorder:
         self._work = Background()
         self._slots = anyio.CapacityLimiter(_FINISHED_AT_ONCE)
         self._ffmpeg = ""
-        self._is_open = False
+        self._claim = -1
+        self.is_open = False
 
     async def __aenter__(self) -> Self:
         directory = self._home()
         self._ffmpeg = await anyio.to_thread.run_sync(find_ffmpeg)
         try:
-            await anyio.to_thread.run_sync(_prepare, directory)
-            recovered = await anyio.to_thread.run_sync(finish_left_parts, self._ffmpeg, directory)
-            self._used = await anyio.to_thread.run_sync(_bytes_in, directory)
+            await anyio.to_thread.run_sync(self._prepare, directory)
         except OSError as error:
             raise JournalError(f"cannot record videos in {directory}: {error.strerror or error}") from error
+        await self._work.open()
+        self.is_open = True
+        return self
+
+    def _prepare(self, directory: Path) -> None:
+        """An error now is better than one with every episode."""
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".{new_take()}"
+        probe.touch()
+        probe.unlink()
+        self._claim, is_alone = claim(directory)
+        recovered = finish_left_parts(self._ffmpeg, directory) if is_alone else 0
         if recovered:
             log.info("videos_recovered", videos=recovered, directory=str(directory))
-        await self._work.open()
-        self._is_open = True
-        return self
+        self._used = sum(size_of(path) for path in directory.glob("*.mp4"))
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         """Files are made whole first; what takes too long is left as it is, and can be played."""
         for recording in [*self._unsettled]:
             recording.ended(None)
             recording.settle(keep=self.keep == "all")
-        self._is_open = False
+        self.is_open = False
         with anyio.move_on_after(_END_GRACE if kind is None else _BROKEN_OFF_GRACE, shield=True):
             while self._unsettled:
                 self._all_settled = anyio.Event()
@@ -120,18 +130,19 @@ class VideoRecorder:
         if self._unsettled:
             left = len(self._unsettled)
             log.warning("videos_not_finished", videos=left, hint="they play as they are, and a resume finishes them")
-            return
-        for parts in parts_in(self._home(), take=self._takes).values():  # of workers that were given up, and awoke
-            for part in parts:
-                _unlink(part)
+        else:
+            for parts in parts_in(self._home(), take=self._takes).values():  # of workers that were given up, and awoke
+                for part in parts:
+                    _unlink(part)
+        os.close(self._claim)
 
-    def film(self, name: str, *, kind: str = "", hold: bool = False) -> "Recording | None":
+    def film(self, name: str, *, kind: str = "", hold: bool = False) -> Recording | None:
         """What `pool.open(..., record=)` takes; None if there is no room for another film.
 
         Envs of a `kind` that had no pictures to show are not filmed again. What is held is kept or not when its
         `settle` is called; else it is kept.
         """
-        if not self._is_open:
+        if not self.is_open:
             raise ClosedError("this VideoRecorder is not open: use it within 'async with'")
         directory, name = self._home(), check_name(name)
         if kind and kind in self._sightless:
@@ -147,14 +158,14 @@ class VideoRecorder:
         self._unsettled.add(recording)
         return recording
 
-    def film_rollout(self, uid: str, kind: str) -> "Recording | None":
+    def film_rollout(self, uid: str, kind: str) -> Recording | None:
         """As `film`, held; the file is named after the rollout."""
         return self.film(name_for(uid), kind=kind, hold=True)
 
     def remove(self, file: str) -> None:
         """A whole video that is not wanted any more."""
         path = whole_file(self._home(), check_name(file.removesuffix(".mp4")))
-        self._used -= _size(path)
+        self._used -= size_of(path)
         _unlink(path)
 
     def is_next(self, kind: str) -> bool:
@@ -162,7 +173,7 @@ class VideoRecorder:
         self._groups[kind] += 1
         return self._groups[kind] % self.every == 1 % self.every
 
-    def note(self, recording: "Recording") -> None:
+    def note(self, recording: Recording) -> None:
         """A recording has ended: say what went wrong, but once."""
         if not recording.footage or not recording.footage[-1].trouble:
             return
@@ -174,11 +185,11 @@ class VideoRecorder:
             self._sightless.add(recording.kind)
             log.info("env_not_recorded", env=recording.kind, name=last.stem, reason=last.trouble)
 
-    def settle(self, recording: "Recording", *, keep: bool) -> None:
+    def settle(self, recording: Recording, *, keep: bool) -> None:
         """Make its files whole, or remove them, by and by."""
         self._work.start_soon(self._settle_to_the_end, recording, keep)
 
-    async def _settle_to_the_end(self, recording: "Recording", keep: bool) -> None:
+    async def _settle_to_the_end(self, recording: Recording, keep: bool) -> None:
         """Also if whoever records is cancelled, until it takes too long."""
         with anyio.CancelScope(shield=True) as scope:
             self._at_work.add(scope)
@@ -189,7 +200,7 @@ class VideoRecorder:
         if not self._at_work:
             self._all_settled.set()
 
-    async def _settle(self, recording: "Recording", keep: bool) -> None:
+    async def _settle(self, recording: Recording, keep: bool) -> None:
         name = recording.options.name
         for stem, parts in (await anyio.to_thread.run_sync(recording.parts)).items():
             is_wanted = keep and self._filming.get(name) is recording
@@ -204,13 +215,13 @@ class VideoRecorder:
             del self._filming[name]
 
     async def _finish(self, part: Path, whole: Path) -> None:
-        before = _size(whole)
+        before = size_of(whole)
         try:
             await anyio.to_thread.run_sync(finish, self._ffmpeg, part, whole, limiter=self._slots)
             self.finished += 1
         except OSError as error:
-            self._tell_once(str(error), "video_not_whole", name=whole.stem)
-        self._used += _size(whole) + _size(part) - before
+            self._tell_once("it cannot be made whole", "video_not_whole", name=whole.stem, error=str(error))
+        self._used += size_of(whole) + size_of(part) - before
 
     def _skip(self, name: str, bound: str) -> None:
         self.skipped[bound] += 1
@@ -218,7 +229,7 @@ class VideoRecorder:
         self._tell_once(f"{bound}={given}", "episode_not_recorded", name=name, hint="more of them are only counted")
 
     def _tell_once(self, reason: str, event: str, **where: Any) -> None:
-        if reason not in self._told:
+        if reason not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(reason)
             log.warning(event, reason=reason, **where)
 
@@ -226,92 +237,6 @@ class VideoRecorder:
         if self.directory is None:
             raise UsageError("VideoRecorder: where do the videos go? Give it a directory, or Rollouts a run_dir")
         return self.directory
-
-
-class Recording:
-    """The film of one env, which is opened with `record=`. Made by `VideoRecorder.film`."""
-
-    def __init__(self, recorder: VideoRecorder, options: CameraOptions, kind: str, *, hold: bool) -> None:
-        self.options = options
-        self.kind = kind
-        self.footage: list[Footage] = []
-        self.has_ended = False
-        self.bytes = options.max_bytes or 0  # that it has, or may come to have
-        self._recorder = recorder
-        self._hold = hold
-        self._is_settled = False
-
-    @property
-    def camera(self) -> tuple[str, CameraOptions]:
-        """What makes the camera where the env lives, and its options."""
-        return "asyncrollout.video.camera:Camera", self.options
-
-    @property
-    def path(self) -> Path:
-        """Where the video of the first episode will be."""
-        return whole_file(self.options.directory, self.options.name)
-
-    def ended(self, footage: list[Any] | None) -> None:
-        """The env is closed; this is what its camera told, if it could be asked."""
-        if self.has_ended:
-            return
-        self.has_ended = True
-        if footage is not None:
-            self.footage = msgspec.convert(footage, list[Footage])
-            self.bytes = sum(_size(self.options.directory / film.part) for film in self.footage)
-        self._recorder.note(self)
-        if not self._hold:
-            self.settle(keep=True)
-
-    def settle(self, *, keep: bool) -> None:
-        """Whether what was filmed is kept; only the first time counts."""
-        if not self._is_settled:
-            self._is_settled = True
-            self._recorder.settle(self, keep=keep)
-
-    def video(self, turns: int) -> Video | None:
-        """What goes on the record of a rollout with so many turns, once it has ended; None if nothing was filmed."""
-        if not self.footage:  # the env was lost
-            return Video(self.path.name, self.options.fps or DEFAULT_FPS, [], partial=True) if turns else None
-        film = self.footage[-1]
-        if not film.frames:
-            return None
-        ends = [*film.ends, *[film.frames - 1] * turns][: turns + 1]
-        frames = [[max(first, 0), max(last, 0)] for first, last in pairwise(ends)]
-        return Video(f"{film.stem}.mp4", film.fps, frames, partial=bool(film.trouble) or -1 in ends)
-
-    def parts(self) -> dict[str, list[Path]]:
-        """The files of each episode; several, if the env was moved, or its process killed."""
-        return parts_in(self.options.directory, self.options.name, self.options.take)
-
-    async def best_of(self, parts: list[Path]) -> Path | None:
-        """Once its encoder has ended: the part that the camera told of, or else the longest; None if all are empty."""
-        told = {film.part for film in self.footage}
-        candidates = [part for part in parts if part.name in told] or parts
-        for part in candidates:
-            await until_released(part)
-        lengths = await anyio.to_thread.run_sync(lambda: {part: count_frames(part) for part in candidates})
-        best = max(candidates, key=lambda part: lengths[part])
-        return best if lengths[best] else None
-
-
-def _prepare(directory: Path) -> None:
-    """An error now is better than one with every episode."""
-    directory.mkdir(parents=True, exist_ok=True)
-    probe = directory / f".{new_take()}"
-    probe.touch()
-    probe.unlink()
-
-
-def _bytes_in(directory: Path) -> int:
-    return sum(_size(path) for path in directory.glob("*.mp4"))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _unlink(path: Path) -> None:

@@ -45,7 +45,7 @@ class Reel:
                     self.path, *self._size, self.fps, ffmpeg=self._ffmpeg, max_bytes=self._max_bytes
                 )
             except (OSError, RuntimeError) as error:  # no directory, no room, no more threads
-                self._trouble = f"cannot write {self.path}: {getattr(error, 'strerror', None) or error}"
+                self._trouble = f"cannot write to {self.path.parent}: {getattr(error, 'strerror', None) or error}"
         if self._encoder is not None and not self.trouble:
             self._encoder.write(fitted(frame, *self._size))
 
