@@ -14,6 +14,7 @@ FORMS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "metamathqa": ("metamathqa", {}),
     "webshop": ("webshop", {}),
     "reasoning_gym": ("reasoning_gym", {}),
+    "video": ("video", {}),
 }
 """By a name for the test's report: the env's name and keyword arguments."""
 

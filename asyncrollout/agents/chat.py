@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 import anyio.to_thread
@@ -20,6 +21,9 @@ from asyncrollout.types import Generation, Observation, Outcome, Request, Sampli
 
 Message = dict[str, Any]
 Encode = Callable[[list[Message], bool], Sequence[int] | Awaitable[Sequence[int]]]
+
+IMAGE_MARK = "<image>"
+"""Where a picture belongs in a text; such marks count if there is one for each picture."""
 
 _MOST_STOPS = 3
 _LARGE_PICTURE = 50_000  # bytes
@@ -116,8 +120,7 @@ class Conversation:
         content: Any = self._template(self._turn, seen.text, outcome)
         if seen.images:
             urls = [await _encoded_picture(image) for image in seen.images]
-            pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-            content = [{"type": "text", "text": content}, *pictures]
+            content = _illustrated(content, [{"type": "image_url", "image_url": {"url": url}} for url in urls])
             observation = msgspec.structs.replace(seen, images=())
         told: Message = {"role": "user", "content": content}
         prompt = self._agent.system_prompt
@@ -169,6 +172,18 @@ async def _encoded_picture(picture: Any) -> str:
     if picture.size < _LARGE_PICTURE:
         return data_url(picture)
     return await anyio.to_thread.run_sync(data_url, picture)
+
+
+def _illustrated(text: str, pictures: list[Message]) -> list[Message]:
+    """A text with its pictures: each where the text has a mark for it, or all at the end."""
+    between = text.split(IMAGE_MARK)
+    if len(between) != len(pictures) + 1:
+        between = [text]
+    parts = []
+    for said, picture in zip_longest(between, pictures):
+        parts += [{"type": "text", "text": said}] if said else []
+        parts += [picture] if picture else []
+    return parts
 
 
 def _said(generation: Generation) -> Message:
