@@ -24,20 +24,25 @@ class Rounds(Counter):
         self.together = together
 
     def step(self, action: Any) -> Step:
-        self._write(b"+")
-        while self._came() % self.together:
+        end = self._write(b"+")
+        mine = self._read()[:end].count(b"+")
+        whole = -(-mine // self.together) * self.together
+        while self._read().count(b"+") < whole:
             threading.Event().wait(0.001)
         self._write(b"-")
         return super().step(action)
 
-    def _came(self) -> int:
+    def _read(self) -> bytes:
         with open(self.log, "rb") as log:
-            return log.read().count(b"+")
+            return log.read()
 
-    def _write(self, sign: bytes) -> None:
+    def _write(self, sign: bytes) -> int:
+        """Where the sign ends."""
         log = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(log, sign)
+        end = os.lseek(log, 0, os.SEEK_CUR)
         os.close(log)
+        return end
 
 
 class AsyncRounds:

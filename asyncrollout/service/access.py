@@ -57,7 +57,7 @@ def why_refused(tokens: Iterable[Token], header: str | None) -> str | None:
     """Why a request with this `Authorization` header is refused; None if it is not."""
     kind, _, given = (header or "").partition(" ")
     if kind.lower() != "bearer" or not given:
-        return "a token is needed, in the header 'Authorization: Bearer <token>'"
+        return "a token is needed, as a bearer token in the header 'Authorization'"
     secret = given.strip().encode(errors="replace")
     # All of them, so that the time taken tells nothing.
     found = [token for token in tokens if hmac.compare_digest(token.secret, secret)]

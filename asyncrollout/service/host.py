@@ -145,6 +145,7 @@ class Host:
 
     async def _connect(self, http: aiohttp.ClientSession) -> None:
         """One try; `PoolError` if the server is not there, `UsageError` if it refuses."""
+        refused = 0
         try:
             with anyio.fail_after(_CONNECT_SECONDS):
                 socket = await http.ws_connect(
@@ -152,25 +153,27 @@ class Host:
                 )
                 hello = msgspec.msgpack.decode(await socket.receive_bytes(), type=Hello)
         except aiohttp.WSServerHandshakeError as error:
-            raise await self._refusal(http, error) from None  # what aiohttp raises shows the headers
+            refused = error.status
         except (aiohttp.ClientError, OSError, TimeoutError, TypeError, msgspec.DecodeError) as error:
-            raise PoolError(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
+            raise PoolError(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from error
+        if refused:  # out of reach of aiohttp's own error, which shows the token among the headers
+            raise await self._refusal(http, refused)
         if hello.protocol != PROTOCOL:
             await socket.close()
             raise UsageError(f"{self.url} speaks protocol {hello.protocol}, and this is {PROTOCOL}: use one version")
         self._largest = hello.largest
         self._socket = socket
 
-    async def _refusal(self, http: aiohttp.ClientSession, refused: aiohttp.WSServerHandshakeError) -> RolloutError:
+    async def _refusal(self, http: aiohttp.ClientSession, status: int) -> RolloutError:
         """What the server says about it, which only a plain request is told."""
-        reason = f"status {refused.status}"
+        reason = f"status {status}"
         try:
             with anyio.fail_after(_CONNECT_SECONDS):
                 async with http.get(self.url + PATH) as response:
                     reason += f", {msgspec.json.decode(await response.read())['error']}"
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, KeyError, TypeError):
             reason += ", which is no answer of `asyncrollout serve`"
-        is_busy = refused.status >= 500 or refused.status == 429
+        is_busy = status >= 500 or status == 429
         return (PoolError if is_busy else UsageError)(f"{self.url} refused the connection: {reason}")
 
     async def _talk(self) -> None:

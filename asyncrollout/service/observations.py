@@ -92,6 +92,8 @@ def from_json(value: Any) -> Any:
         if ARRAY in value:
             parts = value[ARRAY]
             return np.array(parts["data"], dtype=np.dtype(parts["dtype"])).reshape(parts["shape"])
+    except MissingExtraError:
+        raise
     except (KeyError, TypeError, ValueError, OSError, binascii.Error) as error:
         raise UsageError(f"this is no picture or array of ours: {error}") from error
     return {key: from_json(item) for key, item in value.items()}

@@ -31,9 +31,14 @@ class RemoteEnvPool(EnvPool):
     """
 
     def __init__(
-        self, url: str | Sequence[str], *, token: str | None = None, patience: float = 10.0, max_restarts: int = 10
+        self,
+        url: str | list[str] | tuple[str, ...],
+        *,
+        token: str | None = None,
+        patience: float = 10.0,
+        max_restarts: int = 10,
     ) -> None:
-        self._urls = [_checked(one) for one in ([url] if isinstance(url, str) else url)]
+        self._urls = [_checked(one) for one in (url if isinstance(url, list | tuple) else [url])]
         if not self._urls:
             raise UsageError("a remote pool needs the address of a server")
         checks.seconds("patience", patience)

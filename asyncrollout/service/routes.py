@@ -1,7 +1,7 @@
 """The batch calls over HTTP, under VAGEN's names and with its bodies, for any number of envs and for one."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -11,6 +11,7 @@ from asyncrollout.service.admission import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer, read_body
 
+B = TypeVar("B")
 Ids = list[str]
 
 
@@ -65,21 +66,38 @@ class Routes:
         self._largest = largest_body
 
     def table(self) -> list[web.RouteDef]:
+        service = self._service
         return [
             web.post("/environments", self._create),
-            web.post("/batch/reset", self._reset),
-            web.post("/batch/step", self._step),
-            web.post("/batch/reward", self._reward),
-            web.post("/batch/system_prompt", self._system_prompt),
-            web.post("/batch/split_size", self._split_size),
-            web.post("/batch/embedder", self._embedder),
-            web.post("/batch/close", self._close),
+            self._batch("/batch/reset", Seeds, "results", lambda body: service.reset_batch(body.ids2seeds)),
+            self._batch("/batch/step", Actions, "results", lambda body: service.step_batch(body.ids2actions)),
+            self._batch("/batch/reward", Named, "rewards", lambda body: service.compute_reward_batch(body.env_ids)),
+            self._batch(
+                "/batch/system_prompt",
+                Named,
+                "system_prompts",
+                lambda body: service.get_system_prompts_batch(body.env_ids),
+            ),
+            self._batch(
+                "/batch/split_size",
+                Split,
+                "split_sizes",
+                lambda body: service.get_split_size_batch(body.env_ids, body.split),
+            ),
+            self._batch("/batch/embedder", Embedder, "statuses", self._init_embedder),
+            self._batch("/batch/close", NamedOrAll, "status", self._close),
             web.post("/reset/{env_id}", self._reset_one),
             web.post("/step/{env_id}", self._step_one),
             web.get("/reward/{env_id}", self._reward_one),
             web.get("/system_prompt/{env_id}", self._system_prompt_one),
             web.delete("/close/{env_id}", self._close_one),
         ]
+
+    def _batch(self, path: str, kind: type[B], result: str, work: Callable[[B], Awaitable[Any]]) -> web.RouteDef:
+        async def handle(request: web.Request) -> web.Response:
+            return answer(request, {result: await work(await read_body(request, kind, self._largest))})
+
+        return web.post(path, handle)
 
     async def _create(self, request: web.Request) -> web.Response:
         """All that can be made are; if none can, the request is refused."""
@@ -104,35 +122,13 @@ class Routes:
             return answer(request, told | {"errors": errors}, status=400)
         return answer(request, {"success": True, "errors": errors})
 
-    async def _reset(self, request: web.Request) -> web.Response:
-        body = await read_body(request, Seeds, self._largest)
-        return answer(request, {"results": await self._service.reset_batch(body.ids2seeds)})
-
-    async def _step(self, request: web.Request) -> web.Response:
-        body = await read_body(request, Actions, self._largest)
-        return answer(request, {"results": await self._service.step_batch(body.ids2actions)})
-
-    async def _reward(self, request: web.Request) -> web.Response:
-        body = await read_body(request, Named, self._largest)
-        return answer(request, {"rewards": await self._service.compute_reward_batch(body.env_ids)})
-
-    async def _system_prompt(self, request: web.Request) -> web.Response:
-        body = await read_body(request, Named, self._largest)
-        return answer(request, {"system_prompts": await self._service.get_system_prompts_batch(body.env_ids)})
-
-    async def _split_size(self, request: web.Request) -> web.Response:
-        body = await read_body(request, Split, self._largest)
-        return answer(request, {"split_sizes": await self._service.get_split_size_batch(body.env_ids, body.split)})
-
-    async def _embedder(self, request: web.Request) -> web.Response:
-        body = await read_body(request, Embedder, self._largest)
+    async def _init_embedder(self, body: Embedder) -> dict[str, dict[str, Any]]:
         self._admission.admit_value("service_url", body.service_url)
-        return answer(request, {"statuses": await self._service.init_embedder_batch(body.env_ids, body.service_url)})
+        return await self._service.init_embedder_batch(body.env_ids, body.service_url)
 
-    async def _close(self, request: web.Request) -> web.Response:
-        body = await read_body(request, NamedOrAll, self._largest)
+    async def _close(self, body: NamedOrAll) -> str:
         await self._service.close_batch(body.env_ids)
-        return answer(request, {"status": "success"})
+        return "success"
 
     async def _reset_one(self, request: web.Request) -> web.Response:
         env_id = self._known(request)

@@ -85,7 +85,8 @@ class EnvServer:
         self._making = 0
         self._requests = UnderWay()
         self._served = 0
-        self._finishing = anyio.CancelScope()
+        self._finishing: anyio.CancelScope | None = None
+        self._hurried = False
         self._stopping = False
         self._began = 0.0
 
@@ -138,8 +139,7 @@ class EnvServer:
         with anyio.CancelScope(shield=True):  # each part is bounded
             for channel in self._channels:
                 channel.stop()
-            self._finishing.deadline = anyio.current_time() + self._grace
-            with self._finishing:
+            with anyio.move_on_after(0 if self._hurried else self._grace) as self._finishing:
                 await self._sessions.under_way.end()
                 await self._requests.end()
             with anyio.move_on_after(_LEAVE_SECONDS):
@@ -149,7 +149,9 @@ class EnvServer:
 
     def hurry(self) -> None:
         """Wait no longer for what is under way."""
-        self._finishing.cancel()
+        self._hurried = True
+        if self._finishing is not None:
+            self._finishing.cancel()
 
     async def _expire(self) -> None:
         while True:
