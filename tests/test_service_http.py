@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import anyio
+import anyio.lowlevel
 import msgspec
 import psutil
 import pytest
@@ -390,7 +391,8 @@ async def test_a_port_that_is_taken() -> None:
 # The end of it
 
 
-async def test_what_is_under_way_is_finished(tmp_path: Path) -> None:
+async def test_what_is_under_way_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrollout.service.server._LEAVE_SECONDS", 0.01)
     gate = Gate(tmp_path)
     told: list[Any] = []
     with anyio.fail_after(PATIENCE):
@@ -401,9 +403,14 @@ async def test_what_is_under_way_is_finished(tmp_path: Path) -> None:
             async def step() -> None:
                 told.append(await browser.post("/batch/step", {"ids2actions": {"a": "wait"}}))
 
+            async def finish() -> None:
+                while (await browser.ask("GET", "/health"))[0] != 503:  # until nothing more is taken
+                    await anyio.lowlevel.checkpoint()
+                await gate.open()
+
             tasks.start_soon(step)
             await gate.begun()
-            tasks.start_soon(gate.open)
+            tasks.start_soon(finish)
     ((status, body),) = told
     assert (status, body["results"]["a"][2]) == (200, False)
 
