@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from asyncrollout.errors import UsageError
-from asyncrollout.plain import to_plain
-from asyncrollout.trajectories import Group, Trajectory
+from asyncrollout.trajectories import Trajectory
 
 _LEAST_SHARED = 0.5
 
@@ -70,22 +69,6 @@ class Difference(msgspec.Struct, frozen=True):
     pass_at: dict[int, Estimate]
 
 
-def as_played(group: Group, setting: object = None) -> Played:
-    """`setting` is what else tells whether two groups are of the same task, such as the env's options."""
-    first, valid = group.trajectories[0], group.valid
-    what = [group.id, group.tag, first.env, first.seed, to_plain(first.task), setting]
-    return Played(
-        what=msgspec.json.encode(what, order="sorted").decode(),
-        tag=group.tag,
-        rewards=tuple(member.reward for member in valid),
-        successes=sum(map(succeeded, valid)),
-        failed=len(group.trajectories) - len(valid),
-        turns=_mean([len(member.turns) for member in valid]) if valid else 0.0,
-        tokens=_mean([member.sampled_tokens for member in valid]) if valid else 0.0,
-        kept=group.verdict is None or group.verdict.keep,
-    )
-
-
 def summarize(groups: Sequence[Played], ks: Iterable[int]) -> RunFigures:
     """The figures of a run. All groups count, dropped ones, too: what a filter keeps is no fair sample."""
     valid = [group for group in groups if group.rewards]
@@ -139,13 +122,13 @@ def share(values: Sequence[float], trials: float) -> Estimate:
     """
     if not values:
         return Estimate()
-    found, error = _mean(values), _standard_error(values)
+    found, variance = _mean(values), (_standard_error(values) or 0.0) ** 2
     if len(values) < 2:
         return Estimate(found)
     if found in (0.0, 1.0):
         worth: float = len(values)
     else:
-        worth = trials if error is None else min(found * (1 - found) / error**2, trials)
+        worth = min(found * (1 - found) / variance, trials) if variance else trials
     t = student_t(len(values) - 1)
     middle = (found + t * t / (2 * worth)) / (1 + t * t / worth)
     half = t / (1 + t * t / worth) * math.sqrt(found * (1 - found) / worth + (t / (2 * worth)) ** 2)

@@ -49,7 +49,11 @@ class Page:
         for domain in ("Page", "Runtime", "Network", "Log"):
             await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=url)
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+        await self.loaded()
+
+    async def loaded(self, times: int = 1) -> None:
+        """So many pages have been loaded: the first one, and those that it went on to."""
+        while len(self.told("Page.loadEventFired")) < times:
             await self._next()
 
     async def run(self, expression: str) -> Any:

@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrollout import EnvError, Generation, Request, Rollouts, StopReason, Trajectory, Turn, UsageError, Verdict
+from asyncrollout import EnvError, Generation, Group, Request, Rollouts, UsageError, Verdict
 from asyncrollout.comparison import (
     Estimate,
     Played,
-    as_played,
     difference,
     mean,
     pass_at,
@@ -29,8 +28,10 @@ from asyncrollout.comparison import (
     summarize,
 )
 from asyncrollout.journal.batches import RunRecords
-from asyncrollout.trajectories import Group
+from asyncrollout.journal.events import Began
+from asyncrollout.report.sides import read_side
 from tests.playing import PATIENCE
+from tests.recorded_runs import BEGAN, events_of, played, write_run
 from tests.rollout_envs import WALK
 
 ROUNDS = 1_000
@@ -142,29 +143,37 @@ def test_what_cannot_be_known_is_none() -> None:
         pass_at(2, 1, 3)
 
 
-def trajectory(member: int, reward: float, **options: Any) -> Trajectory:
-    return Trajectory(
-        f"g0.{member}", "walk", 5, [Turn(None)] * 2, reward, StopReason.TERMINATED, member=member, **options
-    )
+def sides(directory: Path, *groups: Group, **given: Any) -> list[Played]:
+    """The groups as they are read from a run that was given these options."""
+    began = Began(at=BEGAN, given=given)
+    return read_side(write_run(directory, [*groups], [began, *events_of([*groups])[1:]]), "run").played
 
 
-def test_members_that_failed_are_counted_and_left_out() -> None:
-    members = [trajectory(0, 1.0), trajectory(1, 0.0), trajectory(2, 9.0, error=EnvError("broken"))]
-    played = as_played(Group("g0", members, "walk", Verdict(keep=False, reason="constant_reward")))
-    assert (played.rewards, played.successes, played.failed, played.kept) == ((1.0, 0.0), 1, 1, False)
-    figures = summarize([played], [1, 2, 3])
+def test_members_that_failed_are_counted_and_left_out(tmp_path: Path) -> None:
+    members = [
+        played("g0", 0, [1.0, 0.0]),
+        played("g0", 1, [0.0, 0.0]),
+        played("g0", 2, [9.0], error=EnvError("broken")),
+    ]
+    all_failed = [played("g1", 0, [9.0], error=EnvError("broken"))]
+    dropped = Verdict(keep=False, reason="constant_reward")
+    mixed, failed = sides(tmp_path, Group("g0", members, "walk", dropped), Group("g1", all_failed, "walk", dropped))
+    assert (mixed.rewards, mixed.successes, mixed.failed, mixed.kept) == ((1.0, 0.0), 1, 1, False)
+    figures = summarize([mixed], [1, 2, 3])
     assert (figures.rollouts, figures.failed, figures.reward.mean, figures.turns.mean) == (3, 1, 0.5, 2.0)
     assert [figures.pass_at[k].mean for k in (1, 2, 3)] == [0.5, 1.0, None]
-    all_failed = as_played(Group("g1", members[2:], "walk"))
-    assert summarize([played, all_failed], [1]).reward.mean == 0.5
+    assert (failed.rewards, failed.failed) == ((), 1)
+    assert summarize([mixed, failed], [1]).reward.mean == 0.5
 
 
-def test_only_the_same_task_makes_a_pair() -> None:
-    def what(task: Any = None, tag: str = "walk", setting: object = None, number: str = "g0") -> str:
-        return as_played(Group(number, [trajectory(0, 1.0, task=task)], tag), setting).what
+def test_only_the_same_task_makes_a_pair(tmp_path: Path) -> None:
+    def what(task: Any = None, tag: str = "walk", setting: object = None, number: str = "g0", seed: int = 7) -> str:
+        group = Group(number, [played(number, 0, task=task, seed=seed)], tag, Verdict(keep=True))
+        (one,) = sides(tmp_path, group, envs={tag: setting})
+        return one.what
 
     assert what({"a": 1, "b": np.float64(2)}) == what({"b": np.float64(2), "a": 1})
-    assert len({what(), what(1), what(tag="x"), what(setting={"size": 3}), what(number="g1")}) == 5
+    assert len({what(), what(1), what(tag="x"), what(setting={"size": 3}), what(number="g1"), what(seed=8)}) == 6
 
 
 class Model:
@@ -192,15 +201,15 @@ async def test_recorded_runs_are_compared_by_what_they_share(tmp_path: Path) -> 
     await record(tmp_path / "one", seed=1)
     await record(tmp_path / "same", seed=1)
     await record(tmp_path / "other", seed=2)
-    played = [as_played(group) for group in RunRecords(tmp_path / "one").groups()]
+    groups = [*RunRecords(tmp_path / "one").groups()]
     done = compare(tmp_path, "one", "same", "other", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     one, same, _, less_same, less_other = map(json.loads, done.stdout.splitlines())
-    assert (one["run"], one["env"], one["groups"], one["rollouts"]) == ("one", None, len(played), 2 * len(played))
-    assert one["reward"]["mean"] == pytest.approx(np.mean([group.reward for group in played]))
+    assert (one["run"], one["env"], one["groups"], one["rollouts"]) == ("one", None, len(groups), 2 * len(groups))
+    assert one["reward"]["mean"] == pytest.approx(np.mean([group.rewards.mean() for group in groups]))
     assert {*one["pass_at"]} == {"1", "2"}
     assert {**same, "run": "one"} == one
-    assert (less_same["run"], less_same["less"], less_same["pairs"]) == ("same", "one", len(played))
+    assert (less_same["run"], less_same["less"], less_same["pairs"]) == ("same", "one", len(groups))
     assert less_same["reward"] == {"mean": 0.0, "low": None, "high": None}
     assert (less_other["pairs"], less_other["reward"]["low"] < less_other["reward"]["high"]) == (None, True)
     shown = compare(tmp_path, "one", "other", "--k", "1").stdout.splitlines()

@@ -26,7 +26,7 @@ def test_gallery_shows_every_env_that_renders(tmp_path: Path) -> None:
     width, height = struct.unpack(">II", png[16:24])
     rows = told.count(" pictures\n") - told.count("renders no pictures")
     assert (width - 8) // 200 == 8
-    assert (height - 8) // 200 == rows == 5
+    assert (height - 8) // 200 == rows == 6
 
 
 def test_service_example_plays_in_this_process_and_over_http() -> None:

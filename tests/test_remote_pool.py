@@ -276,6 +276,10 @@ async def test_caps() -> None:
             await pool.open("counter")
         await first.close()
         await pool.open("counter")
+    async with remote(caps=Caps(requests=1)) as (server, _):
+        with pytest.raises(PoolError, match=f"{server.url} refused the connection: status 503, 1 remote pools"):
+            async with RemoteEnvPool(server.url):
+                pass
 
 
 async def test_tokens() -> None:

@@ -14,16 +14,13 @@ from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.agents.templates import TEMPLATES, Template
 from asyncrollout.checks import nearest
 from asyncrollout.errors import ProviderError, UsageError
-from asyncrollout.pictures import data_url
+from asyncrollout.pictures import IMAGE_MARK, data_url
 from asyncrollout.protocols import Policy
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation, Observation, Outcome, Request, Sampling
 
 Message = dict[str, Any]
 Encode = Callable[[list[Message], bool], Sequence[int] | Awaitable[Sequence[int]]]
-
-IMAGE_MARK = "<image>"
-"""Where a picture belongs in a text; such marks count if there is one for each picture."""
 
 _MOST_STOPS = 3
 _LARGE_PICTURE = 50_000  # bytes

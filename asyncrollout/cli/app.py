@@ -92,6 +92,18 @@ COMMANDS = (
         """,
     ),
     (
+        "asyncrollout.cli.viewing:view",
+        LOOK,
+        """Show runs in a browser: a list of them, and the report of each.
+
+        A run that is going on is followed. The page is for this machine only; its /metrics is for Prometheus.
+
+        Example: asyncrollout view
+
+        Example: asyncrollout view runs/demo-1 other/runs --port 8090 --no-browser
+        """,
+    ),
+    (
         "asyncrollout.cli.replaying:replay",
         LOOK,
         """Play a recorded episode again, turn by turn, and compare.
@@ -106,7 +118,8 @@ COMMANDS = (
         LOOK,
         """Compare runs: rewards and pass rates with confidence intervals.
 
-        Runs that played the same tasks from the same seeds as the first one are compared with it task by task.
+        Runs that played the same tasks from the same seeds as the first one are compared with it task by task. A page
+        with their plots is written to compare.html.
 
         Example: asyncrollout compare runs/before runs/after
         """,
@@ -139,6 +152,18 @@ COMMANDS = (
         """Write a small environment of your own to start from, with its test.
 
         Example: asyncrollout new-env maze --dir projects
+        """,
+    ),
+    (
+        "asyncrollout.cli.videos:make_videos",
+        ENVIRONMENTS,
+        """Make short videos with questions about them, for the video environment.
+
+        They show moving shapes, captions and flashes; every answer is exact. The same seed makes the same clips.
+
+        What this command made before is replaced; a directory with anything else in it is refused.
+
+        Example: asyncrollout make-videos clips --clips 100 --seed 7
         """,
     ),
     (

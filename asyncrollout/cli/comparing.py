@@ -2,64 +2,78 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import anyio.to_thread
 import msgspec
 from cyclopts import Parameter
+from rich.console import Console
 from rich.console import Group as Stacked
 from rich.table import Table
 from rich.text import Text
 
 from asyncrollout.cli.app import DONE, Output, Told
 from asyncrollout.cli.summary import harmless, number
-from asyncrollout.comparison import Estimate, Played, as_played, difference, summarize
-from asyncrollout.errors import UsageError
-from asyncrollout.journal.batches import RunRecords
+from asyncrollout.comparison import Estimate
+from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.report.comparing import MOST_SIDES, Compared, compared, comparison_page
+from asyncrollout.report.document import replacing
+from asyncrollout.report.sides import Side, names_of, read_side, which_k
 
-_ALL = ""  # instead of a tag
-
-
-class _Run(msgspec.Struct, frozen=True):
-    name: str
-    group_size: int
-    groups: list[Played]
-
-    def of(self, tag: str) -> list[Played]:
-        return [group for group in self.groups if tag in (_ALL, group.tag)]
+PAGE = Path("compare.html")
 
 
-def compare(
+async def compare(
     directory: Annotated[Path, Parameter(help="The directory of a run, which the others are compared with.")],
     *directories: Annotated[Path, Parameter(help="Those of other runs.")],
     k: Annotated[int | None, Parameter(help="Of pass@k: at most, and by default, the size of a group.")] = None,
+    to: Annotated[Path, Parameter(help="Where to write the page; compare.html if not given.")] = PAGE,
     output: Told,
 ) -> int:
     """Tell how runs differ, and what may be chance."""
     paths = [directory, *directories]
-    runs = [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
-    most = min(run.group_size for run in runs)
-    if k is not None and not 1 <= k <= most:
-        raise UsageError(f"--k {k}: valid is a whole number from 1 to {most}, the size of the smallest group")
-    ks = sorted({1, k or most})
-    tags = {group.tag: None for run in runs for group in run.groups}
-    parts = [_ALL, *tags] if len(tags) > 1 else [_ALL]
-    compared = [_Compared(tag, runs, ks) for tag in parts]
-    for part in compared:
+    if len(paths) > MOST_SIDES:
+        raise UsageError(f"{len(paths)} runs: at most {MOST_SIDES} can be told apart in one page")
+    sides = await _read([*zip(paths, names_of(paths), strict=True)], output)
+    ks = which_k(sides, k)
+    found = compared(sides, ks)
+    page = await anyio.to_thread.run_sync(comparison_page, sides, ks, found)
+    _write(to, page)
+    shown = [_Shown(one) for one in found]
+    for part in shown:
         part.record(output)
-    drawn = [line for part in compared for line in (part.table(), Text())]
-    output.show(Stacked(*drawn, Text("In brackets: confidence intervals of 95 %, over groups.")))
+    drawn = [line for part in shown for line in (part.table(), Text())]
+    told = "In brackets: confidence intervals of 95 %, over groups."
+    output.show(Stacked(*drawn, Text(told), Text(harmless(f"With plots: {to}"))))
     return DONE
 
 
-class _Compared:
+async def _read(runs: Sequence[tuple[Path, str]], output: Output) -> list[Side]:
+    """One after the other, since each may take seconds; whoever waits sees which."""
+    sides = []
+    console = Console(stderr=True, quiet=output.quiet or output.json)
+    with console.status("") as status:
+        for path, name in runs:
+            status.update(Text(f"reading {harmless(name)}"))
+            sides.append(await anyio.to_thread.run_sync(read_side, path, name, abandon_on_cancel=True))
+    return sides
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        with replacing(path) as file:
+            file.write(page.encode())
+    except OSError as error:
+        raise JournalError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+class _Shown:
     """All runs, or what they played of one env."""
 
-    def __init__(self, tag: str, runs: Sequence[_Run], ks: Sequence[int]) -> None:
-        self._tag = tag
-        self._names = [run.name for run in runs]
-        self._figures = [summarize(run.of(tag), ks) for run in runs]
-        self._differences = [difference(runs[0].of(tag), run.of(tag), ks) for run in runs[1:]]
-        self._ks = ks
+    def __init__(self, found: Compared) -> None:
+        self._tag = found.env
+        self._names, self._ks = found.names, found.ks
+        self._figures, self._differences = found.figures, found.differences
 
     def record(self, output: Output) -> None:
         env = self._tag or None
@@ -101,19 +115,6 @@ class _Compared:
     def _cells(self, own: Sequence[Estimate], less: Sequence[Estimate] = ()) -> list[tuple[str, ...]]:
         differences = [("", ""), *(_told(estimate, "+") for estimate in less)] if less else [()] * len(own)
         return [(*_told(estimate), *other) for estimate, other in zip(own, differences, strict=True)]
-
-
-def _read(directory: Path, name: str) -> _Run:
-    records = RunRecords(directory)
-    envs: Any = records.given.get("envs", {})
-    size: Any = records.given.get("group_size", 1)
-    return _Run(name, size, [as_played(group, envs.get(group.tag)) for group in records.groups()])
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Their last parts, if these tell them apart."""
-    short = [path.resolve().name for path in paths]
-    return short if len({*short}) == len(short) else [str(path) for path in paths]
 
 
 def _told(estimate: Estimate, sign: str = "") -> tuple[str, str]:

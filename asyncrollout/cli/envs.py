@@ -29,7 +29,7 @@ _SHIPPED = {
     "metamathqa": ("the answer", "answer a question; think again if it was wrong", None),
     "reasoning_gym": ("the answer", "answer a question of any reasoning-gym data set", "reasoning-gym"),
     "sokoban": ("Up, Down, Left, Right", "push all boxes onto targets", None),
-    "video": ("<watch>0-5</watch>, an answer", "watch parts of a video; answer, or find a moment", None),
+    "video": ("watch 0-5, answer B", "watch parts of a video; answer, or find a moment", None),
     "webshop": ("search[..], click[..]", "find and buy what is asked for", None),
 }
 _OTHERS = """

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from asyncrollout.report.history import Fate
+from asyncrollout.report.history import Fate, History
 from asyncrollout.report.rollouts import Rollout
 
 
@@ -27,3 +27,12 @@ class PlayedGroup(msgspec.Struct, frozen=True):
     @property
     def pass_rate(self) -> float:
         return sum(member.passed for member in self.valid) / len(self.valid)
+
+
+def played_group(history: History, group: str, members: list[Rollout]) -> PlayedGroup:
+    """The members of a group, with what the journal tells of it."""
+    env = history.groups.get(group) or (members[0].env if members else "")
+    verdict = history.verdicts.get(group)
+    ends = [history.finished[member.uid] for member in members if member.uid in history.finished]
+    at = verdict.at if verdict is not None else max(ends, default=None)
+    return PlayedGroup(group, env, history.fate(group), None if at is None else history.clock(at), members)

@@ -1,38 +1,8 @@
-// The page: figures as they were computed, the table of groups, and one trajectory at a time.
+// The report of a run: figures as they were computed, the table of groups, and one trajectory at a time.
 
-const data = (name) => JSON.parse(document.getElementById(name).textContent);
 const summary = data("summary"), groups = data("groups"), videos = data("videos");
-const main = document.getElementById("main"), dialog = document.getElementById("trajectory");
+const dialog = el("dialog", { id: "trajectory", "aria-labelledby": "trajectory-name" });
 const ROWS = 50, LONG = 1500, LONG_LINES = 24, PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,/;
-const side = (kind) => (kind === "text" || kind === "bar" ? null : "n");
-
-function cell(value, { kind }) {
-  if (kind === "bar") {
-    const drawn = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
-      svg("rect", { class: "f0", width: 100 * value, height: 10 }));
-    return el("td", { class: "bar" }, el("div", {}, shown(value, kind), drawn));
-  }
-  if (Array.isArray(value)) { // a mean, and half of its interval
-    const half = value[1] === null ? null : el("span", { class: "half" }, ` ± ${shown(value[1], kind)}`);
-    return el("td", { class: "n" }, shown(value[0], kind), half);
-  }
-  return el("td", { class: side(kind) }, value instanceof Node ? value : shown(value, kind));
-}
-
-const head = (columns) => el("thead", {}, el("tr", {},
-  columns.map(({ label, kind }) => el("th", { scope: "col", class: side(kind) }, label))));
-const row = (values, columns) => el("tr", {}, values.map((value, place) => cell(value, columns[place])));
-const table = (spec) => el("div", { class: "card wide" }, caption(spec), el("div", { class: "scroll" },
-  el("table", {}, head(spec.columns), el("tbody", {}, spec.rows.map((values) => row(values, spec.columns))))));
-
-function section(id, title, lead, ...parts) {
-  document.getElementById("sections").append(el("a", { href: `#${id}` }, title));
-  main.append(el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title),
-    lead ? el("p", { class: "lead" }, lead) : null, el("div", { class: "parts" }, parts)));
-}
-
-const pairs = (entries) => el("dl", { class: "facts" }, entries.filter(([, value]) => value !== "")
-  .map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 
 // The table: groups that pass the filter, those of them on this page, and the members of opened ones.
 
@@ -266,22 +236,8 @@ dialog.addEventListener("keydown", (event) => {
 });
 main.addEventListener("click", ({ target }) => openTrajectory(target.closest(".pick")?.dataset.uid));
 
-const theme = document.getElementById("theme");
-function setTheme(name) {
-  document.documentElement.dataset.theme = name;
-  theme.textContent = name === "dark" ? "◐ Light" : "◐ Dark";
-}
-theme.addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
-setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-
-for (const name of ["name", "what", "state"]) document.getElementById(name).textContent = visible(summary[name]);
-const tile = ({ label, value, kind, note }) => el("div", { class: "card" }, el("div", { class: "label" }, label),
-  el("div", { class: "value" }, shown(value, kind)), el("div", { class: "note" }, note));
-main.append(el("div", { class: "tiles" }, summary.tiles.map(tile)));
-if (summary.note) main.append(el("p", { class: "lead" }, summary.note));
-for (const { id, title, text: lead, parts } of summary.sections) {
-  section(id, title, lead, parts.map((part) => (part.type === "table" ? table(part) : figure(part))));
-}
+document.body.append(dialog);
+showSummary(summary);
 if (groups.length) trajectories();
 section("run", "What was run", "", el("div", { class: "card wide" }, pairs(summary.facts),
   folded("configuration, as understood", summary.config)));

@@ -1,14 +1,8 @@
 """`report.html`: one file that needs nothing else, written from a run's directory."""
 
-import base64
-import hashlib
-import os
-import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
-from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,10 +12,12 @@ import yaml
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.report.bias import bias_and_waste
 from asyncrollout.report.blocks import Blocks, embedded
-from asyncrollout.report.groups import PlayedGroup
+from asyncrollout.report.document import data, replacing, skeleton
+from asyncrollout.report.groups import PlayedGroup, played_group
 from asyncrollout.report.history import History, read_history
-from asyncrollout.report.readable import as_line
-from asyncrollout.report.rollouts import Records, Rollout
+from asyncrollout.report.readable import as_line, shown_path
+from asyncrollout.report.recordings import recordings
+from asyncrollout.report.rollouts import Records, Rollout, shown
 from asyncrollout.report.summary import rewards, tiles
 from asyncrollout.report.timeline import where_time_went
 
@@ -29,8 +25,15 @@ REPORT = "report.html"
 
 Progress = Callable[[int, int], None]
 
-_VIDEOS = (".mp4", ".webm")
+_SCRIPT = "asyncrollout.report:page.js"
 _LONGEST_CONFIG = 50_000
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What is more in a page that is served, and can ask for what has come since: a script, and its data."""
+
+    script: str
+    known: dict[str, Any]
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -42,31 +45,35 @@ class Written(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def write_report(directory: Path, path: Path | None = None, progress: Progress = lambda _done, _all: None) -> Written:
+def write_report(
+    directory: Path,
+    path: Path | None = None,
+    progress: Progress = lambda _done, _all: None,
+    *,
+    served: Served | None = None,
+) -> Written:
     """Write the report of a run, which may still go on; takes as long as it takes, so call it in a thread.
 
     `progress` is told how many groups of how many are written; what it raises ends the matter.
     """
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory of a run")
-    history = read_history(directory)
-    records = Records(directory)
     path = directory / REPORT if path is None else path
     try:
-        with _replacing(path) as file:
-            groups = _write(file, directory, history, records, progress)
+        with replacing(path) as file:
+            groups = _write(file, directory, progress, served)
         size = path.stat().st_size
     except OSError as error:
         raise JournalError(f"cannot write {path}: {error.strerror or error}") from error
     return Written(path, len(groups), sum(len(group.members) for group in groups), size)
 
 
-def _write(
-    file: IO[bytes], directory: Path, history: History, records: Records, progress: Progress
-) -> list[PlayedGroup]:
-    head, body = _skeleton(_shown_path(directory.resolve().name))
+def _write(file: IO[bytes], directory: Path, progress: Progress, served: Served | None) -> list[PlayedGroup]:
+    history, records = read_history(directory), Records(directory)
+    scripts = [_SCRIPT] if served is None else [_SCRIPT, served.script]
+    head, tail = skeleton(shown_path(directory.resolve().name), *scripts, asks_server=served is not None)
     file.write(head.encode())
-    blocks = Blocks(lambda number, content: file.write(_data(f"block-{number}", content)))
+    blocks = Blocks(lambda number, content: file.write(data(f"block-{number}", content).encode()))
     groups: list[PlayedGroup] = []
     places = {}
     names = dict.fromkeys([*history.groups, *records.groups])
@@ -74,28 +81,23 @@ def _write(
         progress(len(groups), len(names))
         members: list[Rollout] = []
         places[group] = blocks.number
-        for rollout, shown in records.read(group):
-            blocks.add(rollout.uid, shown)
+        for rollout, record in records.read(group):
+            blocks.add(rollout.uid, shown(record))
             history.under_way.pop(rollout.uid, None)  # its end is just being written
             members.append(rollout)
         blocks.end_group()
-        groups.append(_played(history, group, members))
+        groups.append(played_group(history, group, members))
     blocks.flush()
-    summary = _summary(directory, history, groups, blocks.clipped)
-    index = [_row(group, places[group.id]) for group in groups]
-    file.write(_data("summary", embedded(summary)))
-    file.write(_data("groups", embedded(index)))
-    file.write(_data("videos", embedded(_videos(directory))))
-    file.write(body.encode())
+    carried = {
+        "summary": _summary(directory, history, groups, blocks.clipped),
+        "groups": [_row(group, places[group.id]) for group in groups],
+        "videos": [*map(shown_path, recordings(directory))],
+        "served": {} if served is None else served.known,
+    }
+    for name, value in carried.items():
+        file.write(data(name, embedded(value)).encode())
+    file.write(tail.encode())
     return groups
-
-
-def _played(history: History, group: str, members: list[Rollout]) -> PlayedGroup:
-    env = history.groups.get(group) or (members[0].env if members else "")
-    verdict = history.verdicts.get(group)
-    ends = [history.finished[member.uid] for member in members if member.uid in history.finished]
-    at = verdict.at if verdict is not None else max(ends, default=None)
-    return PlayedGroup(group, env, history.fate(group), None if at is None else history.clock(at), members)
 
 
 def _row(group: PlayedGroup, block: int) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def _summary(directory: Path, history: History, groups: list[PlayedGroup], clipp
         [rewards(history, played), bias_and_waste(history, groups), where_time_went(history, played)] if played else []
     )
     return {
-        "name": _shown_path(directory.resolve().name),
+        "name": shown_path(directory.resolve().name),
         "what": _what(directory, history),
         "state": _state(history, played, wanted),
         "tiles": tiles(history, groups, wanted),
@@ -163,7 +165,7 @@ def _facts(directory: Path, history: History) -> list[list[str]]:
     manifest, given = _manifest(directory), history.given
     envs = given.get("envs")
     facts = {
-        "directory": _shown_path(directory),
+        "directory": shown_path(directory),
         "attempts": str(len(history.attempts)),
         "order": as_line(given.get("order")),
         "limits": _listed(given.get("limits")),
@@ -182,11 +184,6 @@ def _listed(plain: Any) -> str:
     if not isinstance(plain, dict):
         return as_line(plain)
     return ", ".join(f"{name} {as_line(value)}" for name, value in plain.items() if value not in (None, {}, []))
-
-
-def _shown_path(path: Path | str) -> str:
-    """A name of the file system, which need not be text."""
-    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _time(at: float) -> str:
@@ -214,48 +211,3 @@ def _wanted_batches(config: str) -> int | None:
         return None
     wanted = told.get("batches") if isinstance(told, dict) else None
     return wanted if isinstance(wanted, int) else None
-
-
-def _videos(directory: Path) -> list[str]:
-    """The names of recordings beside the report."""
-    found = directory / "videos"
-    return (
-        sorted(_shown_path(path.name) for path in found.iterdir() if path.suffix in _VIDEOS) if found.is_dir() else []
-    )
-
-
-def _skeleton(name: str) -> tuple[str, str]:
-    """The page before its data and after it."""
-    here = files("asyncrollout.report")
-    page, style, plots, script = (
-        (here / part).read_text(encoding="utf-8") for part in ("page.html", "page.css", "plots.js", "page.js")
-    )
-    script = f"{plots}\n{script}"
-    policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
-        "media-src 'self' file: blob:; base-uri 'none'; form-action 'none'"
-    )
-    title = "".join(f"&#{ord(char)};" for char in name)
-    page = page.replace("{{policy}}", policy).replace("{{title}}", title).replace("{{style}}", style)
-    head, tail = page.split("{{data}}")
-    return head, tail.replace("{{script}}", script)
-
-
-def _hash(content: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-
-
-def _data(name: str, content: str) -> bytes:
-    return f'<script type="application/json" id="{name}">{content}</script>\n'.encode()
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place only when all of it is written."""
-    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
-    try:
-        with partial.open("xb") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -189,15 +189,41 @@ function drawTimeline(spec, width) {
     paths.map((parts, kind) => svg("path", { class: `f${spec.legend[kind].colour}`, d: parts.join("") })), picks);
 }
 
+/** Rows are [name, colour, mean, low, high]; a dot for the mean, and a line from low to high. */
+function drawIntervals({ title, x: { label, kind }, rows }, width) {
+  const row = 24, left = Math.min(width * 0.4, 220), right = 64, height = rows.length * row + TOP + BOTTOM;
+  const values = rows.flatMap(([, , ...found]) => found.filter((value) => value !== null));
+  const [low, high] = kind === "share" ? [0, 1] : margins(values);
+  const x = scaled({ label, kind, low, high }, values, left, width - right, (width - left) / 90);
+  const lines = rows.map(([name, colour, mean, from, to], place) => {
+    const y = TOP + (place + 0.5) * row;
+    const between = from === null ? "" : ` [${shown(from, kind)}, ${shown(to, kind)}]`;
+    return svg("g", {}, svg("title", {}, `${name}: ${shown(mean, kind)}${between}`),
+      svg("text", { class: "name", x: left - 12, y: y + 4, "text-anchor": "end" }, short(name, left / 7.5)),
+      from === null ? null : svg("line", { class: `whisker s${colour}`, x1: x.at(from), x2: x.at(to), y1: y, y2: y }),
+      mean === null ? null : svg("circle", { class: `f${colour}`, cx: x.at(mean), cy: y, r: 5 }),
+      svg("text", { class: "name", x: width, y: y + 4, "text-anchor": "end" }, shown(mean, kind)));
+  });
+  return svg("svg", { class: "plot", width, height, role: "img", "aria-label": title },
+    axes(x, { ticks: [], label: "" }, width - right + RIGHT, height, left), lines);
+}
+
+/** From a little below the least value to a little above the largest. */
+function margins(values) {
+  const low = Math.min(...values), high = Math.max(...values), more = (high - low) * 0.1 || 0.5;
+  return Number.isFinite(low) ? [low - more, high + more] : [0, 1];
+}
+
+const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const swatch = (colour) => svg("svg", { viewBox: "0 0 14 10", "aria-hidden": "true" },
   svg("rect", { class: `f${colour}`, width: 14, height: 10, rx: 2 }));
 const caption = ({ title, note }) => [el("h3", {}, title), note ? el("p", { class: "note" }, note) : null];
 
 /** A figure that is drawn as wide as there is room, and again when that changes. */
-function figure(spec) { // oxlint-disable-line no-unused-vars -- the page draws with it
-  const draw = spec.type === "timeline" ? drawTimeline : drawPlot;
-  const isWide = spec.type === "timeline" || spec.series.some(({ kind }) => kind === "area");
-  const named = spec.legend ?? (spec.series.length > 1 ? spec.series : []);
+function figure(spec) {
+  const draw = { timeline: drawTimeline, intervals: drawIntervals, plot: drawPlot }[spec.type], series = spec.series ?? [];
+  const isWide = spec.type === "timeline" || series.some(({ kind }) => kind === "area");
+  const named = spec.legend ?? (series.length > 1 ? series : []);
   const place = el("div");
   let last = 0;
   new ResizeObserver(() => {

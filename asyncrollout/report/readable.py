@@ -3,6 +3,8 @@
 import base64
 import json
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -62,6 +64,11 @@ def as_line(plain: Any) -> str:
         if value is None or isinstance(value, str)
         else msgspec.json.encode(value, enc_hook=_as_shown).decode()
     )
+
+
+def shown_path(path: Path | str) -> str:
+    """A name of the file system, which need not be text."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def as_number(plain: Any) -> float:

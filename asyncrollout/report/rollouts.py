@@ -36,7 +36,9 @@ class _Turn(msgspec.Struct):
     env_work_seconds: Any = None
 
 
-class _Record(msgspec.Struct):
+class Record(msgspec.Struct):
+    """A rollout as it is on file."""
+
     uid: str
     group: str
     turns: list[_Turn]
@@ -59,6 +61,8 @@ class Rollout(msgspec.Struct, frozen=True):
     uid: str
     group: str
     env: str
+    start: str
+    """What it began from: env, seed and task; equal in rollouts of the same."""
     reward: float
     passed: bool
     stop: str
@@ -78,7 +82,7 @@ class Rollout(msgspec.Struct, frozen=True):
         return not self.error and math.isfinite(self.reward)
 
 
-_decoder = msgspec.json.Decoder(_Record)
+_decoder = msgspec.json.Decoder(Record)
 
 
 class Records:
@@ -91,14 +95,14 @@ class Records:
             head = read_head(line)
             self.groups.setdefault(head.group, {})[head.uid] = line._replace(content=b"")
 
-    def read(self, group: str) -> Iterator[tuple[Rollout, dict[str, Any]]]:
-        """The members of a group: their figures, and what is shown of them."""
+    def read(self, group: str) -> Iterator[tuple[Rollout, Record]]:
+        """The members of a group: their figures, and their records."""
         members = self.groups.get(group, {})
         for uid in sorted(members, key=_member):
             line = members[uid]
             with told_at(line.place):
                 record = _decoder.decode(self._read(line.start))
-            yield _figures(record), _shown(record)
+            yield _figures(record), record
 
     def _read(self, start: int) -> bytes:
         try:
@@ -114,7 +118,7 @@ def _member(uid: str) -> tuple[int, str]:
     return (int(number), uid) if number.isdecimal() and number.isascii() else (0, uid)
 
 
-def _figures(record: _Record) -> Rollout:
+def _figures(record: Record) -> Rollout:
     turns = record.turns
     reward = as_number(record.reward)
     told = turns[-1].info.get("success") if turns and isinstance(turns[-1].info, dict) else None
@@ -122,6 +126,7 @@ def _figures(record: _Record) -> Rollout:
         uid=record.uid,
         group=record.group,
         env=as_text(record.tag) or as_text(record.env),
+        start=msgspec.json.encode([record.env, record.seed, record.task], order="sorted").decode(),
         reward=reward,
         passed=record.error is None and (reward > 0 if told is None else bool(readable(told))),
         stop=as_text(record.stop_reason),
@@ -162,7 +167,8 @@ def _error_name(error: Any) -> str:
     return str(error.get(KIND, "error")) if isinstance(error, dict) else ("" if error is None else "error")
 
 
-def _shown(record: _Record) -> dict[str, Any]:
+def shown(record: Record) -> dict[str, Any]:
+    """What a page shows of a rollout."""
     prompts = _prompts(record)
     return {
         "seed": as_text(record.seed),
@@ -209,7 +215,7 @@ def _number_or_none(plain: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _prompts(record: _Record) -> list[list[dict[str, Any]]]:
+def _prompts(record: Record) -> list[list[dict[str, Any]]]:
     """What was new to the policy in each turn, messages, or what the env showed."""
     messages = record.messages if isinstance(record.messages, list) else []
     prompts: list[list[dict[str, Any]]] = [[]]

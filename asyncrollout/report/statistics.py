@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.errors import UsageError
+from asyncrollout.comparison import student_t
 
 Floats = Sequence[float] | NDArray[np.float64]
 
-_WIDTH_OF_95 = 1.96  # standard errors on either side of a mean
 _PERCENTILES = (50, 90, 95, 99)
+_LEAST_IN_BIN = 4
 
 
 class Estimate(NamedTuple):
@@ -38,7 +38,7 @@ def estimate(values: Floats) -> Estimate:
     mean = float(np.mean(values))
     if len(values) < 2 or float(np.ptp(values)) == 0:
         return Estimate(mean)
-    return Estimate(mean, _WIDTH_OF_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values)))
+    return Estimate(mean, student_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values)))
 
 
 def percentiles(values: Floats) -> dict[str, float]:
@@ -48,13 +48,6 @@ def percentiles(values: Floats) -> dict[str, float]:
     found = np.percentile(values, _PERCENTILES)
     named = {f"p{which}": float(value) for which, value in zip(_PERCENTILES, found, strict=True)}
     return {"count": len(values), "mean": float(np.mean(values)), **named, "max": float(np.max(values))}
-
-
-def pass_at(k: int, passed: int, played: int) -> float:
-    """How likely at least one of `k` succeeds, estimated without bias from `played` of which `passed` did."""
-    if not 1 <= k <= played:
-        raise UsageError(f"pass@{k} of {played} rollouts: k is from 1 to {played}")
-    return 1.0 - math.comb(played - passed, k) / math.comb(played, k)
 
 
 def edges(values: Floats, most: int = 40, *, whole: bool = False) -> list[float]:
@@ -86,14 +79,18 @@ def distribution(values: Floats, most: int = 100) -> list[tuple[float, float]]:
 
 
 def means_over(times: Floats, values: Floats, end: float, bins: int) -> list[tuple[float, float, float | None]]:
-    """(middle of the bin, mean, half of its 95% interval) for each bin of the time up to `end` that has values."""
+    """(middle of the bin, mean, half of its 95% interval) for each bin of the time up to `end` that has values.
+
+    A bin of two or three has no interval: it would be wider than all the rest of a plot.
+    """
     which = np.minimum((np.asarray(times) * bins / max(end, 1e-9)).astype(int), bins - 1)
     array = np.asarray(values, dtype=np.float64)
     found = []
     for index in np.unique(which):
-        mean, half = estimate(array[which == index])
+        of_bin = array[which == index]
+        mean, half = estimate(of_bin)
         assert mean is not None
-        found.append(((float(index) + 0.5) * end / bins, mean, half))
+        found.append(((float(index) + 0.5) * end / bins, mean, half if len(of_bin) >= _LEAST_IN_BIN else None))
     return found
 
 

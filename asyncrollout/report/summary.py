@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from asyncrollout.comparison import pass_at
 from asyncrollout.report.drawings import Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup
 from asyncrollout.report.history import History
 from asyncrollout.report.rollouts import Rollout
-from asyncrollout.report.statistics import Estimate, estimate, means_over, pass_at
+from asyncrollout.report.statistics import Estimate, estimate, means_over
 
 _MOST_BINS = 30
 _MOST_ENVS = 6
@@ -129,7 +130,7 @@ def _by_env(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
             name or "all", len(chosen), len(members),
             estimate([group.reward for group in valid]), estimate(delivered),
             estimate([group.pass_rate for group in valid]),
-            _mean(pass_at(largest, sum(one.passed for one in group.valid), len(group.valid)) for group in whole),
+            _mean(pass_at(len(group.valid), sum(one.passed for one in group.valid), largest) for group in whole),
             sum(judged) / len(judged) if judged else None,
             _mean(member.turns for member in members), _mean(member.tokens for member in members) or None,
             sum(bool(member.error) for member in members),

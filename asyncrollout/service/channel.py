@@ -11,7 +11,7 @@ from aiohttp import web
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.wire import Op
 from asyncrollout.service.exchange import CLIENT_HEADER, PROTOCOL, Answer, Call, Hello, Outbox, read_frame
-from asyncrollout.service.sessions import Sessions
+from asyncrollout.service.sessions import Client, Sessions
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class ServerChannel:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write)
-                if await self._read(client_id):
+                if await self._read(client):
                     await self._sessions.close_client(client)
                 tasks.cancel_scope.cancel()
         finally:
@@ -56,9 +56,8 @@ class ServerChannel:
             log.info("pool_left", pool=client_id[:8], envs=len(client.sessions))
         return socket
 
-    async def _read(self, client_id: str) -> bool:
+    async def _read(self, client: Client) -> bool:
         """Whether the pool said that it is closed; else it may come back."""
-        client = self._sessions.clients[client_id]
         async for message in self._socket:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 break

@@ -36,7 +36,7 @@ _HEARTBEAT = 10.0  # seconds
 _CONNECT_SECONDS = 5.0
 _LARGEST_ANSWER = 1 << 30
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-_MOST_LOSSES = 5  # of a connection, one after the other, without an answer in between
+_MOST_LOSSES = 5  # of a connection with calls under way, one after the other, without an answer in between
 _CLOSE_GRACE = 5.0
 
 Pending = tuple["asyncio.Future[Reply]", Call]
@@ -127,7 +127,7 @@ class Host:
 
     def _count_loss(self) -> None:
         log.warning("connection_lost", host=self.url, calls=len(self._pending))
-        self._losses += 1
+        self._losses += bool(self._pending)
         if self._losses > _MOST_LOSSES:
             raise PoolError(f"{self.url} closed the connection {self._losses} times without an answer")
 

@@ -7,6 +7,8 @@ import msgspec
 TAGS = ("watch", "retrieve", "answer", "action")
 LONGEST_ANSWER = 50  # characters of what is free-form; windows may take more
 LONGEST_TEXT = 500
+ROUNDING = 0.005
+"""Seconds are told with two decimals: whoever repeats them means the same."""
 
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s?s?"
 _PAIR = re.compile(rf"{_NUMBER}\s?(?:-|\u2013|,|to)\s?{_NUMBER}", re.IGNORECASE)
@@ -62,10 +64,10 @@ def split_text(action: str) -> tuple[str, str]:
 
 def check_range(action: Action, last: float) -> None:
     """Seconds, or indices, are from 0 to `last`."""
-    if not action.start <= action.end <= last:
+    if not action.start <= action.end <= last + ROUNDING:
         what = "seconds" if action.kind == "watch" else "frame indices"
         raise ActionError(
-            f"retrieve_range_error: {action.content} must be two {what} from 0 to {last:g}, the smaller one first"
+            f"retrieve_range_error: {action.content} is not two {what} from 0 to {round(last, 2):g}, in this order"
         )
 
 
@@ -75,6 +77,8 @@ def read_windows(text: str, seconds: float) -> tuple[tuple[float, float], ...]:
     if not windows or not _BETWEEN.fullmatch(_WINDOW.sub("", text[:LONGEST_TEXT])):
         raise ActionError(f"format_error: answer with seconds, such as 4-8, or 2-4, 10-12, and not {text[:50]!r}")
     for start, end in windows:
-        if not start < end <= seconds:
-            raise ActionError(f"format_error: the window {start:g}-{end:g} is not within 0-{seconds:g} seconds")
+        if not start < end <= seconds + ROUNDING:
+            raise ActionError(
+                f"format_error: {start:g}-{end:g} is no window of seconds from 0 to {round(seconds, 2):g}"
+            )
     return windows

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.pictures import data_url
 from asyncrollout.registry import load_factory
+from asyncrollout_envs.video.drawing import COLOURS
 
 Item = str | NDArray[np.uint8]
 Embedder = Callable[[Sequence[Item]], Any]
@@ -26,15 +28,9 @@ Embedder = Callable[[Sequence[Item]], Any]
 ALLOW_IMPORT = "ASYNCROLLOUT_ALLOW_IMPORT"
 """An import path runs code, and may come from a config of somebody else: the environment must allow it."""
 
-_LARGEST_REPLY = 64 * 2**20
-_PALETTE = {
-    "red": (220, 40, 40),
-    "orange": (245, 140, 30),
-    "yellow": (240, 220, 50),
-    "green": (40, 180, 60),
+_LARGEST_REPLY, _PART = 64 * 2**20, 2**16  # bytes
+_PALETTE = COLOURS | {
     "cyan": (40, 200, 210),
-    "blue": (50, 90, 230),
-    "purple": (160, 60, 200),
     "pink": (245, 150, 190),
     "brown": (120, 75, 40),
     "white": (250, 250, 250),
@@ -82,7 +78,7 @@ class EmbeddingService:
         request = Request(self._url, json.dumps(body).encode(), headers)  # noqa: S310 (http or https, see above)
         try:
             with urlopen(request, timeout=self._timeout) as response:  # noqa: S310
-                content = response.read(_LARGEST_REPLY)
+                content = _read_all(response, time.monotonic() + self._timeout)
             reply = msgspec.json.decode(content, type=_Reply)
         except (URLError, OSError, http.client.HTTPException, ValueError, msgspec.DecodeError) as error:
             raise EnvError(f"embedding service {self._url}: {getattr(error, 'reason', None) or error}") from None
@@ -90,6 +86,16 @@ class EmbeddingService:
         if len(rows) != len(items):
             raise EnvError(f"embedding service {self._url}: {len(rows)} embeddings for {len(items)} inputs")
         return rows
+
+
+def _read_all(response: http.client.HTTPResponse, deadline: float) -> bytes:
+    """The body; a server that goes on for too long, in time or bytes, is not listened to."""
+    content = b""
+    while part := response.read1(_PART):
+        content += part
+        if len(content) > _LARGEST_REPLY or time.monotonic() > deadline:
+            raise TimeoutError("its reply has no end")
+    return content
 
 
 def embed_colours(items: Sequence[Item]) -> NDArray[np.float64]:

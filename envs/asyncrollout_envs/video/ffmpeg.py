@@ -1,5 +1,6 @@
 """ffmpeg as a child process: every call has a deadline, and no file can make it open another file or an address."""
 
+import math
 import re
 import subprocess
 import time
@@ -16,7 +17,7 @@ from asyncrollout.errors import EnvError
 SEEK_GAP = 4.0
 """Seconds between two frames from which on it is quicker to seek than to decode what is between them."""
 
-_FORMATS = "mov,mp4,matroska,webm,avi,mpegts"  # none of them is a list of other files
+_FORMATS = "mov,mp4,matroska,webm,avi"  # none of them is a list of other files
 _MOST_PIXELS = 2**26
 _UNIT = re.compile(rb"^#tb 0: ([0-9]+)/([1-9][0-9]*)$", re.MULTILINE)
 _PACKET = re.compile(rb"^0, +-?[0-9]+, +(-?[0-9]+), +([0-9]+),", re.MULTILINE)
@@ -86,6 +87,17 @@ def runs_of(numbers: Sequence[int], fps: float) -> list[list[int]]:
 
 
 def _decode_run(path: Path, info: ClipInfo, run: list[int], size: int, timeout: float) -> list[NDArray[np.uint8]]:
+    pictures, said = _read_run(path, info, run, size, timeout)
+    if not pictures:  # a file may end a little before it says
+        pictures, said = _read_run(path, info, [max(0, run[0] - math.ceil(info.fps))], size, timeout)
+    if not pictures:
+        raise EnvError(f"video {str(path)!r}: no frame at {run[0] / info.fps:.1f} s: {_last_line(said)}")
+    return pictures + pictures[-1:] * (len(run) - len(pictures))
+
+
+def _read_run(
+    path: Path, info: ClipInfo, run: list[int], size: int, timeout: float
+) -> tuple[list[NDArray[np.uint8]], bytes]:
     first = run[0]
     # Half a frame earlier, so that no rounding loses the first one; what comes before it is dropped by ffmpeg.
     seek = ("-ss", f"{(first - 0.5) / info.fps:.6f}") if first else ()
@@ -94,10 +106,7 @@ def _decode_run(path: Path, info: ClipInfo, run: list[int], size: int, timeout: 
     output = ("-vf", f"select={wanted},{scaled}", "-fps_mode", "passthrough", "-frames:v", str(len(run)))
     written = ("-sws_flags", "bicubic+accurate_rnd+bitexact", "-f", "image2pipe", "-c:v", "ppm", "pipe:1")
     ran = _run(path, timeout, seek, (*output, *written))
-    pictures = _pictures(ran.stdout)
-    if not pictures:
-        raise EnvError(f"video {str(path)!r}: no frame at {first / info.fps:.1f} s: {_last_line(ran.stderr)}")
-    return pictures + pictures[-1:] * (len(run) - len(pictures))  # a file may end before it says
+    return _pictures(ran.stdout), ran.stderr
 
 
 def _pictures(content: bytes) -> list[NDArray[np.uint8]]:

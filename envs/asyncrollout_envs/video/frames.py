@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from asyncrollout.errors import EnvError
 from asyncrollout_envs.video import ffmpeg
+from asyncrollout_envs.video.actions import ROUNDING
 from asyncrollout_envs.video.cache import Entry, FrameCache, entry_key
 from asyncrollout_envs.video.ffmpeg import ClipInfo
 from asyncrollout_envs.video.questions import Question
@@ -37,8 +38,7 @@ class Sampling(msgspec.Struct, frozen=True):
     def between(self, start: float, end: float) -> tuple[int, int]:
         """The first and last frame shown from one second to another; if there is none, the one on the screen then."""
         times = np.array(self.numbers) / self.fps
-        slack = 0.5 / self.fps * 1e-3  # for sums of decimals
-        first, beyond = np.searchsorted(times, (start - slack, end + slack))
+        first, beyond = np.searchsorted(times, (start - ROUNDING, end + ROUNDING))
         if first >= beyond:
             shown = max(0, int(beyond) - 1)
             return shown, shown

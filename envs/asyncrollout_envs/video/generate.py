@@ -67,15 +67,23 @@ def default_config() -> Path:
 
 def _default_config(kept_in: Path) -> Path:
     path = kept_in / f"{_PREFIX}{short_digest(_code())}"
-    if not (path / CONFIG).exists():
+    if not _is_complete(path):
         kept_in.mkdir(parents=True, exist_ok=True)
-        with alone(kept_in) as is_alone:
+        with alone(kept_in / "lock-video") as is_alone:
             if is_alone:  # whoever began one of these was killed
                 for left in kept_in.glob(f"{_PREFIX}*{_PARTIAL}"):
                     shutil.rmtree(left, ignore_errors=True)
-            if not (path / CONFIG).exists():
+            if not _is_complete(path):
                 _make_at(path)
     return path / CONFIG
+
+
+def _is_complete(path: Path) -> bool:
+    """All files are there; what clears caches may have left some."""
+    try:
+        return all((path / name).exists() for name in _read_mark(path).files)
+    except (OSError, msgspec.DecodeError):
+        return False
 
 
 def _make_at(path: Path) -> None:
@@ -93,17 +101,22 @@ def _clear(directory: Path) -> None:
     """Remove what was made here before; a directory with anything else is not ours."""
     if not any(directory.iterdir()):
         return
-    mark = directory / _MARK
     try:
-        ours = msgspec.json.decode(mark.read_bytes(), type=Mark)
+        ours = _read_mark(directory)
     except (OSError, msgspec.DecodeError):
         raise UsageError(
             f"{str(directory)!r} is not empty, and was not made by make-videos: choose another directory"
         ) from None
     for name in ours.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise UsageError(f"{str(mark)!r} names {name!r}, which is no file of ours: choose another directory")
+            raise UsageError(
+                f"{str(directory / _MARK)!r} names {name!r}, which is no file of ours: choose another directory"
+            )
         (directory / name).unlink(missing_ok=True)
+
+
+def _read_mark(directory: Path) -> Mark:
+    return msgspec.json.decode((directory / _MARK).read_bytes(), type=Mark)
 
 
 def _write(directory: Path, count: int, seed: int, told: Told | None) -> Path:
@@ -116,10 +129,13 @@ def _write(directory: Path, count: int, seed: int, told: Told | None) -> Path:
     files = [*(f"videos/{clip.name}.mp4" for clip in clips), *rows, CONFIG]
     (directory / _MARK).write_bytes(msgspec.json.encode(Mark(count, seed, files)))  # first: a part of it is ours, too
     (directory / "videos").mkdir(exist_ok=True)
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
+    threads = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+    try:
         for done, _ in enumerate(threads.map(partial(_film, directory / "videos"), clips), start=1):
             if told:
                 told(done, count)
+    finally:
+        threads.shutdown(cancel_futures=True)
     for name, listed in rows.items():
         text = msgspec.json.encode(listed) if name.endswith(".json") else b"".join(map(_line, listed))
         (directory / name).write_bytes(text)

@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 
 from asyncrollout.errors import UsageError
+from asyncrollout.pictures import IMAGE_MARK
 from asyncrollout.replies import Projecting, find_answer
 from asyncrollout.types import Observation, Parsed, TextOptions
 from asyncrollout_envs.video.actions import TAGS, Action, ActionError, read_action, split_text
@@ -15,6 +16,7 @@ _ANSWERS = {
     "free-form": "a few words, 50 characters at most",
     "moment": "the seconds in which it is to be seen, such as 4-8; several parts as 2-4, 10-12",
 }
+_EXAMPLES = {"watch": "0-5", "retrieve": "0,12", "answer": "your answer"}
 
 
 class VideoText(Projecting[VideoEnv]):
@@ -50,9 +52,9 @@ class VideoText(Projecting[VideoEnv]):
         shown = zip(observation["indices"], observation["seconds"], strict=True)
         lines = [
             *([observation["notice"]] if observation["notice"] else []),
-            f"Video {env.video}: {env.sampling.seconds:g} seconds, sampled as frames 0 to {env.sampling.last}.",
+            f"Video {env.video}: {round(env.sampling.seconds, 2):g} s, sampled as frames 0 to {env.sampling.last}.",
             "You see these of them:",
-            *(f"Frame {index} ({seconds:.2f} s): <image>" for index, seconds in shown),
+            *(f"Frame {index} ({seconds:.2f} s): {IMAGE_MARK}" for index, seconds in shown),
             f"{'Find this moment' if question.kind == 'moment' else 'Question'}: {_unmarked(question.problem)}",
             *(f"{letter}. {_unmarked(option)}" for letter, option in question.options),
             f"An answer is {_ANSWERS[question.kind]}.",
@@ -64,7 +66,7 @@ class VideoText(Projecting[VideoEnv]):
     def system_prompt(self) -> str:
         rules = self._env.rules
         thinking = "" if self._env.prompt_format == "no_think" else "<think> your reasoning </think>"
-        forms = "\n".join(f"{thinking}<{tag}>{inside}</{tag}>" for tag, inside in _forms())
+        forms = "\n".join(f"{thinking}<{tag}>{inside}</{tag}>" for tag, inside in _EXAMPLES.items())
         return (
             f"You answer a question about a video, of which you see {rules.init_sample_num} frames at first. In each "
             f"turn you may look closer at a part of it, of which you then see up to {rules.max_turn_frames} frames, or "
@@ -87,7 +89,8 @@ class VideoText(Projecting[VideoEnv]):
             start, end = (question.windows or ((0.0, env.sampling.seconds),))[0]
             last = min(end, env.sampling.seconds)
             if question.windows is None and env.relevant:
-                action, thought = f"<retrieve>{env.relevant[0]},{env.relevant[-1]}</retrieve>", "These frames matter."
+                first, final = min(env.relevant), max(env.relevant)
+                action, thought = f"<retrieve>{first},{final}</retrieve>", "These frames matter."
             else:
                 action, thought = f"<watch>{min(start, last):g}-{last:g}</watch>", "I look at this part closely."
         else:
@@ -102,10 +105,6 @@ def _said(reply: str, options: TextOptions) -> Action:
     return read_action(found.tag, found.text)
 
 
-def _forms() -> list[tuple[str, str]]:
-    return [("watch", "0-5"), ("retrieve", "0,12"), ("answer", "your answer")]
-
-
 def _known(question: Question, seconds: float) -> str:
     """The right answer; a guess, where the annotations withhold it."""
     if question.kind == "moment":
@@ -113,11 +112,11 @@ def _known(question: Question, seconds: float) -> str:
         return ", ".join(f"{start:g}-{min(end, seconds):g}" for start, end in windows[:20])
     if question.solution is not None:
         return question.solution[:50]
-    return {"multiple choice": question.options[0][0] if question.options else "A", "numerical": "0"}.get(
-        question.kind, "unknown"
-    )
+    if question.kind == "multiple choice":
+        return question.options[0][0]
+    return "0"
 
 
 def _unmarked(text: str) -> str:
     """Texts of others, without the mark that stands for a picture of ours."""
-    return text.replace("<image>", "")
+    return text.replace(IMAGE_MARK, "")

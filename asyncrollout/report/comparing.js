@@ -1,0 +1,3 @@
+// Several runs together: all of it was computed.
+
+showSummary(data("summary"));

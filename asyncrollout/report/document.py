@@ -1,0 +1,65 @@
+"""A page that is one file: its skeleton, the policy that lets nothing else in, and the data that it carries."""
+
+import base64
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any
+
+from asyncrollout.report.blocks import embedded
+
+_HERE = "asyncrollout.report"
+_EVERYWHERE = (f"{_HERE}:plots.js", f"{_HERE}:layout.js")
+
+
+def skeleton(title: str, *scripts: str, asks_server: bool = False) -> tuple[str, str]:
+    """The page before its data and after it. Scripts are named `package:file`, and may use what is in every page.
+
+    Only a page that is served may ask its server for more.
+    """
+    style = _source(f"{_HERE}:page.css")
+    script = "\n".join(map(_source, (*_EVERYWHERE, *scripts)))
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
+        "media-src 'self' file: blob:; base-uri 'none'; form-action 'none'"
+    ) + "; connect-src 'self'" * asks_server
+    told = "".join(f"&#{ord(char)};" for char in title)
+    page = _source(f"{_HERE}:page.html")
+    page = page.replace("{{policy}}", policy).replace("{{title}}", told).replace("{{style}}", style)
+    head, tail = page.split("{{data}}")
+    return head, tail.replace("{{script}}", script)
+
+
+def data(name: str, content: str) -> str:
+    """An element with data; `content` is as `embedded` gives it."""
+    return f'<script type="application/json" id="{name}">{content}</script>\n'
+
+
+def whole_page(title: str, scripts: Sequence[str], carried: dict[str, Any], *, asks_server: bool = False) -> str:
+    """A page of which all data is at hand."""
+    head, tail = skeleton(title, *scripts, asks_server=asks_server)
+    return head + "".join(data(name, embedded(value)) for name, value in carried.items()) + tail
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place only when all of it is written."""
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        with partial.open("xb") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _source(name: str) -> str:
+    package, _, file = name.partition(":")
+    return (files(package) / file).read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,0 +1,84 @@
+"""A run as one side of a comparison."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrollout.comparison import Played
+from asyncrollout.errors import UsageError
+from asyncrollout.report.groups import PlayedGroup, played_group
+from asyncrollout.report.history import History, read_history
+from asyncrollout.report.readable import shown_path
+from asyncrollout.report.rollouts import Records, Rollout
+
+
+class Side:
+    """A run, as far as it is compared: its groups that were judged."""
+
+    def __init__(self, name: str, history: History, groups: list[PlayedGroup]) -> None:
+        self.name = name
+        self.history = history
+        self.groups = groups
+
+    @property
+    def group_size(self) -> int:
+        size = self.history.given.get("group_size")
+        return size if isinstance(size, int) and size > 0 else 1
+
+    @cached_property
+    def played(self) -> list[Played]:
+        return [as_played(self.history, group) for group in self.groups]
+
+    @property
+    def members(self) -> list[Rollout]:
+        return [member for group in self.groups for member in group.members]
+
+    @property
+    def envs(self) -> list[str]:
+        return list(dict.fromkeys(group.env for group in self.groups))
+
+
+def read_side(directory: Path, name: str) -> Side:
+    """Read a run, which may still go on; a `UsageError` says that the directory is none."""
+    history, records = read_history(directory), Records(directory)
+    groups = [
+        played_group(history, group, [rollout for rollout, _ in records.read(group)])
+        for group in history.verdicts
+        if group in records.groups
+    ]
+    return Side(name, history, groups)
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Their last parts, if these tell them apart."""
+    short = [shown_path(path.resolve().name) for path in paths]
+    return short if len({*short}) == len(short) else [shown_path(path) for path in paths]
+
+
+def which_k(sides: Sequence[Side], k: int | None = None) -> list[int]:
+    """The k of pass@k: 1, and the one that is asked for, or else the size of the smallest group."""
+    most = min(side.group_size for side in sides)
+    if k is not None and not 1 <= k <= most:
+        raise UsageError(f"--k {k}: valid is a whole number from 1 to {most}, the size of the smallest group")
+    return sorted({1, k or most})
+
+
+def as_played(history: History, group: PlayedGroup) -> Played:
+    """Two groups are of the same task if id, env, options, seed and task are the same."""
+    envs, valid = history.given.get("envs"), group.valid
+    setting: Any = envs.get(group.env) if isinstance(envs, dict) else None
+    what = [group.id, group.env, group.members[0].start, setting]
+    verdict = history.verdicts.get(group.id)
+    return Played(
+        what=msgspec.json.encode(what, order="sorted").decode(),
+        tag=group.env,
+        rewards=tuple(member.reward for member in valid),
+        successes=sum(member.passed for member in valid),
+        failed=len(group.members) - len(valid),
+        turns=sum(member.turns for member in valid) / max(len(valid), 1),
+        tokens=sum(member.tokens for member in valid) / max(len(valid), 1),
+        kept=verdict is None or verdict.keep,
+    )

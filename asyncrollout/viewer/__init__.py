@@ -1,0 +1,1 @@
+"""Runs in a browser, while they go on and after."""

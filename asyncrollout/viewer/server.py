@@ -1,0 +1,170 @@
+"""A web server on this machine, and for it alone: a list of runs, the report of each, and their figures."""
+
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+from aiohttp import web
+from anyio.from_thread import check_cancelled
+
+from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.metrics import prometheus_text
+from asyncrollout.metrics.prometheus import CONTENT_TYPE
+from asyncrollout.report.comparing import MOST_SIDES, comparison_page
+from asyncrollout.report.document import whole_page
+from asyncrollout.report.page import Served, write_report
+from asyncrollout.report.recordings import recordings
+from asyncrollout.report.sides import read_side, which_k
+from asyncrollout.viewer.shelf import Shelf, standing, version_of
+
+HOST = "127.0.0.1"
+_INDEX, _FOLLOW = "asyncrollout.viewer:index.js", "asyncrollout.viewer:follow.js"
+
+_OURS = ("127.0.0.1", "localhost")
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_CLOSING_SECONDS = 1.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Viewer:
+    """Answers requests; reports are written to a directory of its own, and anew when a run has gone on since."""
+
+    def __init__(self, shelf: Shelf, own: Path) -> None:
+        self._shelf = shelf
+        self._own = own
+        self._written: dict[Path, str] = {}
+        self._writing: dict[Path, anyio.Lock] = {}
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[_for_this_machine_only, _telling_errors])
+        app.add_routes(
+            [
+                web.get("/", self._index),
+                web.get("/runs.json", self._runs),
+                web.get("/runs/{name}/", self._report),
+                web.get("/runs/{name}/state.json", self._state),
+                web.get("/runs/{name}/videos/{file}", self._video),
+                web.get("/compare", self._compare),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        return app
+
+    async def _index(self, _: web.Request) -> web.Response:
+        page = whole_page("Runs", [_INDEX], {"runs": await self._standings()}, asks_server=True)
+        return web.Response(text=page, content_type="text/html")
+
+    async def _runs(self, _: web.Request) -> web.Response:
+        return _as_json(await self._standings())
+
+    async def _standings(self) -> Any:
+        return msgspec.to_builtins(await anyio.to_thread.run_sync(self._shelf.standings))
+
+    async def _report(self, request: web.Request) -> web.FileResponse:
+        directory = await self._run(request)
+        path = await self._fresh_report(request.match_info["name"], directory)
+        return web.FileResponse(path, headers={"Content-Type": "text/html; charset=utf-8"})
+
+    async def _state(self, request: web.Request) -> web.Response:
+        directory = await self._run(request)
+        found = await anyio.to_thread.run_sync(standing, request.match_info["name"], directory)
+        return _as_json({"version": version_of(directory), **msgspec.to_builtins(found)})
+
+    async def _video(self, request: web.Request) -> web.FileResponse:
+        found = recordings(await self._run(request))
+        if (path := found.get(request.match_info["file"])) is None:
+            raise web.HTTPNotFound(text="There is no such recording.")
+        return web.FileResponse(path)
+
+    async def _compare(self, request: web.Request) -> web.Response:
+        """`/compare?run=one&run=other`."""
+        runs, names = await anyio.to_thread.run_sync(self._shelf.runs), request.query.getall("run", [])
+        if unknown := [name for name in names if name not in runs]:
+            raise web.HTTPNotFound(text=f"There is no such run here: {', '.join(unknown)}")
+        if not 1 <= len(names) <= MOST_SIDES:
+            raise web.HTTPBadRequest(text=f"Choose up to {MOST_SIDES} runs: /compare?run=NAME&run=OTHER")
+        page = await anyio.to_thread.run_sync(_comparison, {name: runs[name] for name in names})
+        return web.Response(text=page, content_type="text/html")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        """Of those that are played: a run that has ended is no longer there to be watched."""
+        playing = {one["name"]: one["figures"] for one in await self._standings() if one["state"] == "playing"}
+        return web.Response(body=prometheus_text(playing).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _run(self, request: web.Request) -> Path:
+        runs = await anyio.to_thread.run_sync(self._shelf.runs)
+        if (directory := runs.get(request.match_info["name"])) is None:
+            raise web.HTTPNotFound(text="There is no such run here.")
+        return directory
+
+    async def _fresh_report(self, name: str, directory: Path) -> Path:
+        """One at a time for each run: who comes while it is written, waits for it."""
+        path = self._own / f"{hashlib.sha256(os.fsencode(directory)).hexdigest()}.html"
+        async with self._writing.setdefault(directory, anyio.Lock()):
+            version = version_of(directory)
+            if self._written.get(directory) != version:
+                served = Served(_FOLLOW, {"run": name, "version": version})
+                write = partial(write_report, directory, path, lambda _done, _all: check_cancelled(), served=served)
+                await anyio.to_thread.run_sync(write)
+                self._written[directory] = version
+        return path
+
+
+def _comparison(runs: dict[str, Path]) -> str:
+    sides = [read_side(directory, name) for name, directory in runs.items()]
+    return comparison_page(sides, which_k(sides))
+
+
+@asynccontextmanager
+async def serving(shelf: Shelf, port: int | None) -> AsyncIterator[str]:
+    """The address under which the runs are shown; without a port, any that is free."""
+    async with AsyncExitStack() as parts:
+        own = parts.enter_context(TemporaryDirectory(prefix="asyncrollout-view-"))
+        runner = web.AppRunner(Viewer(shelf, Path(own)).app(), access_log=None, shutdown_timeout=_CLOSING_SECONDS)
+        await runner.setup()
+        parts.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, HOST, port or 0)
+        try:
+            await site.start()
+        except OSError as error:
+            raise UsageError(f"port {port} cannot be used: {error.strerror or error}; try another --port") from error
+        yield f"http://{HOST}:{runner.addresses[0][1]}/"
+
+
+@web.middleware
+async def _for_this_machine_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A page from elsewhere that has its own name point here gets nothing."""
+    if request.url.host not in _OURS:
+        return web.Response(status=403, text="This address is for this machine only.")
+    response = await handler(request)
+    response.headers.update({name: value for name, value in _HEADERS.items() if name not in response.headers})
+    return response
+
+
+@web.middleware
+async def _telling_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as answer:
+        return web.Response(status=answer.status, text=answer.text)
+    except RolloutError as error:
+        return web.Response(status=422, text=f"This run cannot be shown: {error}")
+
+
+def _as_json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
