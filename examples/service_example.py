@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from asyncrollout import BaseServiceConfig, RemoteEnvPool, VideoEnvService
+from asyncrollout import BaseServiceConfig, EnvPool, RemoteEnvPool, VideoEnvService
 from asyncrollout.service.server import EnvServer
 
 CONFIGS = {f"env_{number}": {"env_name": "video", "env_config": {"seed": number}} for number in range(3)}
@@ -47,7 +47,7 @@ async def in_this_process() -> None:
 
 async def over_http() -> None:
     """What `asyncrollout serve` does, with a client of VAGEN's kind and with a pool of ours."""
-    async with EnvServer(port=0, workers=2) as server:
+    async with EnvPool(workers=2) as workers, EnvServer(workers, port=0) as server:
         print(f"Over HTTP, at {server.url}:")
         async with aiohttp.ClientSession(server.url) as session:
             await session.post("/environments", json={"ids2configs": CONFIGS})

@@ -35,7 +35,7 @@ from asyncrollout.testing import same
 from tests.cable import Cable
 from tests.playing import ACTIONS, PATIENCE, REPLIES, Gate, expected, play
 from tests.service_envs import KNOWN
-from tests.test_service_http import CANARY, serve
+from tests.test_service_http import CANARY, serve, started
 from tests.tiny_envs import Point
 
 SPECS = {spec.name: spec for spec in KNOWN}
@@ -59,14 +59,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def remote(**options: Any) -> AsyncIterator[tuple[EnvServer, RemoteEnvPool]]:
-    async with EnvServer(port=0, workers=1, **options) as server, RemoteEnvPool(server.url) as pool:
+    async with started(**options) as server, RemoteEnvPool(server.url) as pool:
         yield server, pool
 
 
 @asynccontextmanager
 async def cabled() -> AsyncIterator[tuple[EnvServer, Cable, RemoteEnvPool]]:
     async with (
-        EnvServer(port=0, workers=1) as server,
+        started(workers=1) as server,
         Cable(server.url).laid() as cable,
         RemoteEnvPool(cable.url, patience=0.5) as pool,
     ):
@@ -77,15 +77,12 @@ class Leaving:
     """A server that stops when it is told to, while others go on."""
 
     def __init__(self, port: int = 0) -> None:
-        self._server = EnvServer(port=port, workers=1)
+        self._port = port
         self._told, self._gone = anyio.Event(), anyio.Event()
 
-    @property
-    def url(self) -> str:
-        return self._server.url
-
     async def run(self, *, task_status: TaskStatus[None]) -> None:
-        async with self._server:
+        async with started(port=self._port) as server:
+            self.url = server.url
             task_status.started()
             await self._told.wait()
         self._gone.set()
@@ -136,7 +133,7 @@ async def test_same_rollouts() -> None:
         turns = [[_timeless(turn) for turn in one.turns] for one in played]
         return [fields, turns]
 
-    async with remote() as (_, pool), EnvPool(workers=1) as here:
+    async with remote(workers=1) as (_, pool), EnvPool(workers=1) as here:
         assert same(await collect(pool), await collect(here))
 
 
@@ -196,7 +193,7 @@ async def test_many_pools_at_once() -> None:
         async with RemoteEnvPool(server.url) as pool, pool.open("light_text") as env:
             seen[number] = await play(env, number % 8, ["add 1", f"add {number % 8}"])
 
-    async with EnvServer(port=0, workers=1) as server, anyio.create_task_group() as tasks:
+    async with started() as server, anyio.create_task_group() as tasks:
         for number in range(64):
             tasks.start_soon(run, server, number)
     assert len(seen) == 64
@@ -207,7 +204,7 @@ async def test_many_pools_at_once() -> None:
 
 
 async def test_errors_are_those_of_a_pool_here(tmp_path: Path) -> None:
-    async with remote() as (server, pool), EnvPool(workers=1) as here:
+    async with remote(workers=1) as (server, pool), EnvPool(workers=1) as here:
         told = []
         for one in (pool, here):
             async with one.open("crasher", at=1, how="raise") as env:
@@ -283,7 +280,7 @@ async def test_caps() -> None:
 
 
 async def test_tokens() -> None:
-    async with EnvServer(port=0, workers=1, tokens=[read_token(CANARY, where="")]) as server:
+    async with started(tokens=[read_token(CANARY, where="")]) as server:
         for token, reason in (
             (None, "status 401, a token is needed"),
             ("wrong-" + CANARY, "status 401, this token is not"),
@@ -307,11 +304,7 @@ async def test_tokens() -> None:
 async def test_a_cut_connection_is_taken_up_again(tmp_path: Path) -> None:
     """Calls under way when it is cut are made once, and answered."""
     gate = Gate(tmp_path)
-    async with (
-        EnvServer(port=0, workers=1) as server,
-        Cable(server.url).laid() as cable,
-        RemoteEnvPool(cable.url) as pool,
-    ):
+    async with cabled() as (_, cable, pool):
         async with pool.open("gated", pipe=gate.pipe) as env, pool.open("counter") as other:
             await env.reset(seed=3)
             await other.reset(seed=3)
@@ -333,11 +326,7 @@ async def test_a_cut_connection_is_taken_up_again(tmp_path: Path) -> None:
 
 
 async def test_an_answer_that_was_lost_is_given_again() -> None:
-    async with (
-        EnvServer(port=0, workers=1) as server,
-        Cable(server.url).laid() as cable,
-        RemoteEnvPool(cable.url) as pool,
-    ):
+    async with cabled() as (server, cable, pool):
         async with pool.open("light_text") as env:
             await env.reset(seed=3)
             cable.muted = True
@@ -360,7 +349,7 @@ async def test_an_answer_that_was_lost_is_given_again() -> None:
 
 async def test_a_cancelled_step_needs_a_reset(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
-    async with remote() as (_, pool), pool.open("gated", pipe=gate.pipe) as env:
+    async with remote(workers=1) as (_, pool), pool.open("gated", pipe=gate.pipe) as env:
         await env.reset(seed=3)
         with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as tasks:
@@ -415,7 +404,7 @@ async def test_idle_sessions_are_closed_and_come_back() -> None:
 
 
 async def test_envs_of_a_pool_that_is_gone_are_closed() -> None:
-    async with EnvServer(port=0, workers=1) as server:
+    async with started() as server:
         async with RemoteEnvPool(server.url) as pool:
             await pool.open("counter")
             assert (await _stats(server))["environments"] == 1
@@ -426,6 +415,24 @@ async def test_envs_of_a_pool_that_is_gone_are_closed() -> None:
         with anyio.fail_after(PATIENCE):
             while (await _stats(server))["environments"]:
                 await server.close_idle(anyio.current_time() + 61)
+
+
+async def test_a_server_that_stops_leaves_no_envs() -> None:
+    opened, stopped = anyio.Event(), anyio.Event()
+
+    async def hold(url: str) -> None:
+        async with RemoteEnvPool(url, patience=0.1) as pool:
+            await pool.open("counter")
+            opened.set()
+            await stopped.wait()
+
+    async with EnvPool(backend="inline") as behind, anyio.create_task_group() as tasks:
+        async with EnvServer(behind, port=0) as server:
+            tasks.start_soon(hold, server.url)
+            await opened.wait()
+            assert behind.stats().envs == 1
+        assert behind.stats().envs == 0
+        stopped.set()
 
 
 async def test_a_dead_server_is_named() -> None:
@@ -445,7 +452,7 @@ async def test_a_dead_server_is_named() -> None:
 
 async def test_envs_of_a_dead_server_go_on_at_another() -> None:
     leaving = Leaving()
-    async with EnvServer(port=0, workers=1) as staying, anyio.create_task_group() as tasks:
+    async with started() as staying, anyio.create_task_group() as tasks:
         await tasks.start(leaving.run)
         async with RemoteEnvPool([leaving.url, staying.url], patience=0.1) as pool:
             envs = [await pool.open("counter") for _ in range(4)]

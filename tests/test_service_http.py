@@ -22,7 +22,7 @@ import psutil
 import pytest
 import structlog
 
-from asyncrollout import UsageError, registry
+from asyncrollout import EnvPool, UsageError, registry
 from asyncrollout.cli.app import main
 from asyncrollout.service.access import gather_tokens, read_token
 from asyncrollout.service.admission import Admission
@@ -62,8 +62,16 @@ class Browser:
 
 
 @asynccontextmanager
+async def started(*, workers: int = 0, **options: Any) -> AsyncIterator[EnvServer]:
+    """A server whose envs live in workers, or on the event loop."""
+    pool = EnvPool(workers) if workers else EnvPool(backend="inline")
+    async with pool, EnvServer(pool, port=options.pop("port", 0), **options) as server:
+        yield server
+
+
+@asynccontextmanager
 async def serving(**options: Any) -> AsyncIterator[Browser]:
-    async with aiohttp.ClientSession() as session, EnvServer(port=0, **{"workers": 1, **options}) as server:
+    async with aiohttp.ClientSession() as session, started(**options) as server:
         yield Browser(server, session)
 
 
@@ -160,7 +168,7 @@ async def test_many_clients_at_once(clients: int) -> None:
             assert all([*results] == [env_id] for results in told)
             played[number] = [results[env_id] for results in told]
 
-    async with EnvServer(port=0, workers=1) as server, anyio.create_task_group() as tasks:
+    async with started() as server, anyio.create_task_group() as tasks:
         for number in range(clients):
             tasks.start_soon(play, server, number)
     assert len(played) == clients
@@ -219,8 +227,8 @@ def test_tokens_are_read_with_care(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_a_wider_bind_demands_a_token(host: str) -> None:
     with pytest.raises(UsageError, match="can be reached from other machines"):
-        EnvServer(host)
-    EnvServer(host, tokens=[read_token(CANARY, where="")])
+        EnvServer(EnvPool(backend="inline"), host)
+    EnvServer(EnvPool(backend="inline"), host, tokens=[read_token(CANARY, where="")])
 
 
 async def test_web_pages_are_kept_out() -> None:
@@ -353,7 +361,7 @@ async def test_large_bodies() -> None:
 
 async def test_caps(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
-    async with serving(caps=Caps(envs=2, requests=1)) as browser:
+    async with serving(workers=1, caps=Caps(envs=2, requests=1)) as browser:
         await browser.create("a", name="gated", pipe=gate.pipe, at="step")
         configs = {env_id: {"env_name": "text"} for env_id in "bc"}
         status, told = await browser.post("/environments", {"ids2configs": configs})
@@ -384,7 +392,7 @@ async def test_a_port_that_is_taken() -> None:
     async with serving() as browser:
         port = int(browser.server.url.rpartition(":")[2])
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
-            async with EnvServer(port=port, workers=1):
+            async with started(port=port):
                 pass
 
 
@@ -396,7 +404,7 @@ async def test_what_is_under_way_is_finished(tmp_path: Path, monkeypatch: pytest
     gate = Gate(tmp_path)
     told: list[Any] = []
     with anyio.fail_after(PATIENCE):
-        async with anyio.create_task_group() as tasks, serving() as browser:
+        async with anyio.create_task_group() as tasks, serving(workers=1) as browser:
             await browser.create("a", name="gated", pipe=gate.pipe)
             await browser.post("/batch/reset", {"ids2seeds": {"a": 1}})
 
@@ -415,10 +423,11 @@ async def test_what_is_under_way_is_finished(tmp_path: Path, monkeypatch: pytest
     assert (status, body["results"]["a"][2]) == (200, False)
 
 
-async def test_hurry_ends_the_wait(tmp_path: Path, short_grace: None) -> None:
+async def test_hurry_ends_the_wait(tmp_path: Path, short_grace: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrollout.service.server._LEAVE_SECONDS", 0.01)
     gate = Gate(tmp_path)
     with anyio.fail_after(PATIENCE):
-        async with anyio.create_task_group() as tasks, serving(grace=10 * PATIENCE) as browser:
+        async with anyio.create_task_group() as tasks, serving(workers=1, grace=10 * PATIENCE) as browser:
             await browser.create("a", name="gated", pipe=gate.pipe)
             await browser.post("/batch/reset", {"ids2seeds": {"a": 1}})
 

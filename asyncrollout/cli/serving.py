@@ -14,6 +14,7 @@ from asyncrollout.cli.app import STOPPED, Told
 from asyncrollout.cli.envs import allowed_env
 from asyncrollout.cli.logs import logging_to
 from asyncrollout.errors import UsageError
+from asyncrollout.pool.pool import EnvPool
 from asyncrollout.service.access import gather_tokens
 from asyncrollout.service.admission import Admission, registered_env
 from asyncrollout.service.server import Caps, EnvServer
@@ -56,14 +57,14 @@ async def serve(
         raise UsageError(f"port={port} is not a number from 0 to 65535")
     tokens = gather_tokens(token, token_file)
     find = partial(allowed_env, allow_import=True) if allow_import else registered_env
+    pool = EnvPool(workers, step_timeout=step_timeout)
     server = EnvServer(
+        pool,
         host,
         port,
-        workers=workers,
         tokens=tokens,
         admission=Admission(find=find, data_dir=data_dir, allow_import=allow_import),
         caps=Caps(max_envs, max_requests, max_body, idle_seconds),
-        step_timeout=step_timeout,
         grace=grace,
     )
     with (
@@ -71,7 +72,7 @@ async def serve(
         anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
     ):
         async with task_group() as watching:
-            async with server:
+            async with pool, server:
                 told = "to whoever has a token" if tokens else "to this machine alone"
                 output.show(f"Serving on {server.url}, {told}. Ctrl-C stops it.")
                 output.record({"event": "serving", "url": server.url, "pid": os.getpid()})

@@ -46,21 +46,20 @@ class Caps(msgspec.Struct, frozen=True):
 
 
 class EnvServer:
-    """Serves until it is left; then calls under way have `grace` seconds to finish, and all envs are closed.
+    """Serves envs of an open pool until it is left; then calls under way have `grace` seconds, and envs are closed.
 
     Without `tokens`, only this machine may be listened to. `port=0` is any that is free; `url` tells which.
     """
 
     def __init__(
         self,
+        pool: EnvPool,
         host: str = "127.0.0.1",
         port: int = 8200,
         *,
-        workers: int | None = None,
         tokens: Sequence[Token] = (),
         admission: Admission | None = None,
         caps: Caps = Caps(),  # noqa: B008 (frozen)
-        step_timeout: float = 60.0,
         grace: float = 10.0,
     ) -> None:
         if not tokens and not _is_this_machine(host):
@@ -76,9 +75,9 @@ class EnvServer:
         self._admission = admission or Admission()
         self._caps = caps
         self._grace = grace
-        self._pool = EnvPool(workers, step_timeout=step_timeout)
-        self._service = EnvService(max_workers=caps.envs, pool=self._pool)  # the pool has its own bound
-        self._sessions = Sessions(self._pool, self._admission, lambda: self._check_room(0))
+        self._pool = pool
+        self._service = EnvService(max_workers=caps.envs, pool=pool)  # the pool has its own bound
+        self._sessions = Sessions(pool, self._admission, lambda: self._check_room(0))
         self._channels: set[ServerChannel] = set()
         self._background = Background()
         self._parts = AsyncExitStack()
@@ -97,7 +96,6 @@ class EnvServer:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as parts:
-            await parts.enter_async_context(self._pool)
             await parts.enter_async_context(self._service)
             await self._sessions.open()
             parts.push_async_callback(self._sessions.close)

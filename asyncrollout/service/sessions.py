@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import anyio
 import structlog
 
 from asyncrollout.errors import EnvCrashed, RolloutError, UsageError
@@ -77,9 +78,13 @@ class Sessions:
         await self._tasks.__aenter__()
 
     async def close(self) -> None:
+        """Give up what is under way, and close all envs."""
         for task in self._running:
             task.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        with anyio.CancelScope(shield=True):  # to close an env never takes long
+            await self._tasks.__aexit__(None, None, None)
+            for client in [*self.clients.values()]:
+                await self.close_client(client)
 
     def attach(self, client_id: str, channel: Channel) -> Client:
         """A pool that is new here, or is back; its newest channel is the one that counts."""
