@@ -28,3 +28,10 @@ def test_gallery_shows_every_env_that_renders(tmp_path: Path) -> None:
     rows = told.count(" pictures\n") - told.count("renders no pictures")
     assert (width - 8) // 200 == 8
     assert (height - 8) // 200 == rows == 7
+
+
+def test_service_example_plays_in_this_process_and_over_http() -> None:
+    told = run("service_example.py")
+    assert told.count("env_0: reward +0.1, 8 pictures") == 2
+    assert told.count("nobody: Environment nobody not found") == 2
+    assert told.count("a pool there: reward ") == 2

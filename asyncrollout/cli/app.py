@@ -84,6 +84,19 @@ COMMANDS = (
         """,
     ),
     (
+        "asyncrollout.cli.serving:serve",
+        RUN,
+        """Offer environments to other processes and machines, over HTTP.
+
+        For batches of them, with the addresses and bodies of VAGEN's server, and for asyncrollout.RemoteEnvPool. Only
+        registered environments and Gymnasium's can be opened, and only from this machine, unless you say otherwise.
+
+        Example: asyncrollout serve
+
+        Example: ASYNCROLLOUT_TOKEN=... asyncrollout serve --host 0.0.0.0 --data-dir videos
+        """,
+    ),
+    (
         "asyncrollout.cli.reporting:report",
         LOOK,
         """Write a page that shows all of a run: one file, to open in a browser.

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from asyncrollout.cli.app import Output, Told, printable
 from asyncrollout.cli.logs import logging_to
 from asyncrollout.errors import EnvCheckError, UsageError
-from asyncrollout.registry import EnvSpec, env_names, find_env, load_factory
+from asyncrollout.registry import EnvSpec, env_names, find_env, is_import_path, load_factory
 
 if TYPE_CHECKING:
     from asyncrollout.testing import EnvReport
@@ -96,8 +96,7 @@ async def check_env(
 
 def allowed_env(name: str, *, allow_import: bool) -> EnvSpec:
     """The spec of a name from outside; one that would import code is refused unless that is allowed."""
-    # Gymnasium, too, imports what stands before a colon in its ids.
-    if ":" not in name.removeprefix("gymnasium:"):
+    if not is_import_path(name):
         return find_env(name)
     if not allow_import:
         raise UsageError(f"env {name!r} is an import path, which runs that module's code: allow it with --allow-import")

@@ -156,7 +156,7 @@ class EnvHandle:
         """The env's picture of its state."""
         return (await self._ask(Op.RENDER, None, "render"))[2]
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Anything else that the env or its text interface offers: a method's result, or an attribute."""
         called = Called(method, args, kwargs)
         reply = await self._ask(Op.CALL, called, f"call {method}()")
