@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -19,12 +19,6 @@ from asyncrollout.dropin import portal
 from asyncrollout.dropin.portal import Opened
 from tests.scripts.processes import LIMIT, wait_until
 from tests.test_guards import mark, read_line, running  # noqa: F401 (a fixture)
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    portal.close()
 
 
 async def double(number: int) -> int:

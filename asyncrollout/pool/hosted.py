@@ -67,7 +67,8 @@ def run_now(steps: Coroutine[Any, Any, T]) -> T:
     raise EnvError("one of this env's methods is a coroutine, but its step() is not")
 
 
-def _make(spec: EnvSpec) -> Any:
+def make_env(spec: EnvSpec) -> Any:
+    """What its factory makes; a keyword that it does not take is told with the nearest one."""
     factory = load_factory(spec.factory)
     try:
         return factory(**spec.kwargs)
@@ -123,7 +124,7 @@ class HostedEnv:
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
         spec = opening.spec
-        self.env = _make(spec)
+        self.env = make_env(spec)
         for method in ("reset", "step"):
             if not callable(getattr(self.env, method, None)):
                 raise UsageError(f"{type(self.env).__qualname__} has no {method}() method: an env needs reset and step")

@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 from asyncrollout.config.ragen_envs import our_kwargs
 from asyncrollout.errors import UsageError
-from asyncrollout.pool.hosted import reset_options
+from asyncrollout.pool.hosted import make_env, reset_options
 from asyncrollout.registry import find_env, load_factory
-from asyncrollout.types import TextOptions
+from asyncrollout.types import Placement, TextOptions
 
 
 class EnvConfig:
@@ -24,13 +24,14 @@ class RagenEnv:
     """One of our envs with RAGEN's methods: texts for observations, `done` for its end, a table of action names."""
 
     env_type: ClassVar[str]
+    runs: ClassVar[Placement | None] = None  # where, if not as the env itself says
 
     def __init__(self, config: EnvConfig | None = None) -> None:
         self.config = EnvConfig() if config is None else config
         spec = find_env(self.env_type)
         kwargs, _ = our_kwargs(self.env_type, self.config.given)
         options = {key: kwargs.pop(key) for key in TextOptions.__struct_fields__ if key in kwargs}
-        self._env = load_factory(spec.factory)(**{**spec.kwargs, **kwargs})
+        self._env = make_env(spec.with_kwargs(**kwargs))
         self._text = load_factory(spec.text_interface)(self._env, TextOptions(**options))
         self._seen: Any = None
         self._tell_actions()
@@ -106,8 +107,11 @@ class WebShopEnv(RagenEnv):
 _SHIPPED = (SokobanEnv, FrozenLakeEnv, BanditEnv, CountdownEnv, MetaMathQAEnv, WebShopEnv)
 
 REGISTERED_ENVS: dict[str, Any] = {env.env_type: env for env in _SHIPPED}
-"""Env types and their classes, made as `cls(config)`. One of your own needs `reset(seed=...)`, `step(action)` and
-`render()`; it is given `mode=` and `member=` if its `reset` takes them."""
+"""Env types and their classes, made as `cls(config)`.
+
+One of your own needs `reset(seed=...)`, `step(action)` and `render()`; it is given `mode=` and `member=` if its `reset`
+takes them. It runs in workers, or with `runs = "light"` on the loop.
+"""
 
 REGISTERED_ENV_CONFIGS: dict[str, Any] = dict.fromkeys(REGISTERED_ENVS, EnvConfig)
 """Env types and what makes their configs of keyword arguments."""

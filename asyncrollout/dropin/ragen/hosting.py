@@ -35,7 +35,8 @@ class StepEnv:
         return self._seen(), {**info, "instruction": instruction() if callable(instruction) else ""}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward, done, info = self._play(action)
+        chosen = self._known([action]) if isinstance(action, str) else [action]
+        reward, done, info = self._play(chosen[0] if chosen else action)
         return self._seen(), reward, done, self._is_cut_off and not done, info
 
     def render(self) -> Any:
@@ -56,6 +57,15 @@ class StepEnv:
         self._shown, reward, *ends, info = self._env.step(action)
         self._count += 1
         return float(reward), any(ends), dict(info)
+
+    def _known(self, words: list[str]) -> list[Any]:
+        """Actions by their names, or numbers, in any case; others are left out. Without a table, words are actions."""
+        names = getattr(getattr(self._env, "config", None), "action_lookup", None)
+        if names is None:
+            return words
+        actions = {str(action): action for action in names} | {name.lower(): action for action, name in names.items()}
+        plain = (word.strip().lower() for word in words)
+        return [actions[word] for word in plain if word in actions]
 
     def _seen(self) -> list[Any]:
         render, offered = getattr(self._env, "render", None), getattr(self._env, "get_all_actions", None)
@@ -79,15 +89,6 @@ class TurnEnv(StepEnv):
                 break
         is_valid = bool(known) and len(known) == len(asked)
         return [*self._seen(), played, is_valid], total, done, self._is_cut_off and not done, info
-
-    def _known(self, words: list[str]) -> list[Any]:
-        """Actions by their names, or numbers, in any case; others are left out. Without a table, words are actions."""
-        names = getattr(getattr(self._env, "config", None), "action_lookup", None)
-        if names is None:
-            return words
-        actions = {str(action): action for action in names} | {name.lower(): action for action, name in names.items()}
-        plain = (word.strip().lower() for word in words)
-        return [actions[word] for word in plain if word in actions]
 
 
 def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Settings(msgspec.Struct, frozen=True):
     def part(self, mode: Mode) -> Part:
         part: Part | None = getattr(self.es_manager, mode)
         if part is None:
-            raise UsageError(f"config: es_manager.{mode} is missing: say how many envs of which tags there are")
+            raise UsageError(f"config: es_manager.{mode} is missing: say how many of which tags")
         return part
 
     def base_seed(self, mode: Mode) -> int:
@@ -136,7 +136,8 @@ class Plan(msgspec.Struct, frozen=True):
         """For the pool, as a `StepEnv` or a `TurnEnv`."""
         env_class = envs.REGISTERED_ENVS[self.env_type]
         is_ours = isinstance(env_class, type) and issubclass(env_class, envs.RagenEnv)
-        runs: Placement = find_env(env_class.env_type).runs if is_ours else getattr(env_class, "runs", "cpu")
+        usual: Placement = find_env(env_class.env_type).runs if is_ours else "cpu"
+        runs = "light" if self.on_loop else getattr(env_class, "runs", None) or usual
         more = {**self.options, **({"split": "val"} if self.mode == "val" else {})} if is_ours else {}
         kwargs = {
             "make_env": env_class,
@@ -146,7 +147,7 @@ class Plan(msgspec.Struct, frozen=True):
             "max_actions": self.max_actions,
         }
         factory = f"asyncrollout.dropin.ragen.hosting:{host}"
-        return EnvSpec(name=self.tag, factory=factory, kwargs=kwargs, runs="light" if self.on_loop else runs)
+        return EnvSpec(name=self.tag, factory=factory, kwargs=kwargs, runs=runs)
 
 
 def read_settings(config: Any) -> Settings:
