@@ -129,13 +129,15 @@ class EnvPool:
         *,
         text: bool | None = None,
         worker: int | None = None,
+        beside: EnvHandle | None = None,
         expert: bool = False,
         **env_kwargs: Any,
     ) -> EnvHandle:
         """An env to enter with `async with`, or to `await` and close yourself.
 
-        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; with `expert`,
-        each outcome carries the solver's next reply in `info["expert"]`.
+        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; `beside` has it begin on
+        the worker of another env, with which it may share what is costly to make; with `expert`, each outcome carries
+        the solver's next reply in `info["expert"]`.
         """
         self._placement.check_open()
         spec = find_env(spec_or_name)
@@ -157,18 +159,18 @@ class EnvPool:
                 f"env {spec.name!r}: worker={worker!r} is not a rank of this pool, which has {self._workers}"
             )
         opening = Opening(replace(spec, kwargs=kwargs), text, expert, options)
-        return self._handle(opening, worker)
+        return self._handle(opening, worker, None if beside is None else beside.seat)
 
     def reopen(self, seat: Seat) -> EnvHandle:
         """Another env like this one."""
         self._placement.check_open()
         return self._handle(seat.opening, seat.pinned)
 
-    def _handle(self, opening: Opening, pinned: int | None) -> EnvHandle:
+    def _handle(self, opening: Opening, pinned: int | None, beside: Seat | None = None) -> EnvHandle:
         on_loop = not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec)))
         if not on_loop:
             _check_picklable(opening)
-        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop)
+        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=beside)
         return EnvHandle(self, seat)
 
     async def step_many(self, handles: Sequence[EnvHandle], actions: Sequence[Any]) -> list[Outcome | RolloutError]:

@@ -11,6 +11,7 @@ import numpy as np
 from asyncrollout import checks
 from asyncrollout.dropin.portal import Opened
 from asyncrollout.dropin.ragen.fleet import Fleet, Result
+from asyncrollout.dropin.ragen.hosting import BETWEEN
 from asyncrollout.dropin.ragen.settings import Mode, Plan, read_plans, read_settings
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.types import PoolStats
@@ -87,7 +88,7 @@ class AsyncEnvStateManager:
         """Play a turn; the caches of the environments that are not done, in the order of the inputs."""
         inputs = self._read(all_env_inputs)
         self._fleet.parallel = self.use_multiprocessing
-        results = await self._fleet.step({env_id: given["actions"] for env_id, given in inputs.items()})
+        results = await self._fleet.step({env_id: BETWEEN.join(given["actions"]) for env_id, given in inputs.items()})
         for (env_id, given), result in zip(inputs.items(), results, strict=True):
             self._note(self.envs[env_id], self.rollout_cache[env_id], given, result)
         return [self.rollout_cache[env_id] for env_id in inputs if not self.envs[env_id]["status"].terminated]
@@ -131,8 +132,9 @@ class AsyncEnvStateManager:
                 )
             if env_id in inputs:
                 raise UsageError(f"env_id={env_id} is in the inputs twice: a turn of an environment is one entry")
-            if isinstance(given["actions"], str):
-                raise UsageError(f"env_id={env_id}: actions={given['actions']!r} is not a list of actions")
+            actions = given["actions"]
+            if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+                raise UsageError(f"env_id={env_id}: actions={actions!r:.200} is not a list of actions in words")
             inputs[int(env_id)] = given
         return {env_id: given for env_id, given in inputs.items() if not self.envs[env_id]["status"].terminated}
 
@@ -145,7 +147,7 @@ class AsyncEnvStateManager:
             status.terminated = status.truncated = True
             first["info"] = {"error": str(result)}
         else:
-            entry["instruction"], state = result.info["instruction"], result.observation[0]
+            entry["instruction"], state = result.info["instruction"], result.observation
         first |= _shown(state, entry["max_actions_per_traj"])
         return {**cache, "history": [first], "penalty": 0}
 
@@ -157,9 +159,9 @@ class AsyncEnvStateManager:
             state = history[-1].get("images", history[-1]["state"])
             status.terminated = status.truncated = True
         else:
-            state, _, played, is_valid = result.observation
-            reward, info = result.reward, result.info
-            if not is_valid:
+            state, reward = result.observation, result.reward
+            info, played = result.info["told"], result.info["played"]
+            if not result.info["is_valid"]:
                 cache["penalty"] -= self.format_penalty
             status.terminated = result.done
             status.truncated = result.done and not (result.terminated and info.get("success", False))
