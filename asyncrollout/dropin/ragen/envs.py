@@ -42,10 +42,10 @@ class RagenEnv:
         return self.describe()
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
-        reward, done, info = self.act(action)
+        reward, done, info = self.play_undescribed(action)
         return self.describe(), reward, done, info
 
-    def act(self, action: Any) -> tuple[float, bool, dict[str, Any]]:
+    def play_undescribed(self, action: Any) -> tuple[float, bool, dict[str, Any]]:
         """A step whose state is described only if somebody asks."""
         self._seen, reward, terminated, truncated, info = self._env.step(action)
         return float(reward), terminated or truncated, {"action_is_valid": True, **info}

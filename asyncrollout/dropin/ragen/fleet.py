@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from asyncrollout.dropin.ragen.settings import Plan
-from asyncrollout.errors import PoolError, RolloutError, UsageError
+from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.pool import EnvPool, run_all
 from asyncrollout.tasks import Background, task_group
@@ -49,15 +49,19 @@ class Fleet:
         self._loop_pool = EnvPool(backend="inline", **self._timeouts)
         self._pool: EnvPool | None = None
         self._pools = Background()
+        self._is_open = False
+        self._is_alone = False  # no workers could be started
 
     async def __aenter__(self) -> Self:
         await self._loop_pool.__aenter__()
         await self._pools.open()
+        self._is_open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         try:
             await self._pools.close()
         finally:
@@ -99,10 +103,12 @@ class Fleet:
         raise self._lost.get(index) or UsageError(f"env {index} was not reset: call reset() first")
 
     def _wants_worker(self, index: int) -> bool:
-        return self.parallel and self._specs[index].runs != "light"
+        return self.parallel and not self._is_alone and self._specs[index].runs != "light"
 
     async def _settle(self) -> None:
         """Start the workers if any are wanted by now, and let envs go on where they should be."""
+        if not self._is_open:
+            raise ClosedError("these environments are closed: make others")
         indices = range(len(self._specs))
         if self._pool is None and any(map(self._wants_worker, indices)):
             await self._start_workers()
@@ -118,7 +124,7 @@ class Fleet:
             if not self._falls_back:
                 raise
             logger.warning("Failed to start worker processes: %s. Falling back to sequential processing", error)
-            self.parallel = False
+            self._is_alone = True
 
     async def _hold_workers(self, *, task_status: TaskStatus[EnvPool]) -> None:
         async with EnvPool(self._workers, **self._timeouts) as pool:

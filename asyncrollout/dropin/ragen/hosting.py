@@ -57,8 +57,8 @@ class StepEnv:
     def _play(self, action: Any) -> tuple[float, bool, dict[str, Any]]:
         """RAGEN's four values, or Gymnasium's five; ours need not describe states that nobody sees."""
         self._count += 1
-        if (act := getattr(self._env, "act", None)) is not None:
-            reward, done, info = act(action)
+        if (play := getattr(self._env, "play_undescribed", None)) is not None:
+            reward, done, info = play(action)
             return reward, done, info
         self._shown, reward, *ends, info = self._env.step(action)
         return float(reward), any(ends), dict(info)

@@ -1,5 +1,6 @@
 """The state of every environment of a training step: histories of states, actions and rewards, turn by turn."""
 
+import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class AsyncEnvStateManager:
         if seed is None:
             seed = self._next_seed
             self._next_seed += self.env_groups if self.mode == "train" else 0
-        checks.whole("seed", seed, 0)
+        checks.whole("seed", seed := operator.index(seed), 0)
         seeds = [seed + plan.group for plan in self._plans]
         members = [index % self.group_size for index in range(len(self._plans))]
         self._fleet.parallel = self.use_multiprocessing
@@ -179,11 +180,34 @@ class EnvStateManager:
         self._manager = AsyncEnvStateManager(config, mode)
         self._opened = Opened(self._manager)
 
-    def __getattr__(self, name: str) -> Any:
-        """All that is no call: `envs`, `rollout_cache`, `env_groups`, `group_size`, `max_workers`, `mode`."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._manager, name)
+    @property
+    def envs(self) -> list[dict[str, Any]]:
+        """An entry for each environment: its tag, ids, config, status and budget of actions."""
+        return self._manager.envs
+
+    @property
+    def rollout_cache(self) -> list[Cache]:
+        return self._manager.rollout_cache
+
+    @property
+    def mode(self) -> Mode:
+        return self._manager.mode
+
+    @property
+    def env_groups(self) -> int:
+        return self._manager.env_groups
+
+    @property
+    def group_size(self) -> int:
+        return self._manager.group_size
+
+    @property
+    def max_workers(self) -> int:
+        return self._manager.max_workers
+
+    @property
+    def format_penalty(self) -> float:
+        return self._manager.format_penalty
 
     @property
     def use_multiprocessing(self) -> bool:
@@ -198,6 +222,15 @@ class EnvStateManager:
 
     def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
         return self._opened.run(self._manager.step, all_env_inputs)
+
+    def get_rollout_states(self) -> list[Cache]:
+        return self._manager.get_rollout_states()
+
+    def render(self) -> list[Any]:
+        return self._manager.render()
+
+    def stats(self) -> PoolStats:
+        return self._manager.stats()
 
     def close(self) -> None:
         self._opened.close()
