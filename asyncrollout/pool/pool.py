@@ -135,14 +135,16 @@ class EnvPool:
         *,
         text: bool | None = None,
         worker: int | None = None,
+        beside: EnvHandle | None = None,
         expert: bool = False,
         record: Recorded | None = None,
         **env_kwargs: Any,
     ) -> EnvHandle:
         """An env to enter with `async with`, or to `await` and close yourself.
 
-        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; with `expert`,
-        each outcome carries the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
+        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; `beside` has it begin on
+        the worker of another env, with which it may share what is costly to make; with `expert`, each outcome carries
+        the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
         """
         self._placement.check_open()
         spec = find_env(spec_or_name)
@@ -162,7 +164,7 @@ class EnvPool:
         self._check_rank(spec.name, worker)
         camera = None if record is None else record.camera
         opening = Opening(replace(spec, kwargs=kwargs), text, expert, options, camera)
-        return self._handle(opening, worker, record)
+        return self._handle(opening, worker, record, beside)
 
     def _check_rank(self, name: str, worker: int | None) -> None:
         if worker is not None and (type(worker) is not int or worker not in range(self._workers)):
@@ -173,9 +175,12 @@ class EnvPool:
         self._placement.check_open()
         return self._handle(msgspec.structs.replace(seat.opening, camera=None), seat.pinned)
 
-    def _handle(self, opening: Opening, pinned: int | None, record: Recorded | None = None) -> EnvHandle:
+    def _handle(
+        self, opening: Opening, pinned: int | None, record: Recorded | None = None, beside: EnvHandle | None = None
+    ) -> EnvHandle:
         on_loop = self._lives_on_loop(opening, pinned)
-        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop)
+        near = None if beside is None else beside.seat
+        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=near)
         return EnvHandle(self, seat, record)
 
     def _lives_on_loop(self, opening: Opening, pinned: int | None) -> bool:
@@ -190,7 +195,7 @@ class EnvPool:
         _handles(handles)
         if len(handles) != len(actions):
             raise UsageError(f"{len(handles)} handles, but {len(actions)} actions")
-        return await _all(handle.step(action) for handle, action in zip(handles, actions, strict=True))
+        return await run_all(handle.step(action) for handle, action in zip(handles, actions, strict=True))
 
     async def reset_many(
         self,
@@ -204,7 +209,7 @@ class EnvPool:
         tasks = tasks if tasks is not None else [None] * len(handles)
         if not len(handles) == len(seeds) == len(tasks):
             raise UsageError(f"{len(handles)} handles, but {len(seeds)} seeds and {len(tasks)} tasks")
-        return await _all(
+        return await run_all(
             handle.reset(seed=seed, task=task) for handle, seed, task in zip(handles, seeds, tasks, strict=True)
         )
 
@@ -237,7 +242,8 @@ class EnvPool:
             )
 
 
-async def _all(calls: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome | RolloutError]:
+async def run_all(calls: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome | RolloutError]:
+    """Calls of envs, all at once; one that fails has its error in its place."""
     results: list[Outcome | RolloutError | None] = []
 
     async def run(place: int, call: Coroutine[Any, Any, Outcome]) -> None:

@@ -41,11 +41,13 @@ class Seat:
         *,
         pinned: int | None,
         on_loop: bool,
+        beside: "Seat | None" = None,
     ) -> None:
         self.id = 0  # by which its home knows it; another one in each place
         self.opening = opening
         self.pinned = pinned
         self.on_loop = on_loop
+        self.beside = beside
         self.weighs = not on_loop and opening.spec.runs == "cpu"
         self.movable = self._may_move = pinned is None and opening.spec.replayable and rules.recover != "none"
         self.home: Home | None = None
@@ -103,7 +105,7 @@ class Seat:
         home = await self._placement.place(self)
         settled = False
         try:
-            reply = await home.call(self.id, Op.OPEN, self.opening)
+            reply = await home.call(self.id, Op.OPEN, self.opening, movable=self.movable)
             self.build_seconds = reply[5]
             past = self.history.setup_alone() if op in WITHOUT_EPISODE else self.history.past()
             if reply[1] is None and past is not None:
