@@ -57,7 +57,7 @@ def sheet(episodes: list[list[NDArray[np.uint8]]]) -> NDArray[np.uint8]:
 async def films() -> list[list[NDArray[np.uint8]]]:
     taken = []
     async with ar.EnvPool(workers=1) as pool:
-        for name in ar.env_names():
+        for name in (name for name in ar.env_names() if ar.find_env(name).text is not None):
             for kwargs in VARIANTS.get(name, [{}]):
                 try:
                     pictures = await film(pool, name, kwargs)

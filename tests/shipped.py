@@ -17,6 +17,9 @@ FORMS: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 """By a name for the test's report: the env's name and keyword arguments."""
 
+NUMERIC = ("AntDir-v0", "HalfCheetahVel-v0", "PointRobot-v0", "PointRobotSparse-v0")
+"""Those without a text interface, which have tests of their own."""
+
 BY_CHANCE = ("frozen_lake-slippery",)
 """Even the best player loses there sometimes."""
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 # Actions, the task in a line, and the package that the env needs beside ours. All else tells it in its docstring.
 _SHIPPED = {
+    "AntDir-v0": ("8 torques", "run in a direction that only the reward tells", "mujoco"),
+    "HalfCheetahVel-v0": ("6 torques", "run at a speed that only the reward tells", "mujoco"),
+    "PointRobot-v0": ("a step in the plane", "walk to a goal that only the reward tells", None),
+    "PointRobotSparse-v0": ("a step in the plane", "find a goal that pays only where it is reached", None),
     "bandit": ("an arm's name", "choose the arm that pays more in the mean", None),
     "countdown": ("an expression", "reach the target with all of the numbers", None),
     "frozen_lake": ("Left, Down, Right, Up", "cross the ice to the goal", None),
