@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -253,7 +254,8 @@ def test_ant_without_tasks_runs_forward_or_backward(opened: list[Bamdp]) -> None
 
 
 @needs_mujoco
-def test_cheetah_is_paid_for_its_speed(opened: list[Bamdp]) -> None:
+def test_cheetah_is_paid_for_its_speed(opened: list[Bamdp], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log of what is old in Gymnasium's files
     env, cheetah = made(opened, "HalfCheetahVel-v0", **TASKS), raw("HalfCheetah-v5")
     assert env.observation_space.shape == (17,)
     env.reset(seed=3, options={"task": 5})
@@ -268,7 +270,7 @@ def test_cheetah_is_paid_for_its_speed(opened: list[Bamdp]) -> None:
 
 
 @needs_mujoco
-async def test_robots_leave_no_log_where_they_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_robots_leave_no_log_where_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     async with EnvPool(backend="inline") as pool, pool.open("HalfCheetahVel-v0") as env:
         first = await env.reset(seed=1)
