@@ -11,17 +11,20 @@ FORMS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "bandit": ("bandit", {}),
     "bandit-many": ("bandit", {"num_arms": 6, "max_steps": 3}),
     "countdown": ("countdown", {}),
+    "household": ("household", {}),
+    "household-fridge": ("household", {"activity": "store_food", "max_episode_steps": 150}),
     "metamathqa": ("metamathqa", {}),
     "webshop": ("webshop", {}),
     "reasoning_gym": ("reasoning_gym", {}),
+    "video": ("video", {}),
 }
 """By a name for the test's report: the env's name and keyword arguments."""
-
-NUMERIC = ("AntDir-v0", "HalfCheetahVel-v0", "PointRobot-v0", "PointRobotSparse-v0")
-"""Those without a text interface, which have tests of their own."""
 
 BY_CHANCE = ("frozen_lake-slippery",)
 """Even the best player loses there sometimes."""
 
 SHARING = ("bandit", "bandit-many", "reasoning_gym")
 """Those whose splits may begin alike: the same two arms, words drawn anew, short questions that a package makes."""
+
+ELSEWHERE = ("AntDir-v0", "HalfCheetahVel-v0", "PointRobot-v0", "PointRobotSparse-v0", "behavior")
+"""Those with tests of their own: robots that are no text, and one whose simulator is not here."""

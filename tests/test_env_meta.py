@@ -16,9 +16,9 @@ from asyncrollout import EnvPool, MissingExtraError, Outcome, UsageError, find_e
 from asyncrollout.bamdp import Bamdp
 from asyncrollout.testing import check_env
 from asyncrollout_envs.meta import make
-from tests.shipped import NUMERIC
 
 needs_mujoco = pytest.mark.skipif(find_spec("mujoco") is None, reason="needs pip install 'asyncrollout[mujoco]'")
+NUMERIC = ("AntDir-v0", "HalfCheetahVel-v0", "PointRobot-v0", "PointRobotSparse-v0")
 ROBOTS = ("AntDir-v0", "HalfCheetahVel-v0")
 EACH = [pytest.param(name, marks=needs_mujoco if name in ROBOTS else ()) for name in NUMERIC]
 TASKS = {"num_train_tasks": 4, "num_eval_tasks": 2}

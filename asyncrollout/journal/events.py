@@ -68,7 +68,8 @@ class Finished(Event, frozen=True, tag="finished"):
     """A rollout's end; the trajectory itself is in the file of trajectories by then."""
 
     uid: str
-    reward: float
+    reward: float | None
+    """None if it is no finite number: JSON has no other."""
     stop_reason: StopReason
     turns: int
     tokens: int
@@ -148,7 +149,7 @@ def decode(line: bytes) -> AnyEvent:
     """The event of a line; a `UsageError` if it is none, or of a newer format."""
     try:
         event: AnyEvent = _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"this is no line of a journal: {error}") from error
     if isinstance(event, Began) and (event.format != FORMAT or event.version > VERSION):
         raise UsageError(

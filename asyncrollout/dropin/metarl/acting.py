@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent
 from asyncrollout.checks import one_of
 from asyncrollout.policies.batched import BatchedPolicy
-from asyncrollout.policies.embedded import ScriptedPolicy
 from asyncrollout.protocols import Agent
 from asyncrollout.types import Generation, Request
 
@@ -44,7 +44,17 @@ async def opened_agent(acting: "Acting", *, in_batches: bool) -> AsyncIterator[A
         async with BatchedPolicy(acting, max_wait=0.0) as policy:
             yield agent(policy)
     else:
-        yield agent(ScriptedPolicy(lambda request: acting([request])[0]))
+        yield agent(_Direct(acting))
+
+
+@dataclass(frozen=True)
+class _Direct:
+    """Answers at once: who plays has an env to wait for."""
+
+    acting: "Acting"
+
+    async def generate(self, request: Request) -> Generation:
+        return self.acting([request])[0]
 
 
 class Acting:
@@ -72,7 +82,7 @@ class Acting:
         chance = {"rng": np.random.default_rng(requests[0].sampling.seed)} if self._takes_rng else {}
         with self._no_grad():
             if self.arch is not AGENT_ARCHS.Memory:
-                seen = self._given(np.stack([request.data for request in requests]))
+                seen = self._given(_stacked([request.data for request in requests]))
                 told = self._agent.act(seen, deterministic=False, **chance)
                 actions = told[0] if isinstance(told, tuple) else told
                 return [Generation("", action=action) for action in self._played(actions)]
@@ -84,7 +94,7 @@ class Acting:
             prev_internal_state=self._joined([state for _, _, state in before], _BATCH_AXIS),
             prev_action=self._joined([action for action, _, _ in before], 0),
             reward=self._joined([reward for _, reward, _ in before], 0),
-            obs=self._given(np.stack([one.observation for one in recalled])),
+            obs=self._given(_stacked([one.observation for one in recalled])),
             deterministic=False,
             **chance,
         )
@@ -125,6 +135,10 @@ class Acting:
         """Which a thread does not inherit."""
         manager: AbstractContextManager[Any] = nullcontext() if self._torch is None else self._torch.no_grad()
         return manager
+
+
+def _stacked(observations: Sequence[Any]) -> np.ndarray[Any, Any]:
+    return np.stack(observations) if len(observations) > 1 else np.asarray(observations[0])[None]
 
 
 def _part(states: Any, at: int, *, alone: bool) -> Any:

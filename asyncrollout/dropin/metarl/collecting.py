@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import anyio.lowlevel
 import msgspec
 import numpy as np
 
@@ -12,8 +13,10 @@ from asyncrollout.dropin.metarl.serving import ServedEnv
 from asyncrollout.protocols import Agent, Playable
 from asyncrollout.rollout.episode import run_rollout
 from asyncrollout.tasks import task_group
-from asyncrollout.trajectories import StopReason, Trajectory
+from asyncrollout.trajectories import Limits, StopReason, Trajectory
 from asyncrollout.types import Outcome
+
+_NO_LIMITS = Limits(invalid=None)  # actions of numbers are none that could not be read
 
 
 class Play(msgspec.Struct, frozen=True):
@@ -49,6 +52,7 @@ class LocalEnv:
         return Outcome(observation, info=info)
 
     async def step(self, action: Any) -> Outcome:
+        await anyio.lowlevel.checkpoint()  # who never waits could not be cancelled
         return Outcome(*self._env.step(action))
 
 
@@ -59,7 +63,7 @@ async def play_shares(envs: Sequence[Playable], agent: Agent, plays: Sequence[Pl
     async def play_share(rank: int) -> None:
         for number in range(rank, len(plays), len(envs)):
             play = plays[number]
-            trajectory = await run_rollout(envs[rank], agent, seed=play.seed, task=play.task)
+            trajectory = await run_rollout(envs[rank], agent, seed=play.seed, task=play.task, limits=_NO_LIMITS)
             if trajectory.error is not None:
                 raise trajectory.error
             played[number] = trajectory
@@ -80,17 +84,18 @@ def store(trajectory: Trajectory, storage: Any, arch: AGENT_ARCHS) -> int:
     ends = [False] * (len(turns) - 1) + [trajectory.stop_reason is StopReason.TERMINATED]
     # Where an env tells its goal, only that is terminal: the episode goes on, and its value ends.
     terminals = np.array([[end if goal is None else goal] for end, goal in zip(ends, reached, strict=True)])
-    if arch is AGENT_ARCHS.Markov:
-        for at in range(len(turns)):
-            storage.add_sample(
-                observation=seen[at],
-                action=actions[at],
-                reward=rewards[at],
-                terminal=terminals[at].astype(float),
-                next_observation=seen[at + 1],
-            )
+    rows = {
+        "observation": seen[:-1],
+        "action": actions,
+        "reward": rewards,
+        "terminal": terminals,
+        "next_observation": seen[1:],
+    }
+    if arch is not AGENT_ARCHS.Markov:
+        storage.add_episode(**{f"{key}s": values for key, values in rows.items()})
+    elif hasattr(storage, "add_samples"):  # all at once: a tenth of the time
+        storage.add_samples(**rows)
     else:
-        storage.add_episode(
-            observations=seen[:-1], actions=actions, rewards=rewards, terminals=terminals, next_observations=seen[1:]
-        )
+        for at in range(len(turns)):
+            storage.add_sample(**{key: values[at] for key, values in rows.items()})
     return sum(map(bool, reached))

@@ -57,6 +57,11 @@ class SimpleReplayBuffer(_Ring):
     ) -> None:
         self._add(1, obs=observation, act=action, rew=reward, term=terminal, obs2=next_observation)
 
+    def add_samples(self, observation: Any, action: Any, reward: Any, terminal: Any, next_observation: Any) -> None:
+        """Several, each of shape (steps, width)."""
+        rows = {"obs": observation, "act": action, "rew": reward, "term": terminal, "obs2": next_observation}
+        self._add(min(len(reward), self._capacity), **{key: values[-self._capacity :] for key, values in rows.items()})
+
     def random_batch(self, batch_size: int) -> Batch:
         """Each of shape (batch_size, width): obs, act, rew, term, obs2."""
         self._check_filled()
