@@ -59,6 +59,7 @@ class Bamdp:
         self.episode_count = 0
         self.step_count = 0
         self.done_mdp = True
+        self._chance = np.random.default_rng(0)
         space, own = env.observation_space, env.action_space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise UsageError(f"observations of several episodes are vectors, and not of {space!r:.200}")
@@ -99,6 +100,8 @@ class Bamdp:
         return self._shown(state, ended=False), info
 
     def step(self, action: Any) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
+        if self.done_mdp:
+            raise UsageError("the episodes of its task are over, or it was never reset: call reset() first")
         if self._low is not None:
             action = self._low + (np.clip(self._checked(action), -1.0, 1.0) + 1.0) * self._span
         state, reward, terminated, truncated, info = self.env.step(action)

@@ -48,7 +48,7 @@ def learner(agent: Any, arch: Any = AGENT_ARCHS.Markov, env: Any = None, **attri
     made = Learner()
     made.seed, made.agent, made.agent_arch, made.policy_storage = 11, agent, arch, Kept()
     made.train_env = OldEnv() if env is None else env
-    made.train_tasks = range(3)
+    made.train_tasks = np.arange(3)
     vars(made).update(attributes)
     return made
 

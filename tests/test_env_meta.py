@@ -159,6 +159,8 @@ def test_episodes_of_a_task_follow_each_other(opened: list[Bamdp]) -> None:
     assert len({tuple(start) for start in starts}) == 3
     assert [start[-1] for start in starts] == [0.0] * 3
     assert (env.episode_count, env.step_count) == (3, 12)
+    with pytest.raises(UsageError, match=r"are over, or it was never reset: call reset\(\) first"):
+        env.step(np.zeros(2))
 
 
 def test_actions_are_given_between_minus_one_and_one(opened: list[Bamdp]) -> None:

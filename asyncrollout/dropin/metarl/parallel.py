@@ -75,8 +75,8 @@ class ParallelEnvManager:
 
     def reset_all(self, tasks: Sequence[Any] | None = None) -> list[Any]:
         """Begin an episode of every env at once, each with its own task."""
-        each = [None] * self.num_envs if tasks is None else self._checked(tasks, "tasks")
-        return self._opened.run(_all, [partial(env.reset, task) for env, task in zip(self.envs, each, strict=True)])
+        each = zip(self.envs, self._checked(tasks, "tasks"), strict=True)
+        return self._opened.run(_all, [partial(env.reset, task) for env, task in each])
 
     def step_all(self, actions: Sequence[Any]) -> list[Transition]:
         each = zip(self.envs, self._checked(actions, "actions"), strict=True)
