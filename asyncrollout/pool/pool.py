@@ -64,7 +64,7 @@ class EnvPool:
         checks.whole("max_restarts", max_restarts, 0)
         checks.seconds("step_timeout", step_timeout)
         checks.seconds("reset_timeout", reset_timeout)
-        self._workers = (workers or _cpus()) if backend == "process" else 0
+        self._workers = (workers or usable_cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
         self._rules = Rules(Limits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts)
@@ -276,6 +276,6 @@ def _check_picklable(opening: Opening) -> None:
         ) from error
 
 
-def _cpus() -> int:
+def usable_cpus() -> int:
     """Those that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
