@@ -51,7 +51,10 @@ _MODULES = {
     "asyncrollout.rollouts.stats": ["RolloutsStats"],
     "asyncrollout.sampler.draws": ["Share", "Task"],
     "asyncrollout.sampler.ledger": ["Ledger"],
-    "asyncrollout.trajectories": ["Group", "Limits", "Move", "StopReason", "Trajectory", "Turn", "Verdict"],
+    "asyncrollout.service.batches": ["EnvService", "VideoEnvService"],
+    "asyncrollout.service.config": ["BaseServiceConfig"],
+    "asyncrollout.service.remote": ["RemoteEnvPool"],
+    "asyncrollout.trajectories": ["Group", "Limits", "Move", "StopReason", "Trajectory", "Turn", "Verdict", "Video"],
     "asyncrollout.types": [
         "Durations",
         "Generation",
@@ -68,7 +71,7 @@ _MODULES = {
     ],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-_SUBMODULES = ("advantages", "filters", "rewards", "testing")
+_SUBMODULES = ("advantages", "filters", "rewards", "testing", "video")
 
 __all__ = [*_HOME, *_SUBMODULES, "__version__"]  # noqa: PLE0604
 
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
     from asyncrollout import filters as filters
     from asyncrollout import rewards as rewards
     from asyncrollout import testing as testing
+    from asyncrollout import video as video
     from asyncrollout.agents.chat import ChatAgent as ChatAgent
     from asyncrollout.agents.numeric import MarkovAgent as MarkovAgent
     from asyncrollout.agents.numeric import MemoryAgent as MemoryAgent
@@ -136,6 +140,10 @@ if TYPE_CHECKING:
     from asyncrollout.sampler.draws import Share as Share
     from asyncrollout.sampler.draws import Task as Task
     from asyncrollout.sampler.ledger import Ledger as Ledger
+    from asyncrollout.service.batches import EnvService as EnvService
+    from asyncrollout.service.batches import VideoEnvService as VideoEnvService
+    from asyncrollout.service.config import BaseServiceConfig as BaseServiceConfig
+    from asyncrollout.service.remote import RemoteEnvPool as RemoteEnvPool
     from asyncrollout.trajectories import Group as Group
     from asyncrollout.trajectories import Limits as Limits
     from asyncrollout.trajectories import Move as Move
@@ -143,6 +151,7 @@ if TYPE_CHECKING:
     from asyncrollout.trajectories import Trajectory as Trajectory
     from asyncrollout.trajectories import Turn as Turn
     from asyncrollout.trajectories import Verdict as Verdict
+    from asyncrollout.trajectories import Video as Video
     from asyncrollout.types import Durations as Durations
     from asyncrollout.types import Generation as Generation
     from asyncrollout.types import Observation as Observation

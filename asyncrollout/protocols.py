@@ -31,6 +31,53 @@ class Snapshots(Protocol):
     def restore(self, state: bytes) -> None: ...
 
 
+class Recorded(Protocol):
+    """What films an env that is opened with it; see `asyncrollout.video`."""
+
+    @property
+    def camera(self) -> tuple[str, Any]:
+        """The import path of what makes a `Camera` as `factory(env, options, tell)`, where the env lives; its options.
+
+        All that travels there must pickle. `tell` gives an action in words.
+        """
+
+    def ended(self, footage: list[Any] | None) -> None:
+        """The env is closed; this is what its camera has, or None if it could not be asked."""
+
+
+class Camera(Protocol):
+    """Films an env beside it. Nothing that goes wrong with it may hurt an episode: it never raises."""
+
+    @property
+    def is_filming(self) -> bool:
+        """Whether it wants another picture."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it should `catch_up` before the next call."""
+
+    def catch_up(self) -> None:
+        """Wait, for some seconds at most."""
+
+    def begin(self, episode: int, turns_before: int | None = None) -> None:
+        """An episode was reset; or, after so many turns, restored."""
+
+    def shoot(self, picture: Any, action: Any = None, reward: float = 0.0) -> None:
+        """What the env shows after its reset, or after an action."""
+
+    def fail(self, trouble: str, *, for_good: bool = False) -> None:
+        """There is no picture, and this is why; `for_good` if such an env never has one."""
+
+    def end_turn(self) -> None:
+        """The reset, or a turn, is over."""
+
+    def end(self) -> list[Any]:
+        """No more episodes follow; what it has, as plain values. Files are closed by and by."""
+
+    def wait(self, seconds: float) -> None:
+        """Until the files are closed."""
+
+
 class Playable(Protocol):
     """What is played: an `EnvHandle`, or anything like it."""
 

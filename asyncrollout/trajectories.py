@@ -133,6 +133,19 @@ class Move(msgspec.Struct, frozen=True):
     first_message: int = 0
 
 
+class Video(msgspec.Struct, frozen=True):
+    """The film of a rollout: its file's name, and for each turn the frame in which it begins and that in which it ends.
+
+    Frame 0 is the state after the reset; an invalid reply ends where it begins. One that is `partial` lacks frames, or
+    all, and tells nothing of turns if its env was lost.
+    """
+
+    file: str
+    fps: float
+    frames: list[list[int]] = []
+    partial: bool = False
+
+
 class Trajectory(msgspec.Struct, frozen=True):
     """One rollout. `messages` is its conversation, if it had one; `final` is the last observation that was seen."""
 
@@ -149,6 +162,7 @@ class Trajectory(msgspec.Struct, frozen=True):
     final: Any = None
     metrics: dict[str, float] = {}
     seconds: float = 0.0
+    video: Video | None = None
 
     @property
     def valid(self) -> bool:

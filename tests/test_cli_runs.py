@@ -18,6 +18,7 @@ import pytest
 
 from asyncrollout.cli.directory import claimed
 from asyncrollout.cli.stopping import stoppable
+from tests.films import is_whole
 from tests.llm_faults import Hold
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
@@ -155,6 +156,20 @@ def test_stopped_twice_and_killed_a_run_comes_to_the_same_end(tmp_path: Path) ->
 def _wait_for(process: subprocess.Popen[str], path: Path, what: bytes, times: int = 1) -> None:
     while not (path.exists() and path.read_bytes().count(what) >= times):
         assert process.poll() is None, process.communicate()
+
+
+@pytest.mark.parametrize("env", ["frozen_lake", "sokoban"])  # on the event loop, and on worker processes
+def test_stopped_run_has_whole_videos(tmp_path: Path, env: str) -> None:
+    config = write_config(tmp_path, env=env, more="record: {overlay: true, max_encoders: 8}\n")
+    with launched(tmp_path, "run", config, "name=filmed", "policy.latency=[0.05, 0.1]") as process:
+        _wait_for(process, tmp_path / "runs" / "filmed" / "journal.jsonl", b'"turn"', times=6)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, err
+    videos = [*(tmp_path / "runs" / "filmed" / "videos").iterdir()]
+    assert videos
+    assert {path.suffix for path in videos} == {".mp4"}
+    assert all(map(is_whole, videos))
 
 
 def test_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -317,6 +332,10 @@ def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
     assert "Running runs/demo-1" in done.stdout
     assert "demo-1: done" in done.stdout
     assert "asyncrollout replay runs/demo-1 g" in done.stdout
+    videos = [*(tmp_path / "runs" / "demo-1" / "videos").iterdir()]
+    assert f"videos    {len(videos)}, in runs/demo-1/videos" in done.stdout
+    assert videos
+    assert all(map(is_whole, videos))
     one = call(tmp_path, "demo", "bandit", "--batches", "1", "--json")
     assert json.loads(one.stdout.splitlines()[0])["directory"] == "runs/demo-2"
     envs = {record["env"] for record in lines(tmp_path / "runs" / "demo-2" / "trajectories.jsonl")}

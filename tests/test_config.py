@@ -20,9 +20,11 @@ from asyncrollout.arrays.credit import _NAMES
 from asyncrollout.config import Config, parse_config, read_config, read_tasks, schema, to_yaml
 from asyncrollout.config.kinds import bare, options, structs
 from asyncrollout.registry import env_names
+from asyncrollout.video.recorder import Keep, VideoRecorder
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
+EVALUATION = ROOT / "examples" / "configs" / "behavior_eval.yaml"  # of another kind: tests/test_evaluation.py reads it
+EXAMPLES = sorted(path for path in EVALUATION.parent.glob("*.yaml") if path != EVALUATION)
 
 
 def defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:
@@ -52,14 +54,7 @@ def test_one_line_is_enough() -> None:
 def test_defaults_are_those_of_rollouts() -> None:
     own = defaults(Config)
     theirs = parameters(ar.Rollouts)
-    for elsewhere in (
-        "pool",
-        "policy",
-        "agent",
-        "run_dir",
-        "resume",
-        "record",
-    ):  # said otherwise, or by who starts a run
+    for elsewhere in ("pool", "policy", "agent", "run_dir", "resume"):  # said otherwise, or by who starts a run
         theirs.pop(elsewhere, None)
     theirs["env_kwargs"] = {}
     assert {name: as_yaml(own[name]) for name in theirs} == {name: as_yaml(value) for name, value in theirs.items()}
@@ -90,6 +85,10 @@ def test_mirrored_structs_are_as_the_originals() -> None:
     assert defaults(schema.Normalization) == {name: normalize[name] for name in ("grouping", "method")}
     assert get_args(schema.Normalization.__annotations__["method"]) == get_args(rewards.Method)
     assert [*get_args(schema.AdvantageName)] == _NAMES
+    assert defaults(schema.Record) == {
+        name: value for name, value in parameters(VideoRecorder).items() if name != "directory"
+    }
+    assert get_args(schema.Record.__annotations__["keep"]) == get_args(Keep)
 
 
 @pytest.mark.parametrize("kind", get_args(schema.Keep), ids=lambda kind: kind.__name__)
@@ -196,6 +195,15 @@ async def test_examples_play(path: Path) -> None:
         batch = await rollouts.collect(groups=len(envs))
     assert len(batch.groups) == len(envs)
     assert all(trajectory.valid for group in batch.groups for trajectory in group.trajectories)
+
+
+def test_keys_may_be_written_with_dots() -> None:
+    dotted = parse_config("env: frozen_lake\nenv_kwargs.size: 8\nlimits.turns: 3")
+    assert dotted == parse_config("env: frozen_lake\nenv_kwargs: {size: 8}\nlimits: {turns: 3}")
+    with pytest.raises(ar.UsageError, match=r"config.yaml, line 2: 'limits.turns' is there twice"):
+        parse_config("env: frozen_lake\nlimits.turns: 3\nlimits: {turns: 4}")
+    with pytest.raises(ar.UsageError, match=r"line 2: limits.turns: found 0"):
+        parse_config("env: frozen_lake\nlimits.turns: 0")
 
 
 def test_there_are_three_examples() -> None:

@@ -7,10 +7,11 @@ from urllib.parse import urlparse
 import msgspec
 import numpy as np
 
-from asyncrollout import EnvError, Group, Observation, Turn, Verdict
+from asyncrollout import EnvError, Group, Observation, Turn, Verdict, Video
 from asyncrollout.journal.events import Began
 from asyncrollout.report.page import write_report
 from asyncrollout.trajectories import StopReason
+from asyncrollout.video import VideoWriter
 from tests.chromium import Page, needs_chromium, opened
 from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run
 
@@ -221,11 +222,50 @@ async def test_odd_contents_are_readable(tmp_path: Path) -> None:
         assert [Path(url).name for url in wrong(page)] == ["g0.0.mp4"]
 
 
+async def test_each_turn_plays_its_part_of_the_film(tmp_path: Path) -> None:
+    film = Video("g0.0.mp4", 4.0, [[0, 2], [2, 2], [2, 9]])
+    one = played("g0", 0, [0.0, 0.0, 1.0], video=film)
+    gone = played("g0", 1, [0.0], video=Video("g0.1.mp4", 4.0, [[0, 1]], partial=True))
+    directory = write_run(tmp_path / "run", [Group("g0", [one, gone], "maze", Verdict(keep=True))])
+    with VideoWriter(directory / "videos" / "g0.0.mp4", fps=4) as writer:
+        for frame in range(10):
+            writer.write(np.full((48, 64, 3), 20 * frame, dtype=np.uint8))
+    (directory / "videos" / "g0.0.more.mp4").write_bytes(b"named alike, but not on record")
+    async with opened(write_report(directory).path.as_uri() + "#g0.0") as page:
+        await page.wait_for("dialog.open")
+        video = "dialog.querySelector('video')"
+        assert await page.run("dialog.querySelectorAll('video').length") == 1
+        assert await page.run(f"{video}.getAttribute('src')") == "videos/g0.0.mp4"
+        await page.wait_for(f"{video}.readyState >= 2 || {video}.error")
+        assert await page.run(f"[{video}.error?.code, {video}.videoWidth, {video}.duration]") == [None, 64, 2.5]
+        buttons = await page.run("[...dialog.querySelectorAll('[data-frames]')].map((one) => one.textContent)")
+        assert buttons == ["▶ frames 0 to 2", "▶ frame 2", "▶ frames 2 to 9"]
+        for turn, (first, last) in ((1, (2, 2)), (2, (2, 9)), (0, (0, 2))):
+            await _click(page, f"[data-frames='{turn}']")
+            await page.wait_for(f"{video}.currentTime >= {first / 4} && !{video}.seeking")
+            end = await page.wait_for(f"{video}.paused && {video}.currentTime >= {last / 4} && {video}.currentTime")
+            assert last / 4 <= end < (last + 2) / 4
+        await page.run("openTrajectory('g0.1')")
+        await page.wait_for("document.getElementById('trajectory-name').textContent === 'g0.1'")
+        assert await page.run("dialog.querySelectorAll('video, [data-frames]').length") == 0
+        assert "not whole" in await page.run("dialog.innerText")
+        assert {Path(url).name for url in wrong(page)} == {"g0.0.mp4"}
+
+
 async def test_run_without_an_end_to_show_has_a_page(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", [], [Began(at=BEGAN)])
     async with opened(write_report(directory).path.as_uri()) as page:
         assert "No rollout is finished yet, and 0 under way" in await page.run("document.body.innerText")
         assert wrong(page) == []
+
+
+async def test_rewards_of_any_size_are_drawn(tmp_path: Path) -> None:
+    for place, rewards in enumerate(([1e17, 1e17 + 16], [1e99, -1e99])):
+        groups = [group_of_rewards(f"g{number}", rewards[: number + 1]) for number in range(2)]
+        directory = write_run(tmp_path / str(place), groups)
+        async with opened(write_report(directory).path.as_uri()) as page:
+            await page.wait_for("document.querySelectorAll('svg.plot').length > 5")
+            assert wrong(page) == []
 
 
 async def _click(page: Page, selector: str) -> None:

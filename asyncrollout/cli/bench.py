@@ -16,7 +16,8 @@ BENCHMARKS = Path(asyncrollout.__file__).parent.parent / "benchmarks"
 
 
 def bench(
-    *names: Annotated[str, Parameter(help="pool, envs, llm or rollouts; all of them, if none is given.")], output: Told
+    *names: Annotated[str, Parameter(help="Such as pool or service; all of them, if none is given.")],
+    output: Told,
 ) -> int:
     """Run some, one after the other."""
     scripts = {path.stem.removeprefix("bench_"): path for path in sorted(BENCHMARKS.glob("bench_*.py"))}

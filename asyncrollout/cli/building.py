@@ -17,6 +17,7 @@ from asyncrollout import filters
 from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.cli.envs import allowed_env
 from asyncrollout.config import Config, read_tasks, schema
+from asyncrollout.config.evaluation import EvaluationConfig
 from asyncrollout.errors import UsageError
 from asyncrollout.metrics.sinks import Sink, open_sinks
 from asyncrollout.policies.embedded import ScriptedPolicy, SolverPolicy
@@ -28,6 +29,7 @@ from asyncrollout.rollout.group import Failures
 from asyncrollout.rollouts.facade import Rollouts
 from asyncrollout.sampler.draws import Share
 from asyncrollout.secrets import without_secrets
+from asyncrollout.video.recorder import VideoRecorder
 
 _TRACKED_AS = "tracked_as"
 
@@ -51,31 +53,29 @@ async def open_rollouts(
     """`Rollouts` as configured, open, with a run directory."""
     check_imports(config, allow_import=allow_import)
     metrics = await anyio.to_thread.run_sync(_open_metrics, config, run_dir, abandon_on_cancel=True)
-    async with _open_policy(config.policy) as policy, _open_pool(config) as pool:
-        agent = ChatAgent(
-            policy,
-            history=config.agent.history,
-            template=config.agent.template,
-            system_prompt=config.agent.system_prompt,
-            sampling=config.agent.sampling,
-            seeded=config.agent.seeded,
-        )
+    async with open_policy(config.policy) as policy, _open_pool(config) as pool:
+        agent = chat_agent(policy, config.agent)
         async with Rollouts(
             [share_of(entry, allow_import=allow_import) for entry in config.entries],
             agent=agent,
             keep=_filter(config),
             tasks=read_tasks(config),
-            score=None if config.score is None else _imported(config.score),
+            score=None if config.score is None else imported(config.score, "score"),
             failures=Failures(config.failures.retries, config.failures.min_valid),
             workers=None if pool is not None else config.workers,
             pool=pool,
             run_dir=run_dir,
             resume=resume,
             metrics=metrics,
+            record=_recorder(config),
             **{name: getattr(config, name) for name in _AS_THEY_ARE},
         ) as rollouts:
             rollouts.expect(config.batches, config.groups)
             yield rollouts
+
+
+def chat_agent(policy: Policy, chosen: schema.Chat) -> ChatAgent:
+    return ChatAgent(policy, **{name: getattr(chosen, name) for name in chosen.__struct_fields__})
 
 
 def _open_metrics(config: Config, directory: Path) -> list[Sink]:
@@ -88,7 +88,7 @@ def _open_metrics(config: Config, directory: Path) -> list[Sink]:
     return open_sinks(config.metrics, directory, named.read_text(), without_secrets(msgspec.to_builtins(config)))
 
 
-def check_imports(config: Config, *, allow_import: bool) -> None:
+def check_imports(config: Config | EvaluationConfig, *, allow_import: bool) -> None:
     if config.imports and not allow_import:
         named = ", ".join(map(repr, config.imports))
         raise UsageError(f"the configuration names code to import, {named}: allow it with --allow-import")
@@ -102,7 +102,8 @@ def share_of(entry: schema.EnvEntry, *, allow_import: bool) -> Share:
 
 
 @asynccontextmanager
-async def _open_policy(chosen: schema.Policy) -> AsyncIterator[Policy]:
+async def open_policy(chosen: schema.Policy) -> AsyncIterator[Policy]:
+    """The policy that a configuration names."""
     match chosen:
         case schema.Solver(error_rate=error_rate, latency=latency, seed=seed):
             pair = (latency[0], latency[1]) if isinstance(latency, list) else latency
@@ -129,6 +130,11 @@ async def _open_pool(config: Config) -> AsyncIterator[EnvPool | None]:
         yield pool
 
 
+def _recorder(config: Config) -> bool | VideoRecorder:
+    chosen = config.record
+    return chosen if isinstance(chosen, bool) else VideoRecorder(**msgspec.structs.asdict(chosen))
+
+
 def _filter(config: Config) -> Any:
     if config.keep is None:
         return None
@@ -137,7 +143,8 @@ def _filter(config: Config) -> Any:
     return chosen(**arguments) if arguments else chosen
 
 
-def _imported(path: str) -> Any:
+def imported(path: str, key: str) -> Any:
+    """What an import path names, from this directory, too; the configuration has it at `key`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -145,4 +152,4 @@ def _imported(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"score: {path!r} cannot be imported: {error}") from error
+        raise UsageError(f"{key}: {path!r} cannot be imported: {error}") from error

@@ -77,7 +77,6 @@ def write_config(directory: Path, config: Config, given: str | None) -> None:
         shown = resolved if given is None else hide(given, secrets)
         (directory / GIVEN).write_text(shown, encoding="utf-8")
         write_resolved(directory, config)
-        (directory / "videos").mkdir(exist_ok=True)
     except OSError as error:
         raise JournalError(f"cannot write to {directory}: {error.strerror or error}") from error
 

@@ -36,7 +36,9 @@ from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.metrics import Figures
 from asyncrollout.report.page import REPORT
+from asyncrollout.report.recordings import recordings
 from asyncrollout.rollouts.facade import Rollouts
+from asyncrollout.video.files import VIDEOS
 
 log = structlog.get_logger(__name__)
 
@@ -148,6 +150,7 @@ async def play(
     log.info("run_ended", state=state)
     output.record({"event": "ended", "directory": str(directory), "state": state, **as_record(figures)})
     notes = [f"files     {directory}"]
+    notes += [f"videos    {videos}, in {directory / VIDEOS}"] if (videos := len(recordings(directory))) else []
     notes += [f"report    {report}"] if report is not None else []
     notes += [f"to go on  {how_to_go_on}"] if has_stopped else []
     output.show(summary(figures, title=f"{directory.name}: {state}", notes=notes))

@@ -17,6 +17,7 @@ FromOne = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Rate = Annotated[float, Meta(ge=0, le=1)]
+FrameRate = Annotated[float, Meta(gt=0, le=1000)]
 Text = Annotated[str, Meta(min_length=1)]
 Url = Annotated[
     str,
@@ -188,6 +189,17 @@ class Failures(Part, frozen=True):
     min_valid: FromOne | None = None
 
 
+class Record(Part, frozen=True):
+    """As `asyncrollout.video.VideoRecorder`, in the run's own directory."""
+
+    every: FromOne = 1
+    keep: Literal["all", "failures", "extremes"] = "all"
+    fps: FrameRate | None = None
+    overlay: bool = False
+    max_encoders: FromOne = 32
+    max_bytes: FromOne = 4 << 30
+
+
 class Normalization(Part, frozen=True):
     """As `rewards.normalize`."""
 
@@ -227,6 +239,7 @@ class Config(Part, frozen=True, kw_only=True):
     workers: FromOne | None = None
     backend: Literal["process", "inline"] | None = None
     metrics: tuple[MetricsName, ...] = ()
+    record: bool | Record = False
     reward_normalization: Normalization | None = None
     advantage: AdvantageName | None = None
 

@@ -19,6 +19,7 @@ from asyncrollout.pool.home import Lost, Reply
 from asyncrollout.pool.hosted import Called, Past, outcome_digest
 from asyncrollout.pool.seat import Seat
 from asyncrollout.pool.wire import OUTCOMES, Op, Undecodable
+from asyncrollout.protocols import Recorded
 from asyncrollout.types import Outcome
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ _RUNNING, _UNSURE, _STEP = Phase.RUNNING, Phase.UNSURE, Op.STEP  # an enum's att
 class EnvHandle:
     """Made by `EnvPool.open`. For one caller at a time."""
 
-    def __init__(self, pool: "EnvPool", seat: Seat) -> None:
+    def __init__(self, pool: "EnvPool", seat: Seat, record: Recorded | None = None) -> None:
         self.name = seat.opening.spec.name
         self._pool = pool
+        self._record = record
         self.seat = seat
         self._history = seat.history
         self._phase = Phase.UNOPENED
@@ -116,7 +118,7 @@ class EnvHandle:
         task = self._own(task, "task")
         if not self._busy:
             self.seat.begin_episode(seed, anew=self._phase is Phase.FAILED)
-        reply = await self._invoke(Op.RESET, (seed, task, member))
+        reply = await self._invoke(Op.RESET, (seed, task, member, self._history.episode))
         self._history.begin(seed, task, member, reply[4])
         return self._took(reply)
 
@@ -159,7 +161,7 @@ class EnvHandle:
         """The env's picture of its state."""
         return (await self._ask(Op.RENDER, None, "render"))[2]
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Anything else that the env or its text interface offers: a method's result, or an attribute."""
         called = Called(method, args, kwargs)
         reply = await self._ask(Op.CALL, called, f"call {method}()")
@@ -232,19 +234,30 @@ class EnvHandle:
         if self._phase is Phase.CLOSED:
             return
         unsure, self._phase = self._phase is Phase.UNSURE, Phase.CLOSED
+        footage = None
+        try:
+            footage = await self._close_at_home(unsure=unsure)
+        finally:
+            if self._record is not None:
+                self._record.ended(footage)
+
+    async def _close_at_home(self, *, unsure: bool) -> Any:
+        """What the camera has, if there is one, and the env is where it can be asked."""
         home = self.seat.leave()
         if home is None or not home.usable:
-            return
+            return None
         if unsure:
             home.drop(self.seat.id)
-            return
+            return None
         with anyio.move_on_after(_CLOSE_GRACE, shield=True):
             try:
                 reply = await home.call(self.seat.id, Op.CLOSE, None)
             except Lost:
-                return
+                return None
             if reply[1] is not None:
                 log.warning("env_close_failed", env=self.name, error=_failure(reply[1]).text)
+            return reply[2]
+        return None
 
     async def _invoke(self, op: Op, payload: Any) -> Reply:
         """Make a call where the env lives; if that place is lost, it is made in another one."""

@@ -19,6 +19,7 @@ class History:
         self.task: Any = None
         self.member = 0
         self.running = False
+        self.episode = -1  # counts those that were begun
         self._turns_before = 0  # those that a snapshot stands for
         self._setup: dict[bytes, Called] = {}
         self._state: bytes | None = None
@@ -42,6 +43,7 @@ class History:
     def end(self, next_seed: int) -> None:
         """The episode is over, and the next one is about to be tried."""
         self.seed, self._turns_before, self._done, self.running = next_seed, 0, [], False
+        self.episode += 1
 
     def begin(self, seed: int, task: Any, member: int, digest: int | None) -> None:
         self.seed, self.task, self.member, self._state, self.running = seed, task, member, None, True
@@ -78,7 +80,9 @@ class History:
         return self._past(state, [], [], self.turn)
 
     def _past(self, state: bytes | None, done: list[Any], digests: list[int | None], turns: int) -> Past:
-        return Past(self.setup, self.seed, self.task, state, done, digests, turns, member=self.member)
+        return Past(
+            self.setup, self.seed, self.task, state, done, digests, turns, member=self.member, episode=self.episode
+        )
 
     def setup_alone(self) -> Past | None:
         return Past(self.setup, None, None, None, [], []) if self._setup else None

@@ -12,8 +12,10 @@ from asyncrollout.pool import wire
 from asyncrollout.pool.dialogue import Dialogue, Fields
 from asyncrollout.pool.digest import Nowhere, encode_with_digest
 from asyncrollout.pool.failure import clip
+from asyncrollout.pool.filming import film
+from asyncrollout.pool.making import make_env
 from asyncrollout.pool.wire import Op
-from asyncrollout.protocols import Snapshots
+from asyncrollout.protocols import Camera, Snapshots
 from asyncrollout.registry import EnvSpec, load_factory
 from asyncrollout.types import TextOptions
 
@@ -45,15 +47,17 @@ class Past(msgspec.Struct, frozen=True):
     turns: int = 0  # that the snapshot stands for
     trusted: bool = True  # made by this pool, not read from a file
     member: int = 0
+    episode: int = 0
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """All that is needed to make an env somewhere."""
+    """All that is needed to make an env somewhere; `camera` is the import path of what films it, and its options."""
 
     spec: EnvSpec
     text: bool
     expert: bool
     options: TextOptions
+    camera: tuple[str, Any] | None = None
 
 
 def run_now(steps: Coroutine[Any, Any, T]) -> T:
@@ -65,30 +69,6 @@ def run_now(steps: Coroutine[Any, Any, T]) -> T:
         return result
     steps.close()
     raise EnvError("one of this env's methods is a coroutine, but its step() is not")
-
-
-def make_env(spec: EnvSpec) -> Any:
-    """What its factory makes; a keyword that it does not take is told with the nearest one."""
-    factory = load_factory(spec.factory)
-    try:
-        return factory(**spec.kwargs)
-    except TypeError as error:
-        known = _keywords(factory)
-        for key in spec.kwargs:
-            if known and key not in known:
-                raise UsageError(f"it takes no keyword {key!r}{nearest(key, known)}") from error
-        raise
-
-
-def _keywords(factory: Callable[..., Any]) -> list[str]:
-    """What a factory can be given by name; nothing, where that is open or unknown."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # some built-in ones do not tell
-        return []
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return []
-    return [parameter.name for parameter in parameters]
 
 
 def reset_options(env: Any, task: Any, member: int = 0) -> dict[str, Any] | None:
@@ -124,7 +104,7 @@ class HostedEnv:
     def __init__(self, opening: Opening) -> None:
         self.opening = opening
         spec = opening.spec
-        self.env = make_env(spec)
+        self.env = make_env(spec, filmed=opening.camera is not None)
         for method in ("reset", "step"):
             if not callable(getattr(self.env, method, None)):
                 raise UsageError(f"{type(self.env).__qualname__} has no {method}() method: an env needs reset and step")
@@ -136,6 +116,11 @@ class HostedEnv:
         if opening.text:
             interface = load_factory(spec.text_interface)(self.env, opening.options)
             self._dialogue = Dialogue(interface, opening.options, expert=opening.expert)
+        self.camera: Camera | None = None
+        if opening.camera is not None:
+            factory, options = opening.camera
+            tell = getattr(self._dialogue.interface, "tell", str) if self._dialogue is not None else str
+            self.camera = load_factory(factory)(self.env, options, tell)
 
     async def perform(self, op: Op, payload: Any, tick: Callable[[], None] = _no_tick) -> Any:
         """Any call but the one that makes the env; `tick` is called before each part of a long one."""
@@ -156,20 +141,24 @@ class HostedEnv:
                 return await self.close()
         raise UsageError(f"an env knows no {op!r}")
 
-    async def reset(self, seed: int, task: Any, member: int = 0) -> Fields:
+    async def reset(self, seed: int, task: Any, member: int = 0, episode: int = 0) -> Fields:
         result = self.env.reset(seed=seed, options=reset_options(self.env, task, member))
         if self.awaits:
             result = await result
         if not isinstance(result, _SEQUENCES) or len(result) != 2:
             raise EnvError(f"reset() must return (observation, info), not {clip(repr(result), 200)}")
         observation, info = result[0], dict(_as_dict(result[1]))
+        if self.camera is not None:
+            self.camera.begin(episode)
+            await film(self.env, self.camera, awaits=self.awaits)
+            self.camera.end_turn()
         if self._dialogue is not None:
             observation = self._dialogue.begin(observation, info)
         return observation, 0.0, False, False, info
 
     def step_now(self, action: Any) -> Fields:
         """A synchronous env's step. That of a raw env costs no coroutine."""
-        if self._dialogue is not None:
+        if self._dialogue is not None or self.camera is not None:
             return run_now(self.step(action))
         try:
             return _checked(self.env.step(action))
@@ -179,16 +168,23 @@ class HostedEnv:
 
     async def step(self, action: Any) -> Fields:
         if self._dialogue is not None:
-            return await self._dialogue.step(action, self._raw_step)
-        return await self._raw_step(action)
+            fields = await self._dialogue.step(action, self._raw_step)
+        else:
+            fields = await self._raw_step(action)
+        if self.camera is not None:
+            self.camera.end_turn()
+        return fields
 
     async def _raw_step(self, action: Any) -> Fields:
         try:
             result = self.env.step(action)
-            return _checked(await result if self.awaits else result)
+            fields = _checked(await result if self.awaits else result)
         except Exception as error:
             self._note_bad_action(error, action)
             raise
+        if self.camera is not None:
+            await film(self.env, self.camera, action, fields[1], awaits=self.awaits)
+        return fields
 
     def _note_bad_action(self, error: Exception, action: Any) -> None:
         space = getattr(self.env, "action_space", None)
@@ -233,11 +229,15 @@ class HostedEnv:
             await self.call(called)
         if past.state is not None:
             self.restore(past.state, trusted=past.trusted)
+            if self.camera is not None:
+                self.camera.begin(past.episode, past.turns)
         elif past.seed is not None:
-            fields = await self.reset(past.seed, past.task, past.member)
+            fields = await self.reset(past.seed, past.task, past.member, past.episode)
             _compare(fields, next(digests), 0)
         for turn, (entry, expected) in enumerate(zip(past.done, digests, strict=True), start=1):
             tick()
+            if self.camera is not None and self.camera.is_behind:
+                self.camera.catch_up()
             try:
                 if isinstance(entry, Called):
                     await self.call(entry)
@@ -267,10 +267,15 @@ class HostedEnv:
             self._dialogue.state = told
         self.env.restore(raw)
 
-    async def close(self) -> None:
-        result = self._close_env()
-        if inspect.isawaitable(result):
-            await result
+    async def close(self) -> list[Any] | None:
+        """Close the env; what its camera has, if there is one."""
+        try:
+            result = self._close_env()
+            if inspect.isawaitable(result):
+                await result
+        finally:
+            footage = None if self.camera is None else self.camera.end()
+        return footage
 
     def _close_env(self) -> Any:
         close = getattr(self.env, "close", None)

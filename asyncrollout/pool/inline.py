@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 
 from asyncrollout.errors import EnvError
 from asyncrollout.pool.failure import Failure, failure
@@ -46,11 +47,8 @@ class LoopHome:
         self._worked = 0.0
 
     async def call(self, env_id: int, op: Op, payload: Any, *, movable: bool = False) -> Reply:  # noqa: ARG002
-        if self._dropped:
-            await self._close_dropped()
-        if self._worked > _YIELD_AFTER:
-            self._worked = 0.0
-            await anyio.lowlevel.checkpoint()
+        if self._dropped or self._worked > _YIELD_AFTER or self._is_behind(env_id):
+            await self._wait_first(env_id)
         if op is not _OPEN:
             payload = detach(payload)
         start = time.monotonic()
@@ -82,6 +80,21 @@ class LoopHome:
         self._worked += seconds
         self.clock.extend((seconds,))
         return 0, trouble, value, info, digest, seconds, None
+
+    def _is_behind(self, env_id: int) -> bool:
+        hosted = self._hosted.get(env_id)
+        return hosted is not None and hosted.camera is not None and hosted.camera.is_behind
+
+    async def _wait_first(self, env_id: int) -> None:
+        """For what comes before a call: the end of other envs, other tasks, this env's camera."""
+        if self._dropped:
+            await self._close_dropped()
+        if self._worked > _YIELD_AFTER:
+            self._worked = 0.0
+            await anyio.lowlevel.checkpoint()
+        hosted = self._hosted.get(env_id)
+        if hosted is not None and hosted.camera is not None and hosted.camera.is_behind:
+            await anyio.to_thread.run_sync(hosted.camera.catch_up, abandon_on_cancel=True)
 
     def drop(self, env_id: int) -> None:
         hosted, thread = self._hosted.pop(env_id, None), self._threads.pop(env_id, None)

@@ -1,5 +1,6 @@
 """Where an env lives, and how it gets a new place, in its old state, when that one is lost."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -156,5 +157,10 @@ class Seat:
         """An error that names env, seed, turn and worker."""
         name, history = self.opening.spec.name, self.history
         place = {"seed": history.seed, "turn": None if history.seed is None else history.turn, "worker": worker}
-        where = ", ".join(f"{key} {value}" for key, value in place.items() if value is not None)
-        return kind.at(f"env {name!r}{where and f' ({where})'}: {text}", notes=notes, env=name, **place)
+        return kind.at(told_place(name, place) + text, notes=notes, env=name, **place)
+
+
+def told_place(env: str | None, place: Mapping[str, int | None]) -> str:
+    """How the message of an env's error begins."""
+    where = ", ".join(f"{key} {value}" for key, value in place.items() if value is not None)
+    return f"env {env!r}{where and f' ({where})'}: "

@@ -22,6 +22,7 @@ from asyncrollout.pool.hosted import HostedEnv, Opening, run_now
 from asyncrollout.pool.page import PAGE_SLOTS, Page
 from asyncrollout.pool.thread import EnvThread
 from asyncrollout.pool.wire import Op
+from asyncrollout.protocols import Camera
 
 _SLOW = 0.0002  # seconds; before a step that takes longer, replies at hand are sent
 _FLUSH_AFTER = 0.002
@@ -31,6 +32,8 @@ _RECEIVE = 1 << 18
 _LOG_LIMIT = 8 << 20
 _LOG_CHECK = 1024  # frames
 _MANY_PAGES = 0.005  # seconds; a step that touches much new memory takes at least so long
+_CAMERAS = 64  # more than one process should have at work
+_CAMERA_GRACE = 2.0  # seconds for their files to be closed at the end
 _MAIN = 0  # the main thread's slot in the page
 _STEP, _STOP = int(Op.STEP), int(Op.STOP)
 
@@ -76,6 +79,7 @@ class Worker:
         self._io_residents: dict[int, Resident] = {}
         self._threads: dict[int, tuple[EnvThread, int]] = {}  # of `io` envs, with their slots in the page
         self._free_slots = deque(range(1, PAGE_SLOTS))
+        self._cameras: deque[Camera] = deque(maxlen=_CAMERAS)  # of envs that were closed last
         self._held: deque[tuple[Any, ...]] = deque()
         self._sending = threading.Lock()
         self._behind = threading.Event()
@@ -140,6 +144,7 @@ class Worker:
             elif not self._behind.is_set():
                 self._behind.set()
         call_id, _, _, action = call
+        self._let_camera_catch_up(resident, slot)
         start = monotonic()
         self._page.begin(slot, call_id, start)
         try:
@@ -153,6 +158,14 @@ class Worker:
         if seconds > _MANY_PAGES and self._uses_too_much():
             self._give_up(call_id, slot)
         self._held.append((call_id, trouble, value, info, digest, seconds, state))
+
+    def _let_camera_catch_up(self, resident: Resident, slot: int) -> None:
+        """Between steps, and not as a part of one, whose time limit is its env's."""
+        camera = resident.hosted.camera
+        if camera is not None and camera.is_behind:
+            self._flush()
+            self._page.end(slot)
+            camera.catch_up()
 
     def _play_other(self, call: Call, resident: Resident | None, slot: int) -> None:
         call_id, env_id, code, payload = call
@@ -203,6 +216,8 @@ class Worker:
         self._residents.pop(env_id, None)
         self._io_residents.pop(env_id, None)
         resident.arrays.close()
+        if resident.hosted.camera is not None:
+            self._cameras.append(resident.hosted.camera)
 
     def _flush(self) -> None:
         with self._sending:
@@ -227,6 +242,11 @@ class Worker:
                 run_now(resident.hosted.close())
             except BaseException as error:  # the others are closed all the same
                 print(failure(error).trace)
+            if resident.hosted.camera is not None:
+                self._cameras.append(resident.hosted.camera)
+        deadline = monotonic() + _CAMERA_GRACE
+        for camera in self._cameras:
+            camera.wait(max(deadline - monotonic(), 0.0))
 
 
 def _loaded(payload: Any) -> Any:

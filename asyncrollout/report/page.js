@@ -174,7 +174,35 @@ function said(role, content, kind = role, pictures = []) {
 const prompt = (part) => (part.role === "system" && !part.pictures.length
   ? folded("system prompt", part.text) : said(part.role, part.text, part.role, part.pictures));
 
-function turnCard(turn) {
+const film = el("div", { class: "film" });
+
+/** The film on record; of a run that tells of none, the files that are named after the rollout. */
+function filmsOf(uid, { video }) {
+  if (video) return videos.filter((name) => name === video.file);
+  return videos.filter((name) => name.startsWith(uid) && /^[._-]/.test(name.slice(uid.length)));
+}
+
+/** From the first frame to the last one, and no further. */
+function playFrames([from, to], fps) {
+  const player = film.querySelector("video"), end = (to + 0.5) / fps;
+  const look = () => {
+    if (player.currentTime >= end) player.pause();
+    if (!player.paused) requestAnimationFrame(look);
+  };
+  player.pause();
+  player.currentTime = (from + 0.5) / fps;
+  player.play().then(look, () => {}); // a browser that cannot play it says so in its place
+}
+
+function filmButton(turn, video) {
+  const frames = video?.turns[turn];
+  if (!frames || !film.children.length) return null;
+  const label = frames[0] === frames[1] ? `▶ frame ${frames[0]}` : `▶ frames ${frames[0]} to ${frames[1]}`;
+  return el("button", { type: "button", class: "fold", "data-frames": turn, click: () => playFrames(frames, video.fps) },
+    label);
+}
+
+function turnCard(turn, video) {
   const figures = [
     turn.tokens ? `${shown(turn.tokens, "count")} tokens` : "", `LLM ${seconds(turn.policy_seconds)}`,
     `env ${seconds(turn.env_seconds)}, at work ${seconds(turn.env_work_seconds)}`, turn.version ? `weights ${turn.version}` : "",
@@ -183,7 +211,7 @@ function turnCard(turn) {
   const worth = turn.reward > 0 ? "good" : turn.reward < 0 ? "bad" : null;
   return el("section", { class: "card turn" },
     el("h3", {}, `Turn ${turn.turn}`, el("span", { class: worth }, `reward ${shown(turn.reward, "number")}`),
-      figures.map((part) => el("span", {}, part))),
+      figures.map((part) => el("span", {}, part)), filmButton(turn.turn, video)),
     turn.hidden ? el("p", { class: "note" }, `The model saw the messages from number ${turn.hidden} on.`) : null,
     turn.prompt.map(prompt), said("reasoning", turn.reasoning), said("reply", turn.reply),
     said("tool calls", turn.calls, "reply"), said("action", turn.action, "reply"),
@@ -194,15 +222,13 @@ function turnCard(turn) {
 function overview(group, member, content) {
   const error = content.error;
   const length = `${member.turns} turns, ${shown(member.tokens, "count")} tokens, ${seconds(member.seconds)}`;
-  const films = videos.filter((name) => name.startsWith(member.uid) && /^[._-]/.test(name.slice(member.uid.length)));
   return el("div", { class: "card" },
     pairs([["env", group.env], ["seed", content.seed], ["outcome", outcome(member)],
       ["reward", shown(member.reward, "number")], ["group", `${group.id}, ${fate(group)}`], ["length", length],
-      ["metrics", content.metrics]]),
+      ["metrics", content.metrics], ["film", content.video?.partial ? "not whole" : ""]]),
     error ? [said(error.name, error.message || "no message", "error"), folded("where", error.where),
       folded("traceback", error.notes)] : null,
-    said("task", content.task),
-    films.map((name) => el("video", { src: `videos/${encodeURIComponent(name)}`, controls: true })));
+    said("task", content.task));
 }
 
 async function openTrajectory(uid) {
@@ -216,11 +242,13 @@ async function openTrajectory(uid) {
     return el("button", { type: "button", "data-step": by, disabled: !goal, click: go }, label);
   };
   const last = said("env", content.final, "env", content.pictures);
+  film.replaceChildren(...filmsOf(uid, content).map((name) =>
+    el("video", { src: `videos/${encodeURIComponent(name)}`, controls: true, muted: true })));
   dialog.replaceChildren(
     el("div", { class: "top" }, el("h2", { id: "trajectory-name" }, uid), step("← Previous", -1), step("Next →", 1),
-      el("button", { type: "button", autofocus: true, click: () => dialog.close() }, "Close")),
+      el("button", { type: "button", autofocus: true, click: () => dialog.close() }, "Close"), film),
     el("div", { class: "in" }, overview(group, group.members.find((one) => one.uid === uid), content),
-      content.turns.map(turnCard),
+      content.turns.map((turn) => turnCard(turn, content.video)),
       last ? el("section", { class: "card" }, el("h3", {}, "In the end"), last) : null));
   if (!dialog.open) dialog.showModal();
   dialog.querySelector("[autofocus]").focus();
@@ -228,7 +256,10 @@ async function openTrajectory(uid) {
   history.replaceState(null, "", `#${encodeURIComponent(uid)}`);
 }
 
-dialog.addEventListener("close", () => history.replaceState(null, "", "#trajectories"));
+dialog.addEventListener("close", () => {
+  film.replaceChildren();
+  history.replaceState(null, "", "#trajectories");
+});
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 dialog.addEventListener("keydown", (event) => {
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];

@@ -13,11 +13,13 @@ from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rollout.episode import as_data, run_rollout
+from asyncrollout.rollout.filming import GroupFilms
 from asyncrollout.rollout.progress import Progress
 from asyncrollout.rollout.scoring import Scorer
 from asyncrollout.rollout.watch import Nobody, Watch
 from asyncrollout.tasks import task_group
 from asyncrollout.trajectories import Group, Limits, StopReason, Trajectory, Verdict, member_uid
+from asyncrollout.video.recorder import VideoRecorder
 
 _NO_LIMITS = Limits()
 
@@ -66,14 +68,17 @@ async def run_group(
     sampling_base: int | None = None,
     slots: anyio.CapacityLimiter | None = None,
     watch: Watch | None = None,
+    record: VideoRecorder | None = None,
 ) -> Group:
     """Play `size` episodes at once: the same env seed, but each with its own sampling seed.
 
     The group always has all its members; if too many failed, its verdict says so. `slots` bounds rollouts under way.
+    `record` is open.
     """
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"a group has at least one member: size={size!r}")
     spec = find_env(env)
+    films = GroupFilms(record, tag or spec.name)
     group = _Playing(
         pool=pool,
         spec=spec,
@@ -88,8 +93,10 @@ async def run_group(
         sampling_base=seed if sampling_base is None else sampling_base,
         slots=slots,
         watch=Nobody() if watch is None else watch,
+        films=films,
     )
-    played = await group.play(size, failures.retries)
+    with films:
+        played = films.settle(await group.play(size, failures.retries))
     return msgspec.structs.replace(played, verdict=failures.verdict(played))
 
 
@@ -110,6 +117,7 @@ class _Playing:
     sampling_base: int
     slots: anyio.CapacityLimiter | None
     watch: Watch
+    films: GroupFilms
     retries: int = 0
     recalled: set[str] = field(default_factory=set)
 
@@ -154,7 +162,7 @@ class _Playing:
             progress.begins("its env")
             if is_broken_off and not self.spec.replayable:
                 raise EnvCrashed(f"env {self.spec.name!r} ({uid}) was left within an episode, and is not replayable")
-            async with self.pool.open(self.spec, **self.env_kwargs) as opened:
+            async with self.pool.open(self.spec, record=self.films.begin(uid), **self.env_kwargs) as opened:
                 trajectory = await run_rollout(
                     opened,
                     self.agent,
@@ -174,7 +182,7 @@ class _Playing:
         finally:
             if self.slots is not None:
                 self.slots.release_on_behalf_of(uid)
-        return trajectory, progress
+        return self.films.on_record(trajectory), progress
 
     @property
     def _is_scored_as_a_group(self) -> bool:

@@ -38,7 +38,7 @@ from asyncrollout.rollouts.durable import (
 )
 from asyncrollout.rollouts.evaluating import Evaluator
 from asyncrollout.rollouts.evaluation import Evaluation
-from asyncrollout.rollouts.setup import read_agent, read_envs, runs_on_loop
+from asyncrollout.rollouts.setup import read_agent, read_envs, read_recorder, runs_on_loop
 from asyncrollout.rollouts.stats import RolloutsStats, standing
 from asyncrollout.rollouts.watching import Recording, Watching
 from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
@@ -49,6 +49,7 @@ from asyncrollout.sampler.tray import OnExhausted
 from asyncrollout.tasks import Background
 from asyncrollout.trajectories import Group, Limits, Verdict
 from asyncrollout.types import PauseMode
+from asyncrollout.video.recorder import VideoRecorder
 
 T = TypeVar("T")
 
@@ -73,6 +74,8 @@ class Rollouts:
     that was delivered, or `resume=n` from batch `n` on: what is finished is not played again, and recorded replies are
     not asked for again. `metrics` are sinks, which get the `figures()` every few seconds and with each batch; a run
     directory has a `metrics.jsonl` in any case.
+
+    `record` is a `VideoRecorder`, or True: envs that render are filmed, in `videos/` of the run directory.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Rollouts:
         run_dir: str | PathLike[str] | None = None,
         resume: bool | int = False,
         metrics: Sequence[Sink] = (),
+        record: bool | VideoRecorder = False,
     ) -> None:
         for name, value, least in (
             ("group_size", group_size, 1),
@@ -146,6 +150,7 @@ class Rollouts:
         self._watch = Watching(self.ledger, self.meter)
         self._run_dir = None if run_dir is None else Path(run_dir)
         own = [] if self._run_dir is None else [JsonLines(self._run_dir / METRICS)]
+        self._record = read_recorder(record, self._run_dir)
         self._reporting = Reporting([*own, *metrics], self.figures)
         self._wanted: tuple[int, int] | None = None
         self._evaluator = Evaluator([*self._shares.values()], self.ledger, max_in_flight // 2, stall_seconds)
@@ -175,6 +180,8 @@ class Rollouts:
                     await parts.enter_async_context(policy)
             if self._run_dir is not None:
                 await self._go_on(await parts.enter_async_context(self._open_run(self._run_dir)))
+            if self._record is not None and not self._record.is_open:
+                await parts.enter_async_context(self._record)
             await parts.enter_async_context(self._reporting)
             await self._streams.open()
             self._parts = parts.pop_all()
@@ -343,9 +350,9 @@ class Rollouts:
         self._streams.start_soon(_run_within, stop, stream)
         return stream, stop
 
-    def _note(self, group: Group) -> None:
+    def _note(self, group: Group, more: int) -> None:
         self._delivery.tally.add(group)
-        self._watch.judged(group)
+        self._watch.judged(group, more)
         self._draws.tell(group)
 
     async def _play_drawn(self, draw: Draw) -> Group:
@@ -371,6 +378,7 @@ class Rollouts:
             sampling_base=sampling_seed(self._seed, draw.id),
             slots=self._slots,
             watch=self._watch,
+            record=self._record,
         )
 
     def _open_run(self, run_dir: Path) -> AbstractAsyncContextManager[RunJournal]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +16,8 @@ from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.sampler.draws import Share
 from asyncrollout.types import PauseMode
+from asyncrollout.video.files import VIDEOS
+from asyncrollout.video.recorder import VideoRecorder
 
 
 class Pausable(Protocol):
@@ -77,6 +80,20 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Pausa
     parts = [part for part in nested(own) if hasattr(part, "pause")]
     gated = Composed(own, parts) if parts else Gated(own)
     return with_policy(agent, lambda _: gated), gated
+
+
+def read_recorder(record: Any, run_dir: Path | None) -> VideoRecorder | None:
+    """What films; one without a directory of its own has that of the run."""
+    if record is None or record is False:
+        return None
+    recorder = VideoRecorder() if record is True else record
+    if not isinstance(recorder, VideoRecorder):
+        raise UsageError(f"record={record!r:.100} is neither True nor a VideoRecorder(...)")
+    if recorder.directory is None:
+        if run_dir is None:
+            raise UsageError("record: where do the videos go? Give a run_dir, or record=VideoRecorder(directory)")
+        recorder.directory = (run_dir / VIDEOS).absolute()
+    return recorder
 
 
 def with_policy(agent: Any, change: Callable[[Policy], Policy]) -> Any:

@@ -4,7 +4,8 @@ from typing import Any, ClassVar
 
 from asyncrollout.config.ragen_envs import our_kwargs
 from asyncrollout.errors import UsageError
-from asyncrollout.pool.hosted import make_env, reset_options
+from asyncrollout.pool.hosted import reset_options
+from asyncrollout.pool.making import make_env
 from asyncrollout.registry import find_env, load_factory
 from asyncrollout.types import Placement, TextOptions
 

@@ -1,0 +1,82 @@
+"""The film of one env, from its camera to its files."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+import msgspec
+
+from asyncrollout.trajectories import Video
+from asyncrollout.video.camera import DEFAULT_FPS, CameraOptions, Footage
+from asyncrollout.video.files import count_frames, parts_in, size_of, until_released, whole_file
+
+if TYPE_CHECKING:
+    from asyncrollout.video.recorder import VideoRecorder
+
+
+class Recording:
+    """The film of one env, which is opened with `record=`. Made by `VideoRecorder.film`."""
+
+    def __init__(self, recorder: "VideoRecorder", options: CameraOptions, kind: str, *, hold: bool) -> None:
+        self.options = options
+        self.kind = kind
+        self.footage: list[Footage] = []
+        self.has_ended = False
+        self.bytes = options.max_bytes or 0  # that it has, or may come to have
+        self._recorder = recorder
+        self._hold = hold
+        self._is_settled = False
+
+    @property
+    def camera(self) -> tuple[str, CameraOptions]:
+        """What makes the camera where the env lives, and its options."""
+        return "asyncrollout.video.camera:Camera", self.options
+
+    @property
+    def path(self) -> Path:
+        """Where the video of the first episode will be."""
+        return whole_file(self.options.directory, self.options.name)
+
+    def ended(self, footage: list[Any] | None) -> None:
+        """The env is closed; this is what its camera told, if it could be asked."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        if footage is not None:
+            self.footage = msgspec.convert(footage, list[Footage])
+            self.bytes = sum(size_of(self.options.directory / film.part) for film in self.footage)
+        self._recorder.note(self)
+        if not self._hold:
+            self.settle(keep=True)
+
+    def settle(self, *, keep: bool) -> None:
+        """Whether what was filmed is kept; only the first time counts."""
+        if not self._is_settled:
+            self._is_settled = True
+            self._recorder.settle(self, keep=keep)
+
+    def video(self, turns: int) -> Video | None:
+        """What goes on the record of a rollout with so many turns, once it has ended; None if nothing was filmed."""
+        if not self.footage:  # the env was lost
+            return Video(self.path.name, self.options.fps or DEFAULT_FPS, [], partial=True) if turns else None
+        film = self.footage[-1]
+        if not film.frames:
+            return None
+        ends = [*film.ends, *[film.frames - 1] * turns][: turns + 1]
+        frames = [[max(first, 0), max(last, 0)] for first, last in pairwise(ends)]
+        return Video(f"{film.stem}.mp4", film.fps, frames, partial=bool(film.trouble) or -1 in ends)
+
+    def parts(self) -> dict[str, list[Path]]:
+        """The files of each episode; several, if the env was moved, or its process killed."""
+        return parts_in(self.options.directory, self.options.name, self.options.take)
+
+    async def best_of(self, parts: list[Path]) -> Path | None:
+        """Once its encoder has ended: the part that the camera told of, or else the longest; None if all are empty."""
+        told = {film.part for film in self.footage}
+        candidates = [part for part in parts if part.name in told] or parts
+        for part in candidates:
+            await until_released(part)
+        lengths = await anyio.to_thread.run_sync(lambda: {part: count_frames(part) for part in candidates})
+        best = max(candidates, key=lambda part: lengths[part])
+        return best if lengths[best] else None

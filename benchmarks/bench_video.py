@@ -1,0 +1,189 @@
+"""What it costs to film envs: steps per second with a camera and without, and how late the event loop is meanwhile.
+
+    python benchmarks/bench_video.py [--part workers loop] [--json]
+
+16 envs of 128 x 128 pixels, an episode of 300 steps each, on as many workers as there are CPUs, or on the event loop.
+With and without take turns, and what is shown is the median over the pairs. Encoders start within the time of the
+steps; files are made whole after it, as in a run. CPU time is that of all processes, from the first to the last, and
+does not depend on what else the machine does. A goal that is missed is printed, and is no error.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks.video_envs`, in workers, too
+
+if __name__ == "__main__":  # every worker runs this file again, and must not pay for what only the parent needs
+    import argparse
+    import json
+    import os
+    import resource
+    import statistics
+    import time
+    from tempfile import TemporaryDirectory
+
+    import anyio
+    import numpy as np
+    import uvloop
+
+    import asyncrollout as ar
+    from asyncrollout.video import VideoRecorder
+    from benchmarks.tables import aligned
+
+ENVS = 16
+STEPS = 300
+PAIRS = 4
+TICK = 0.005
+PAUSE = 0.02  # of a policy, on the loop
+MOST_COST = 15.0
+MOST_LAG = 20.0
+
+
+class Row(NamedTuple):
+    what: str
+    ours: float
+    unit: str = ""
+    without: float | None = None
+    cost: float | None = None
+    goal: str = "-"
+    met: bool | None = None  # None where there is no goal
+
+
+class Played(NamedTuple):
+    rate: float
+    """Steps per second."""
+    late: float
+    """Milliseconds: the 99th percentile of how late the loop was."""
+    cpu: float
+    """Milliseconds for each step, of all processes, their start and end included."""
+
+
+def tell(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+async def watch(late: list[float]) -> None:
+    while True:
+        due = time.perf_counter() + TICK
+        await anyio.sleep(TICK)
+        late.append(time.perf_counter() - due)
+
+
+async def play(pool: ar.EnvPool, spec: ar.EnvSpec, recorder: VideoRecorder | None, pause: float) -> Played:
+    """All envs at once, each at its own pace."""
+    late: list[float] = []
+    done = 0.0
+
+    async def one(number: int) -> None:
+        nonlocal done
+        record = None if recorder is None else recorder.film(f"env{number}")
+        async with pool.open(spec, record=record) as env:
+            await env.reset(seed=number)
+            for _ in range(STEPS):
+                if pause:
+                    await anyio.sleep(pause)
+                await env.step("go")
+            done = time.perf_counter()
+
+    began = time.perf_counter()
+    async with anyio.create_task_group() as watching:
+        watching.start_soon(watch, late)
+        async with anyio.create_task_group() as playing:
+            for number in range(ENVS):
+                playing.start_soon(one, number)
+        watching.cancel_scope.cancel()
+    return Played(ENVS * STEPS / (done - began), float(np.quantile(late, 0.99)) * 1e3, 0.0)
+
+
+async def measure(spec: ar.EnvSpec, workers: int, pause: float = 0.0) -> tuple[list[Played], list[Played]]:
+    """The same with a camera and without, in turn; each in a pool of its own."""
+    filmed: list[Played] = []
+    plain: list[Played] = []
+    for number in range(2 * PAIRS):
+        is_filmed = (number % 4) in (0, 3)  # each goes first as often as the other
+        before = _cpu()
+        with TemporaryDirectory() as directory:
+            async with ar.EnvPool(workers) if workers else ar.EnvPool(backend="inline") as pool:
+                if is_filmed:
+                    async with VideoRecorder(directory) as recorder:
+                        played = await play(pool, spec, recorder, pause)
+                    assert recorder.finished == ENVS, "some were not filmed"
+                else:
+                    played = await play(pool, spec, None, pause)
+        played = played._replace(cpu=(_cpu() - before) / (ENVS * STEPS) * 1e3)
+        (filmed if is_filmed else plain).append(played)
+        how = "filmed" if is_filmed else "not filmed"
+        tell(f"{how}: {played.rate:,.0f} steps/s, {played.cpu:.2f} ms CPU each, lag {played.late:.1f} ms")
+    return filmed, plain
+
+
+def _cpu() -> float:
+    """Seconds, of this process and of all that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def rows(what: str, filmed: list[Played], plain: list[Played], *, has_goal: bool) -> list[Row]:
+    pairs = list(zip(filmed, plain, strict=True))
+    cost = 100 * statistics.median(1 - mine.rate / other.rate for mine, other in pairs)
+    share = 100 * statistics.median(1 - other.cpu / mine.cpu for mine, other in pairs)
+    goal = f"<= {MOST_COST:g} %" if has_goal else "-"
+
+    def row(
+        name: str, field: str, unit: str, cost: float | None = None, goal: str = "-", met: bool | None = None
+    ) -> Row:
+        mine, other = (statistics.median(getattr(played, field) for played in side) for side in (filmed, plain))
+        return Row(f"{what}: {name}", mine, unit, other, cost, goal, met)
+
+    late = statistics.median(played.late for played in filmed)
+    return [
+        row("steps", "rate", "steps/s", cost=cost, goal=goal, met=cost <= MOST_COST if has_goal else None),
+        row("CPU for each step", "cpu", "ms", cost=share, goal=goal, met=share <= MOST_COST if has_goal else None),
+        row("the loop's lag, p99", "late", "ms", goal=f"< {MOST_LAG:g} ms", met=late < MOST_LAG),
+    ]
+
+
+async def on_workers() -> list[Row]:
+    found = []
+    workers = len(os.sched_getaffinity(0))
+    for seconds in (0.004, 0.001):
+        spec = ar.EnvSpec(name="filmed", factory="benchmarks.video_envs:Filmed", kwargs={"seconds": seconds})
+        filmed, plain = await measure(spec, workers)
+        what = f"{ENVS} envs of {seconds * 1e3:g} ms, {workers} workers"
+        found += rows(what, filmed, plain, has_goal=seconds == 0.004)
+    return found
+
+
+async def on_loop() -> list[Row]:
+    spec = ar.EnvSpec(name="filmed", factory="benchmarks.video_envs:Filmed", kwargs={"seconds": 0.0}, runs="light")
+    filmed, plain = await measure(spec, 0, PAUSE)
+    return rows(f"{ENVS} envs on the loop, a step each {PAUSE * 1e3:g} ms", filmed, plain, has_goal=False)
+
+
+PARTS = {"workers": on_workers, "loop": on_loop} if __name__ == "__main__" else {}
+HEAD = ("what", "filmed", "not filmed", "cost", "goal", "met")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    met = {True: "yes", False: "no", None: "-"}[row.met]
+    cost = "-" if row.cost is None else f"{row.cost:.1f} %"
+    without = "-" if row.without is None else f"{row.without:,.2f} {row.unit}"
+    return row.what, f"{row.ours:,.2f} {row.unit}", without, cost, row.goal, met
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
+    options = parser.parse_args()
+    found = [row for name in options.part for row in uvloop.run(PARTS[name]())]
+    print(
+        "\n".join(json.dumps(row._asdict()) for row in found) if options.json else aligned([HEAD, *map(cells, found)])
+    )
+
+
+if __name__ == "__main__":
+    main()

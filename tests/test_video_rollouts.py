@@ -1,0 +1,441 @@
+"""Rollouts that are filmed: every episode in its own file, and no episode other than without a camera."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import structlog
+
+import asyncrollout as ar
+from asyncrollout import Limits, Request, Trajectory
+from asyncrollout.journal.batches import RunRecords
+from asyncrollout.video import VideoRecorder
+from asyncrollout.video.encoder import Encoder, find_ffmpeg
+from asyncrollout.video.files import count_frames, is_written, new_part, new_take
+from tests.films import decode, is_whole, names, painted, until
+from tests.playing import BACKENDS, PATIENCE
+from tests.test_guards import running
+from tests.video_envs import ON_WORKER, PAINTER, TURNS
+
+ENDS = [[0, 2], [2, 2], [2, 3], [3, 6]]
+FILM = [*range(7)]
+
+
+def replies(request: Request) -> str:
+    return TURNS[request.turn]
+
+
+async def play(directory: Path | None, policy: Any = replies, groups: int = 2, **options: Any) -> list[Trajectory]:
+    """Groups of two, four turns each, filmed if there is a directory."""
+    record = options.pop("record", None) or (False if directory is None else VideoRecorder(directory))
+    env_kwargs = options.pop("env_kwargs", {})
+    env = options.pop("env", PAINTER)
+    options = {"group_size": 2, "limits": Limits(turns=4), **options}
+    with anyio.fail_after(PATIENCE):
+        async with ar.Rollouts(
+            env, env_kwargs=env_kwargs, policy=ar.ScriptedPolicy(policy), record=record, **options
+        ) as rollouts:
+            batch = await rollouts.collect(groups=groups)
+    return [member for group in batch.groups for member in group.trajectories]
+
+
+def told(trajectories: list[Trajectory]) -> list[Any]:
+    """All but what time it took, and whether it was filmed."""
+    return [
+        msgspec.structs.replace(
+            one,
+            seconds=0.0,
+            video=None,
+            error=None,
+            turns=[
+                msgspec.structs.replace(turn, policy_seconds=0.0, env_seconds=0.0, env_work_seconds=None)
+                for turn in one.turns
+            ],
+        )
+        for one in trajectories
+    ]
+
+
+def painter(one: Trajectory) -> int:
+    return one.seed % 4 * 4 + one.member
+
+
+@pytest.mark.parametrize("way", ["loop", "process"])
+async def test_every_frame_is_in_the_file_of_its_env_and_in_no_other(tmp_path: Path, way: str) -> None:
+    env = PAINTER if way == "loop" else ON_WORKER
+    plain = await play(None, env=env, groups=3)
+    filmed = await play(tmp_path, env=env, groups=3)
+    assert names(tmp_path) == sorted(f"{one.uid}.mp4" for one in filmed)
+    for one in filmed:
+        path = tmp_path / f"{one.uid}.mp4"
+        assert is_whole(path)
+        assert painted(path) == [(painter(one), actions) for actions in FILM]
+        assert one.video == ar.Video(path.name, 5.0, ENDS)
+    assert told(filmed) == told(plain)
+    assert [one.video for one in plain] == [None] * 6
+
+
+async def test_worker_that_dies_costs_no_frame(tmp_path: Path) -> None:
+    once = str(tmp_path / "once")
+    (tmp_path / "once").touch()
+    kwargs = {"kind": "dies", "once": once}
+    plain = await play(None, env=ON_WORKER, env_kwargs=kwargs, workers=1)
+    (tmp_path / "once").unlink()
+    filmed = await play(tmp_path / "videos", env=ON_WORKER, env_kwargs=kwargs, workers=1)
+    assert (tmp_path / "once").exists()  # it did die
+    assert told(filmed) == told(plain)
+    assert names(tmp_path / "videos") == sorted(f"{one.uid}.mp4" for one in filmed)
+    for one in filmed:
+        assert one.video == ar.Video(f"{one.uid}.mp4", 5.0, ENDS)
+        assert painted(tmp_path / "videos" / f"{one.uid}.mp4") == [(painter(one), actions) for actions in FILM]
+
+
+def encoders() -> list[psutil.Process]:
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "ffmpeg" in one.name():
+                found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("way", ["loop", "process"])
+async def test_killed_encoders_leave_partial_videos_and_the_same_rollouts(tmp_path: Path, way: str) -> None:
+    waiting: list[str] = []
+    all_are_dead = anyio.Event()
+
+    def kill_all() -> None:
+        until(lambda: sum(count_frames(part) >= 2 for part in tmp_path.iterdir()) == 4)
+        killed = encoders()
+        for one in killed:
+            one.kill()
+        until(lambda: not any(one.is_running() and one.status() != "zombie" for one in killed))
+
+    async def kill_then_reply(request: Request) -> str:
+        if request.turn == 2:
+            waiting.append(request.session)
+            if len(waiting) == 4:
+                await anyio.to_thread.run_sync(kill_all)
+                all_are_dead.set()
+            await all_are_dead.wait()
+        return replies(request)
+
+    env = PAINTER if way == "loop" else ON_WORKER
+    plain = await play(None, env=env)
+    filmed = await play(tmp_path, kill_then_reply, env=env)
+    assert told(filmed) == told(plain)
+    assert all(one.video is not None and one.video.partial for one in filmed)
+    for name in names(tmp_path):
+        assert is_whole(tmp_path / name)
+        assert len(painted(tmp_path / name)) in (2, 3)
+    assert len(names(tmp_path)) == 4
+
+
+async def test_camera_that_sees_nothing_hurts_nobody(tmp_path: Path) -> None:
+    plain = await play(None)
+    for kind in ("none", "number", "text", "blind"):
+        with structlog.testing.capture_logs() as logs:
+            filmed = await play(tmp_path / kind, env_kwargs={"kind": kind})
+        assert told(filmed) == told(plain)
+        assert [entry["event"] for entry in logs if "reason" in entry] == [
+            {"text": "env_not_recorded", "blind": "video_not_whole"}.get(kind, "episode_not_recorded")
+        ]
+        assert [one.video and one.video.partial for one in filmed] == [True if kind == "blind" else None] * 4
+        assert len(names(tmp_path / kind)) == (4 if kind == "blind" else 0)
+    one = filmed[0]
+    assert one.video is not None
+    assert one.video.frames == [[0, 1], [1, 1], [1, 1], [1, 1]]
+
+
+async def test_sizes_that_change_are_one_video(tmp_path: Path) -> None:
+    filmed = await play(tmp_path, env_kwargs={"kind": "grows", "size": (33, 41)}, groups=1)
+    frames = decode(tmp_path / "g0.0.mp4")
+    assert frames.shape == (7, 34, 42, 3)
+    assert painted(tmp_path / "g0.0.mp4") == [(painter(filmed[0]), actions) for actions in FILM]
+
+
+async def test_cancelled_rollouts_have_whole_videos(tmp_path: Path) -> None:
+    everyone_played = anyio.Event()
+    waiting: set[str] = set()
+
+    async def reply_twice(request: Request) -> str:
+        if request.turn == 2:
+            waiting.add(request.session)
+            if len(waiting) == 4:
+                everyone_played.set()
+            await anyio.sleep_forever()
+        return "go 2"
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(play, tmp_path, reply_twice)
+        with anyio.fail_after(PATIENCE):
+            await everyone_played.wait()
+        tasks.cancel_scope.cancel()
+    assert names(tmp_path) == sorted(f"{uid}.mp4" for uid in waiting)
+    for name in names(tmp_path):
+        assert is_whole(tmp_path / name)
+        assert [actions for _, actions in painted(tmp_path / name)] == [0, 1, 2, 3, 4]
+
+
+async def test_failing_rollouts_have_videos_of_their_last_attempt(tmp_path: Path) -> None:
+    kwargs = {"kind": "breaks", "once": str(tmp_path / "no" / "file")}
+    (tmp_path / "no").mkdir()
+    filmed = await play(tmp_path / "videos", env_kwargs=kwargs, groups=1)
+    assert [one.error for one in filmed] == [None, None]
+    assert names(tmp_path / "videos") == ["g0.0.mp4", "g0.1.mp4"]
+    assert [len(painted(tmp_path / "videos" / f"g0.{member}.mp4")) for member in range(2)] == [7, 7]
+
+
+async def test_error_of_the_caller_leaves_whole_videos(tmp_path: Path) -> None:
+    async with ar.EnvPool(backend="inline") as pool:
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            async with VideoRecorder(tmp_path) as recorder, pool.open(PAINTER, record=recorder.film("a")) as env:
+                await env.reset(seed=1)
+                await env.step("go 3")
+                raise ZeroDivisionError
+    assert painted(tmp_path / "a.mp4") == [(4, actions) for actions in range(4)]
+    assert is_whole(tmp_path / "a.mp4")
+
+
+async def test_no_more_encoders_than_allowed(tmp_path: Path) -> None:
+    recorder = VideoRecorder(tmp_path, max_encoders=3)
+    most = 0
+
+    async def count_then_reply(request: Request) -> str:
+        nonlocal most
+        most = max(most, len(await anyio.to_thread.run_sync(encoders)))
+        return replies(request)
+
+    with structlog.testing.capture_logs() as logs:
+        filmed = await play(None, count_then_reply, record=recorder, group_size=8, groups=1)
+    assert recorder.skipped == {"max_encoders": 5}
+    assert [entry["reason"] for entry in logs if entry["event"] == "episode_not_recorded"] == ["max_encoders=3"]
+    assert [one.uid for one in filmed if one.video is not None] == [name[:-4] for name in names(tmp_path)]
+    assert len(names(tmp_path)) == 3
+    assert 0 < most <= 3
+
+
+async def test_no_more_bytes_than_allowed(tmp_path: Path) -> None:
+    (tmp_path / "earlier.mp4").write_bytes(bytes(9_000))
+    recorder = VideoRecorder(tmp_path, max_bytes=9_001, max_encoders=2)
+    plain = await play(None)
+    with structlog.testing.capture_logs() as logs:
+        filmed = await play(None, record=recorder)
+    assert told(filmed) == told(plain)
+    assert recorder.skipped == {"max_bytes": 4}
+    assert [entry["reason"] for entry in logs if entry["event"] == "episode_not_recorded"] == ["max_bytes=9001"]
+    assert names(tmp_path) == ["earlier.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"every": 3}, ["g0.0", "g0.1", "g0.2", "g3.0", "g3.1", "g3.2"]),
+        ({"keep": "failures"}, [f"g{group}.{member}" for group in range(4) for member in range(2)]),
+        ({"keep": "extremes"}, [f"g{group}.{member}" for group in range(4) for member in (0, 2)]),
+        ({"keep": "extremes", "every": 4}, ["g0.0", "g0.2"]),
+    ],
+)
+async def test_which_episodes_are_kept(tmp_path: Path, options: dict[str, Any], kept: list[str]) -> None:
+    def by_member(request: Request) -> str:
+        return f"go {request.session[-1]}"  # 0, 1 or 4 points; more than one point is a success
+
+    recorder = VideoRecorder(tmp_path, **options)
+    filmed = await play(None, by_member, record=recorder, group_size=3, groups=4, limits=Limits(turns=1))
+    assert names(tmp_path) == [f"{uid}.mp4" for uid in kept]
+    assert [one.uid for one in filmed if one.video is not None] == kept
+    assert recorder.finished == len(kept)
+
+
+async def test_run_directory_has_videos_and_tells_of_them(tmp_path: Path) -> None:
+    filmed = await play(None, record=True, run_dir=tmp_path / "run")
+    assert names(tmp_path / "run" / "videos") == sorted(f"{one.uid}.mp4" for one in filmed)
+    records = RunRecords(tmp_path / "run")
+    assert [records.find(one.uid).trajectory.video for one in filmed] == [one.video for one in filmed]
+    assert filmed[0].video == ar.Video("g0.0.mp4", 5.0, ENDS)
+
+
+@pytest.mark.parametrize("way", ["loop", "process"])
+async def test_killed_run_leaves_films_that_play_and_its_resume_has_whole_ones(tmp_path: Path, way: str) -> None:
+    directory = tmp_path / "run"
+    videos = directory / "videos"
+    with running("filming.py", str(directory), way) as process:
+        assert process.stdout is not None
+        assert await anyio.to_thread.run_sync(process.stdout.readline) == "four wait\n"
+        until(lambda: sum(count_frames(part) >= 3 for part in videos.iterdir()) == 4)
+        process.kill()
+    until(lambda: not any(map(is_written, videos.iterdir())))
+    for part in videos.iterdir():
+        assert [actions for _, actions in painted(part)] == [0, 1, 2, 3]
+    env = PAINTER if way == "loop" else ON_WORKER
+    plain = await play(None, env=env)
+    filmed = await play(None, env=env, record=True, run_dir=directory, resume=True)
+    assert told(filmed) == told(plain)
+    assert names(videos) == sorted(f"{one.uid}.mp4" for one in filmed)
+    for one in filmed:
+        assert one.video == ar.Video(f"{one.uid}.mp4", 5.0, ENDS)
+        assert painted(videos / one.video.file) == [(painter(one), actions) for actions in FILM]
+
+
+async def test_what_a_killed_run_left_of_finished_rollouts_is_finished(tmp_path: Path) -> None:
+    filmed = await play(None, record=True, run_dir=tmp_path / "run")
+    videos = tmp_path / "run" / "videos"
+    (videos / "g0.0.mp4").unlink()
+    part = new_part(videos, "g0.0", new_take())
+    taker = Encoder(part, 32, 48, 5.0, ffmpeg=find_ffmpeg(), max_bytes=None)
+    taker.write(np.zeros((32, 48, 3), dtype=np.uint8))
+    taker.end()
+    taker.wait()
+    policy = ar.ScriptedPolicy(replies)
+    limits, run_dir = Limits(turns=4), tmp_path / "run"
+    async with ar.Rollouts(
+        PAINTER, policy=policy, group_size=2, limits=limits, run_dir=run_dir, resume=True, record=True
+    ):
+        assert names(videos) == sorted(f"{one.uid}.mp4" for one in filmed)
+    assert len(decode(videos / "g0.0.mp4")) == 1
+
+
+@pytest.mark.parametrize("options", BACKENDS.values(), ids=BACKENDS)
+async def test_handle_with_several_episodes_has_a_file_for_each(tmp_path: Path, options: dict[str, Any]) -> None:
+    async with ar.EnvPool(**options) as pool, VideoRecorder(tmp_path, fps=2, overlay=True) as recorder:
+        async with pool.open(PAINTER, record=recorder.film("walk")) as env:
+            for episode in range(3):
+                await env.reset(seed=episode)
+                for _ in range(episode):
+                    await env.step(1)
+            twin = await env.fork()  # which is not filmed
+            await twin.step(1)
+            await twin.close()
+        async with pool.open("tests.video_envs:NoRender", record=recorder.film("none")) as env:
+            await env.reset(seed=0)
+        async with pool.open("tests.video_envs:Asked", record=recorder.film("asked")) as env:
+            await env.reset(seed=0)
+        spec = ar.EnvSpec(name="waiting", factory="tests.video_envs:Waiting", runs="io")
+        async with pool.open(spec, record=recorder.film("waiting")) as env:
+            await env.reset(seed=0)
+            await env.step(1)
+    assert names(tmp_path) == ["asked.mp4", "waiting.mp4", "walk.mp4", "walk_episode1.mp4", "walk_episode2.mp4"]
+    assert painted(tmp_path / "walk_episode2.mp4") == [(8, 0), (8, 1), (8, 2)]
+    assert len(painted(tmp_path / "waiting.mp4")) == 2
+    assert decode(tmp_path / "walk.mp4").shape == (1, 48, 48, 3)
+
+
+async def test_env_restored_from_a_snapshot_has_the_rest_of_its_film(tmp_path: Path) -> None:
+    async with ar.EnvPool(1, recover="snapshot") as pool, VideoRecorder(tmp_path) as recorder:
+        film = recorder.film("a")
+        assert film is not None
+        async with pool.open(ON_WORKER, record=film) as env:
+            await env.reset(seed=0)
+            await env.step("go 1")
+            pid = pool.stats().workers[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await env.step("go 1")
+        assert film.video(2) == ar.Video("a.mp4", 5.0, [[0, 0], [0, 0]], partial=True)
+    assert painted(tmp_path / "a.mp4") == [(0, 2)]
+
+
+async def test_worker_that_films_stays_light(tmp_path: Path) -> None:
+    async with (
+        ar.EnvPool(1) as pool,
+        VideoRecorder(tmp_path) as recorder,
+        pool.open(ON_WORKER, record=recorder.film("a")) as env,
+    ):
+        await env.reset(seed=0)
+        modules = await env.call("modules")
+    assert "asyncrollout.video.camera" in modules
+    assert not {"aiohttp", "rich", "structlog", "cyclopts", "imageio_ffmpeg"} & {*modules}
+
+
+async def test_frames_wait_for_a_slow_encoder_without_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrollout.video.encoder._MOST_HELD", 100_000)
+    async with (
+        ar.EnvPool(backend="inline") as pool,
+        VideoRecorder(tmp_path) as recorder,
+        pool.open(PAINTER, size=(128, 128), record=recorder.film("a")) as env,
+    ):
+        await env.reset(seed=0)
+        for _ in range(40):
+            await env.step(1)
+            camera: Any = pool._loop_home._hosted[env.seat.id].camera
+            assert camera._reel._encoder._held <= 5 * 128 * 128 * 3
+    assert len(decode(tmp_path / "a.mp4")) == 41
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a/b", "x" * 300, "\0", "."])
+async def test_files_stay_in_their_directory(tmp_path: Path, name: str) -> None:
+    videos = tmp_path / "videos"
+    async with ar.EnvPool(backend="inline") as pool, VideoRecorder(videos) as recorder:
+        agent = ar.ChatAgent(ar.ScriptedPolicy(replies))
+        group = await ar.run_group(
+            pool, PAINTER, agent, seed=0, size=1, id=name, limits=Limits(turns=1), record=recorder
+        )
+    assert names(tmp_path) == ["videos"]
+    (one,) = group.trajectories
+    assert one.video is not None
+    assert names(videos) == [one.video.file]
+
+
+BAD: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda _: VideoRecorder(every=0), "every=0"),
+    (lambda _: VideoRecorder(keep="best"), "keep='best'"),  # type: ignore[arg-type]
+    (lambda _: VideoRecorder(max_encoders=0), "max_encoders=0"),
+    (lambda _: VideoRecorder(max_bytes=1.5), "max_bytes=1.5"),  # type: ignore[arg-type]
+    (lambda _: VideoRecorder(fps=-1), "fps=-1"),
+    (lambda _: ar.Rollouts(PAINTER, policy=ar.ScriptedPolicy(["x"]), record=True), "Give a run_dir"),
+    (lambda _: ar.Rollouts(PAINTER, policy=ar.ScriptedPolicy(["x"]), record="videos"), "neither True nor"),  # type: ignore[arg-type]
+    (lambda path: VideoRecorder(path).film("a"), "is not open"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD)
+def test_mistakes_are_told(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+    with pytest.raises(ar.UsageError, match=message):
+        make(tmp_path)
+
+
+async def test_directory_that_cannot_be_written_to_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ar.JournalError, match="cannot record videos"):
+        await play(tmp_path / "file")
+    with pytest.raises(ar.UsageError, match="where do the videos go"):
+        async with VideoRecorder():
+            pass
+
+
+async def test_two_recorders_leave_each_other_alone(tmp_path: Path) -> None:
+    async with ar.EnvPool(backend="inline") as pool, VideoRecorder(tmp_path) as one:
+        film = one.film("a", hold=True)
+        assert film is not None
+        async with pool.open(PAINTER, record=film) as env:
+            await env.reset(seed=0)
+        (part,) = tmp_path.iterdir()
+        until(lambda: not is_written(part))
+        async with VideoRecorder(tmp_path) as other:
+            assert names(tmp_path) == [part.name]
+            async with pool.open(PAINTER, record=other.film("b")) as env:
+                await env.reset(seed=0)
+        assert names(tmp_path) == [part.name, "b.mp4"]
+        film.settle(keep=True)
+    assert names(tmp_path) == ["a.mp4", "b.mp4"]
+
+
+async def test_directory_that_goes_away_costs_videos_only(tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+
+    recorder = VideoRecorder(videos)
+    async with recorder:
+        videos.rmdir()
+        async with ar.EnvPool(backend="inline") as pool:
+            agent = ar.ChatAgent(ar.ScriptedPolicy(replies))
+            group = await ar.run_group(pool, PAINTER, agent, seed=0, size=2, limits=Limits(turns=4), record=recorder)
+    assert [one.error for one in group.trajectories] == [None, None]
+    assert [one.video for one in group.trajectories] == [None, None]
