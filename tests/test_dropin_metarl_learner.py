@@ -177,6 +177,47 @@ def test_no_memory_reaches_another_episode(in_batches: bool) -> None:
     manager.close()
 
 
+@pytest.mark.parametrize("cell", [None, "GRU", "LSTM"])
+def test_agents_of_torch(cell: str | None) -> None:
+    torch = pytest.importorskip("torch", reason="needs pip install 'asyncrollout[torch]'")
+
+    class Network(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = getattr(torch.nn, cell)(4, 8) if cell else None
+            self.out = torch.nn.Linear(8 if cell else 2, 1)
+
+        def get_initial_info(self) -> tuple[Any, Any, Any]:
+            nothing = torch.zeros(1, 1, 8)
+            return torch.zeros(1, 1), torch.zeros(1, 1), nothing if cell == "GRU" else (nothing, nothing)
+
+        def act(
+            self,
+            obs: Any,
+            deterministic: bool,
+            prev_internal_state: Any = None,
+            prev_action: Any = None,
+            reward: Any = None,
+        ) -> Any:
+            assert not torch.is_grad_enabled()
+            if self.cell is None:
+                return self.out(obs), None, None, None
+            seen, state = self.cell(torch.cat([obs / 1000, prev_action, reward], -1)[None], prev_internal_state)
+            return (torch.tanh(self.out(seen[0])), None, None, None), state
+
+    agent, arch = Network(), AGENT_ARCHS.Memory if cell else AGENT_ARCHS.Memory_Markov
+    manager = managed(3, processes=2)
+    alone, together, batched = (learner(agent, arch) for _ in range(3))
+    alone.collect_rollouts(5)
+    together.collect_rollouts_parallel(5, parallel_env=manager)
+    batched.acts_in_batches = True
+    batched.collect_rollouts_parallel(5, parallel_env=manager)
+    assert same(alone.policy_storage.episodes, together.policy_storage.episodes)
+    for one, other in zip(alone.policy_storage.episodes, batched.policy_storage.episodes, strict=True):
+        assert one["actions"] == pytest.approx(other["actions"], abs=1e-4)
+    manager.close()
+
+
 def test_an_agent_that_fails_and_one_that_gives_an_action_alone() -> None:
     class Simple:
         def act(self, obs: Any, deterministic: bool) -> Any:
