@@ -51,6 +51,9 @@ _MODULES = {
     "asyncrollout.rollouts.stats": ["RolloutsStats"],
     "asyncrollout.sampler.draws": ["Share", "Task"],
     "asyncrollout.sampler.ledger": ["Ledger"],
+    "asyncrollout.service.batches": ["EnvService", "VideoEnvService"],
+    "asyncrollout.service.config": ["BaseServiceConfig"],
+    "asyncrollout.service.remote": ["RemoteEnvPool"],
     "asyncrollout.trajectories": ["Group", "Limits", "Move", "StopReason", "Trajectory", "Turn", "Verdict", "Video"],
     "asyncrollout.types": [
         "Durations",
@@ -137,6 +140,10 @@ if TYPE_CHECKING:
     from asyncrollout.sampler.draws import Share as Share
     from asyncrollout.sampler.draws import Task as Task
     from asyncrollout.sampler.ledger import Ledger as Ledger
+    from asyncrollout.service.batches import EnvService as EnvService
+    from asyncrollout.service.batches import VideoEnvService as VideoEnvService
+    from asyncrollout.service.config import BaseServiceConfig as BaseServiceConfig
+    from asyncrollout.service.remote import RemoteEnvPool as RemoteEnvPool
     from asyncrollout.trajectories import Group as Group
     from asyncrollout.trajectories import Limits as Limits
     from asyncrollout.trajectories import Move as Move

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
 
+IMAGE_MARK = "<image>"
+"""Where a picture belongs in a text; such marks count if there is one for each picture."""
+
 
 def encode_png(picture: NDArray[np.uint8]) -> bytes:
     """An array (height, width, 3) of uint8 as the bytes of a PNG file."""

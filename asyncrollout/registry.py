@@ -75,6 +75,11 @@ def find_env(spec_or_name: EnvSpec | str) -> EnvSpec:
     raise UnknownEnvError(f"no env is called {name!r}{nearest(name, env_names())} {forms}")
 
 
+def is_import_path(name: str) -> bool:
+    """Whether to find this env may run code that its name points to; Gymnasium, too, imports what precedes a colon."""
+    return ":" in name.removeprefix(_GYMNASIUM)
+
+
 def env_names() -> list[str]:
     """Every name that is registered here or by an installed package."""
     return sorted({*_registered, *_entry_points()})

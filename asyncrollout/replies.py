@@ -5,6 +5,7 @@ Nothing here raises or takes long, whatever the reply: tags are found with `rfin
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -17,20 +18,20 @@ LONGEST = 32_768
 _FURTHEST_TAG = 8 * LONGEST  # from the end
 _TAGS = ("answer", "action")
 _WORD = re.compile(r"[\w-]+")
-_CLOSING_TAGS = tuple(f"</{tag}>" for tag in _TAGS)
-_ODD_TAG = re.compile(
-    r"<(?!(?-i:/?(?:answer|action|think)>))\s?/?\s?(?:answer|action|think|thinking)\s?>", re.IGNORECASE
-)
 _STATED = re.compile(r".*(?::|\bis\b)")
 _DRESSING = " \t\r\n.,;:!\"'`*_[](){}<>"
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The part of a reply that actions are read from; no text, but a reason, if there is none."""
+    """The part of a reply that actions are read from, and its tag, if any; no text, but a reason, if there is none."""
 
     text: str = ""
-    tagged: bool = False
+    tag: str = ""
     reason: str = ""
+
+    @property
+    def tagged(self) -> bool:
+        return bool(self.tag)
 
 
 E = TypeVar("E")
@@ -57,12 +58,12 @@ class Projecting(Generic[E]):
         return self.project(reply, self._options)
 
 
-def find_answer(reply: str, *, strict: bool = False) -> Answer:
-    """What the last `<answer>` or `<action>` tag holds, else the prose outside `<think>`.
+def find_answer(reply: str, *, strict: bool = False, tags: tuple[str, ...] = _TAGS) -> Answer:
+    """What the last `<answer>` or `<action>` tag holds, else the prose outside `<think>`; an env may have other `tags`.
 
-    `strict` wants the whole reply to be `<think>..</think><answer>..</answer>`.
+    `strict` wants the whole reply to be `<think>..</think><answer>..</answer>`; `<action>` is none of its tags.
     """
-    answer = _find_strict(reply) if strict else _find_lenient(reply)
+    answer = _find_strict(reply, tags) if strict else _find_lenient(reply, tags)
     if len(answer.text) > LONGEST and answer.tagged:
         return Answer(reason=f"the answer is longer than {LONGEST} characters")
     return answer
@@ -130,37 +131,46 @@ def turn_format(options: TextOptions, example: str = "your action", *, most: int
     )
 
 
-def _find_strict(reply: str) -> Answer:
+def _find_strict(reply: str, tags: tuple[str, ...]) -> Answer:
     reply = reply.strip()
-    expected = "<think>..</think><answer>..</answer>"
+    tags = tuple(tag for tag in tags if tag != "action")
+    not_so = "not of the form " + " or ".join(f"<think>..</think><{tag}>..</{tag}>" for tag in tags)
     if not reply.startswith("<think>"):
-        return Answer(reason=f"not of the form {expected}: it does not begin with <think>")
-    if not reply.endswith("</answer>"):
-        return Answer(reason=f"not of the form {expected}: it does not end with </answer>")
+        return Answer(reason=f"{not_so}: it does not begin with <think>")
+    tag = next((tag for tag in tags if reply.endswith(f"</{tag}>")), None)
+    if tag is None:
+        return Answer(reason=f"{not_so}: it does not end with {' or '.join(f'</{tag}>' for tag in tags)}")
     thought_end = reply.find("</think>")
-    start = reply.rfind("<answer>")
+    start = reply.rfind(f"<{tag}>")
     if thought_end < 0 or start < thought_end or reply[thought_end + len("</think>") : start].strip():
-        return Answer(reason=f"not of the form {expected}: </think> is not followed by one <answer>")
-    content = reply[start + len("<answer>") : -len("</answer>")]
-    if "</answer>" in content:
-        return Answer(reason=f"not of the form {expected}: there is more than one </answer>")
-    return _tagged(content)
+        return Answer(reason=f"{not_so}: </think> is not followed by one <{tag}>")
+    content = reply[start + len(tag) + 2 : -len(tag) - 3]
+    if f"</{tag}>" in content:
+        return Answer(reason=f"{not_so}: there is more than one </{tag}>")
+    return _tagged(content, tag)
 
 
-def _find_lenient(reply: str) -> Answer:
+def _find_lenient(reply: str, tags: tuple[str, ...]) -> Answer:
     """The last tag outside thoughts, else the one that ends a thought which was never closed, else the prose."""
-    said = _outside_thoughts(reply[:-LONGEST] + _ODD_TAG.sub(_plain_tag, reply[-LONGEST:]))
+    said = _outside_thoughts(reply[:-LONGEST] + _odd_tag(tags).sub(_plain_tag, reply[-LONGEST:]), tags)
     for part in said:
-        content = _last_tag(part[-_FURTHEST_TAG:])
-        if content is not None:
-            return _tagged(content)
+        found = _last_tag(part[-_FURTHEST_TAG:], tags)
+        if found is not None:
+            return _tagged(*found)
     for part in said[:2]:
         if part.strip():
             return Answer(text=part.strip())
     return Answer(reason="the reply is empty" if not reply.strip() else "the reply has nothing outside <think>")
 
 
-def _outside_thoughts(reply: str) -> tuple[str, str, str]:
+@cache
+def _odd_tag(tags: tuple[str, ...]) -> re.Pattern[str]:
+    """A tag that is not written as it should be."""
+    names = "|".join((*tags, "think"))
+    return re.compile(rf"<(?!(?-i:/?(?:{names})>))\s?/?\s?(?:{names}|thinking)\s?>", re.IGNORECASE)
+
+
+def _outside_thoughts(reply: str, tags: tuple[str, ...]) -> tuple[str, str, str]:
     """The parts of a reply to look at, in this order; the last one for its tag alone.
 
     Thoughts end at the last `</think>`, also without a `<think>`, which the prompt may be pre-filled with. After that,
@@ -169,7 +179,8 @@ def _outside_thoughts(reply: str) -> tuple[str, str, str]:
     before, closed, after = reply.rpartition("</think>")
     after, opened, thought = after.partition("<think>")
     before = before.rpartition("<think>")[0].rpartition("</think>")[2] if closed else ""
-    forgotten = thought if opened and thought.rstrip().endswith(_CLOSING_TAGS) else ""
+    closing = tuple(f"</{tag}>" for tag in tags)
+    forgotten = thought if opened and thought.rstrip().endswith(closing) else ""
     return after, before, forgotten
 
 
@@ -177,14 +188,17 @@ def _plain_tag(odd: re.Match[str]) -> str:
     return "".join(odd[0].lower().split()).replace("thinking", "think")
 
 
-def _last_tag(text: str) -> str | None:
+def _last_tag(text: str, tags: tuple[str, ...]) -> tuple[str, str] | None:
     """The content of the last closed tag; of one that is still open, if none is closed (a stop word cut it off)."""
-    closed = [span for tag in _TAGS if (span := _closed(text, tag))]
+    closed = [(*span, tag) for tag in tags if (span := _closed(text, tag))]
     if closed:
-        start, end = max(closed)
-        return text[start:end]
-    opened = [at + len(tag) + 2 for tag in _TAGS if (at := text.rfind(f"<{tag}>")) >= 0]
-    return text[max(opened) :] if opened else None
+        start, end, tag = max(closed)
+        return text[start:end], tag
+    opened = [(at + len(tag) + 2, tag) for tag in tags if (at := text.rfind(f"<{tag}>")) >= 0]
+    if not opened:
+        return None
+    start, tag = max(opened)
+    return text[start:], tag
 
 
 def _closed(text: str, tag: str) -> tuple[int, int] | None:
@@ -196,9 +210,9 @@ def _closed(text: str, tag: str) -> tuple[int, int] | None:
     return start, text.find(f"</{tag}>", start)
 
 
-def _tagged(content: str) -> Answer:
+def _tagged(content: str, tag: str) -> Answer:
     content = content.strip()
-    return Answer(text=content, tagged=True) if content else Answer(reason="the answer is empty")
+    return Answer(text=content, tag=tag) if content else Answer(reason="the answer is empty")
 
 
 def _split(text: str, options: TextOptions) -> list[str]:

@@ -38,8 +38,9 @@ async def film(pool: ar.EnvPool, name: str, kwargs: dict[str, Any]) -> list[NDAr
 
 
 def fitted(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Scaled to a square of the sheet, by repeating or leaving out pixels."""
-    rows, columns = (np.arange(SIDE) * length // SIDE for length in picture.shape[:2])
+    """Scaled to fit into a square of the sheet, by repeating or leaving out pixels."""
+    longest = max(picture.shape[:2])
+    rows, columns = (np.arange(SIDE * length // longest) * longest // SIDE for length in picture.shape[:2])
     return np.ascontiguousarray(picture[np.ix_(rows, columns)])
 
 
@@ -50,14 +51,15 @@ def sheet(episodes: list[list[NDArray[np.uint8]]]) -> NDArray[np.uint8]:
         chosen = np.linspace(0, len(pictures) - 1, min(COLUMNS, len(pictures))).round().astype(int)
         for column, at in enumerate(chosen):
             top, left = GAP + row * cell, GAP + column * cell
-            page[top : top + SIDE, left : left + SIDE] = fitted(pictures[at])
+            picture = fitted(pictures[at])
+            page[top : top + len(picture), left : left + len(picture[0])] = picture
     return page
 
 
 async def films() -> list[list[NDArray[np.uint8]]]:
     taken = []
     async with ar.EnvPool(workers=1) as pool:
-        for name in ar.env_names():
+        for name in (name for name in ar.env_names() if ar.find_env(name).text is not None):  # others have no expert
             for kwargs in VARIANTS.get(name, [{}]):
                 try:
                     pictures = await film(pool, name, kwargs)

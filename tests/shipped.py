@@ -11,9 +11,12 @@ FORMS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "bandit": ("bandit", {}),
     "bandit-many": ("bandit", {"num_arms": 6, "max_steps": 3}),
     "countdown": ("countdown", {}),
+    "household": ("household", {}),
+    "household-fridge": ("household", {"activity": "store_food", "max_episode_steps": 150}),
     "metamathqa": ("metamathqa", {}),
     "webshop": ("webshop", {}),
     "reasoning_gym": ("reasoning_gym", {}),
+    "video": ("video", {}),
 }
 """By a name for the test's report: the env's name and keyword arguments."""
 
@@ -22,3 +25,6 @@ BY_CHANCE = ("frozen_lake-slippery",)
 
 SHARING = ("bandit", "bandit-many", "reasoning_gym")
 """Those whose splits may begin alike: the same two arms, words drawn anew, short questions that a package makes."""
+
+ELSEWHERE = ("behavior",)
+"""Those that need a simulator which is not here; their tests have a stand-in for it."""

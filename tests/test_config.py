@@ -23,7 +23,8 @@ from asyncrollout.registry import env_names
 from asyncrollout.video.recorder import Keep, VideoRecorder
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
+EVALUATION = ROOT / "examples" / "configs" / "behavior_eval.yaml"  # of another kind: tests/test_evaluation.py reads it
+EXAMPLES = sorted(path for path in EVALUATION.parent.glob("*.yaml") if path != EVALUATION)
 
 
 def defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:
@@ -194,6 +195,15 @@ async def test_examples_play(path: Path) -> None:
         batch = await rollouts.collect(groups=len(envs))
     assert len(batch.groups) == len(envs)
     assert all(trajectory.valid for group in batch.groups for trajectory in group.trajectories)
+
+
+def test_keys_may_be_written_with_dots() -> None:
+    dotted = parse_config("env: frozen_lake\nenv_kwargs.size: 8\nlimits.turns: 3")
+    assert dotted == parse_config("env: frozen_lake\nenv_kwargs: {size: 8}\nlimits: {turns: 3}")
+    with pytest.raises(ar.UsageError, match=r"config.yaml, line 2: 'limits.turns' is there twice"):
+        parse_config("env: frozen_lake\nlimits.turns: 3\nlimits: {turns: 4}")
+    with pytest.raises(ar.UsageError, match=r"line 2: limits.turns: found 0"):
+        parse_config("env: frozen_lake\nlimits.turns: 0")
 
 
 def test_there_are_three_examples() -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from asyncrollout_envs.caching import cache_directory
 from asyncrollout_envs.webshop import WebShop, words
-from asyncrollout_envs.webshop.cache import cache_directory, open_catalogue
+from asyncrollout_envs.webshop.cache import open_catalogue
 from asyncrollout_envs.webshop.catalogue import MOST_RESULTS, Catalogue, Goal, Product, fill
 from asyncrollout_envs.webshop.generate import Generated
 from asyncrollout_envs.webshop.reward import alike, options_match, score

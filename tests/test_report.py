@@ -6,6 +6,7 @@ import json
 import math
 import statistics as plain_statistics
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import asyncrollout as ar
-from asyncrollout import EnvError, Group, JournalError, Turn, Verdict
+from asyncrollout import EnvError, Group, JournalError, Turn, UsageError, Verdict
 from asyncrollout.cli.app import main
 from asyncrollout.comparison import student_t
 from asyncrollout.journal.events import (
@@ -204,12 +205,59 @@ def test_blocks_clip_what_is_long_and_leave_out_what_is_no_picture() -> None:
     ("as it is", "as it is"), (None, ""), ((1, [2.5, None]), "[1,[2.5,null]]"), ({1: "x"}, '{"(1)":"x"}'),
     (b"\x00\xff", "b'\\x00\\xff'"), (np.float32(0.5), "0.5"), (math.inf, "inf"), ({"x": math.nan}, '{"x":"nan"}'),
     (2**70, "0x400000000000000000"), (np.arange(3), "[0,1,2]"), (np.array([math.nan]), '["NaN"]'),
-    (np.zeros((20, 20)), "[array of float64, 20 x 20]"), ("\ud800", "\ufffd\ufffd\ufffd"), ({"$": 1}, '{"$":1}'),
+    (np.zeros((20, 20)), "[array of float64, 20 x 20]"), ("\ud800", "?"), ({"$": 1}, '{"$":1}'),
     (np.zeros((2, 2, 3), dtype=np.uint8), '"[picture]"'), (frozenset({1}), "[1]"), (np.str_("x"), "x"),
     (np.str_("\ud800"), "?"), (np.array(["\ud800"]), '["?"]'),
 ])  # fmt: skip
 def test_values_are_shown_without_their_kinds(value: Any, text: str) -> None:
     assert as_text(to_plain(value)) == text
+
+
+KINDS = ("tuple", "dict", "str", "int", "float", "bytes", "scalar", "array", "Observation", "Remembered", "EnvError")
+odd = jsons | st.builds(
+    lambda kind, part, more: {"$": kind, **dict.fromkeys(("items", "base64", "value", "shape", "args"), part), **more},
+    st.sampled_from(KINDS), jsons, st.dictionaries(st.sampled_from(["dtype", "items", "text", "observation"]), jsons),
+)  # fmt: skip
+FIELDS = ("uid", "group", "env", "seed", "turns", "reward", "error", "task", "messages", "final", "metrics", "seconds")
+TURN_FIELDS = ("observation", "reply", "action", "reward", "valid", "info", "token_ids", "first_message", "tool_calls",
+               "finish_reason", "usage", "version", "policy_seconds", "env_work_seconds")  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), odd, max_size=2), st.dictionaries(st.sampled_from(TURN_FIELDS), odd))
+def test_whatever_is_on_file_is_shown_or_told(
+    tmp_path_factory: pytest.TempPathFactory, own: dict[str, Any], of_turn: dict[str, Any]
+) -> None:
+    directory = write_run(tmp_path_factory.getbasetemp() / "odd", [group_of_rewards("g0", [1.0, 2.0])])
+    first, second = map(json.loads, (directory / TRAJECTORIES).read_text().splitlines())
+    first["turns"][0] |= of_turn
+    (directory / TRAJECTORIES).write_text(f"{json.dumps(first | own)}\n{json.dumps(second)}\n")
+    with suppress(UsageError):
+        write_report(directory)
+
+
+def test_numbers_too_large_for_arithmetic_and_values_too_deep_are_no_trouble(tmp_path: Path) -> None:
+    groups = [group_of_rewards(f"g{number}", [1e308, -1e308, float(number)]) for number in range(4)]
+    directory = write_run(tmp_path / "run", groups)
+    records = (directory / TRAJECTORIES).read_text().replace('"seed":7', f'"seed":{"[" * 500}{"]" * 500}')
+    (directory / TRAJECTORIES).write_text(records.replace('"version":0', f'"version":{"9" * 400}'))
+    (directory / "config.resolved.yaml").write_text("batches: 2024-99-99")
+    (reward,) = [
+        tile for tile in data_of(write_report(directory).path, "summary")["tiles"] if tile["label"] == "Reward"
+    ]
+    assert reward["value"] == 1.5
+    assert main(["compare", str(directory), str(directory), "--to", str(tmp_path / "compare.html")]) == 0
+
+
+def test_reward_that_became_infinite_can_be_read_again(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", [group_of_rewards("g0", [math.inf, 1.0])])
+    assert read_history(directory).finished.keys() == {"g0.0", "g0.1"}
+
+
+def test_members_that_ended_first_do_not_stand_for_their_group(tmp_path: Path) -> None:
+    groups = [group_of_rewards("g0", [1.0, 3.0]), group_of_rewards("g1", [9.0], keep=None)]
+    summary = data_of(write_report(write_run(tmp_path / "run", groups)).path, "summary")
+    assert summary["tiles"][0]["value"] == 2.0
+    assert summary["tiles"][4]["value"] == 3
 
 
 def test_pictures_and_numbers_are_found_in_values() -> None:
@@ -393,6 +441,8 @@ def test_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", [group_of_rewards("g0", [1.0])])
     with pytest.raises(JournalError, match=r"cannot write .*nowhere/x\.html: No such file"):
         write_report(directory, tmp_path / "nowhere" / "x.html")
+    with pytest.raises(JournalError, match=r"cannot write \.: Is a directory"):
+        write_report(directory, Path())
 
 
 def test_command_tells_where_the_report_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

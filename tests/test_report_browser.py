@@ -259,6 +259,15 @@ async def test_run_without_an_end_to_show_has_a_page(tmp_path: Path) -> None:
         assert wrong(page) == []
 
 
+async def test_rewards_of_any_size_are_drawn(tmp_path: Path) -> None:
+    for place, rewards in enumerate(([1e17, 1e17 + 16], [1e99, -1e99])):
+        groups = [group_of_rewards(f"g{number}", rewards[: number + 1]) for number in range(2)]
+        directory = write_run(tmp_path / str(place), groups)
+        async with opened(write_report(directory).path.as_uri()) as page:
+            await page.wait_for("document.querySelectorAll('svg.plot').length > 5")
+            assert wrong(page) == []
+
+
 async def _click(page: Page, selector: str) -> None:
     """As a mouse does, so that what lies above it would be clicked instead."""
     x, y = await page.run(

@@ -5,15 +5,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
+import anyio
+import anyio.to_thread
 import pytest
+from anyio.from_thread import check_cancelled
 from prometheus_client.parser import text_string_to_metric_families
+from yarl import URL
 
 from asyncrollout import Group, UsageError, Verdict
 from asyncrollout.journal.events import Began
@@ -67,6 +73,47 @@ async def test_runs_are_listed_as_they_stand(tmp_path: Path) -> None:
         assert json.loads((await read(session, "/runs.json"))[1])[0]["name"] == "late"
 
 
+def test_each_run_has_a_name_of_its_own(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name, []) for name in ("a/run", "a/run (2)", "b/run", "c/run")]
+    found = Shelf([tmp_path / "a", tmp_path / "b", tmp_path / "c"]).runs()
+    assert found == dict(zip(("run", "run (2)", "run (3)", "run (4)"), paths, strict=True))
+
+
+def test_figures_that_are_no_numbers_hide_no_others(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text('{"batches": 4, "reward_mean": null}\n')
+    assert last_figures(tmp_path) == {"batches": 4}
+
+
+class Endless(Shelf):
+    """Looks for runs until it is told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.looks = threading.Event()
+
+    def runs(self) -> dict[str, Path]:
+        self.looks.set()
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            check_cancelled()
+        raise AssertionError("nobody stopped it")
+
+
+async def test_end_of_the_viewer_stops_what_it_is_at() -> None:
+    shelf = Endless()
+    async with AsyncExitStack() as served, aiohttp.ClientSession() as session, anyio.create_task_group() as tasks:
+        address = await served.enter_async_context(serving(shelf, None))
+        answers: list[tuple[int, str]] = []
+
+        async def ask() -> None:
+            answers.append(await read(session, f"{address}runs/run/"))
+
+        tasks.start_soon(ask)
+        assert await anyio.to_thread.run_sync(shelf.looks.wait, PATIENCE)
+        await served.aclose()
+    assert answers == [(503, "The viewer was stopped.")]
+
+
 async def test_report_is_that_of_the_run_as_it_is_now(tmp_path: Path) -> None:
     groups = [group_of_rewards("g0", [0.0, 1.0])]
     directory = write_run(tmp_path / "run", groups)
@@ -87,9 +134,19 @@ async def test_report_is_that_of_the_run_as_it_is_now(tmp_path: Path) -> None:
     assert not (directory / "report.html").exists()
 
 
+@pytest.mark.parametrize("name", ["br{ac}e", "new\nline", "50%2F", "?#&;'\"", os.fsdecode(b"\xff")])
+async def test_run_of_any_name_is_shown(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path / name, [group_of_rewards("g0", [1.0])])
+    async with viewing(tmp_path) as (address, session):
+        (run,) = json.loads((await read(session, "/runs.json"))[1])
+        async with session.get(URL(f"{address}runs/{quote(run['name'], safe='')}/", encoded=True)) as answer:
+            assert answer.status == 200
+
+
 async def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "run", [])
     (write_run(tmp_path / "broken", []) / "journal.jsonl").write_text('{"event": "none"}\n')
+    (write_run(tmp_path / "deep", []) / "journal.jsonl").write_text("[" * 100_000 + "\n")
     async with viewing(tmp_path) as (_, session):
         assert await read(session, "/runs/nothing/") == (404, "There is no such run here.")
         status, told = await read(session, "/runs/broken/")
@@ -98,6 +155,10 @@ async def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
         assert (await read(session, "/compare?run=run&run=nothing"))[0] == 404
         assert (await read(session, "/compare?run=run&run=broken"))[0] == 422
         assert (await read(session, "/runs.json"))[0] == 200
+    for port in (-1, 0, 80_000):
+        with pytest.raises(UsageError, match=f"--port {port}: valid is a whole number from 1 to 65535"):
+            async with serving(Shelf([tmp_path]), port):
+                pass
     with pytest.raises(UsageError, match="nowhere is no directory"):
         Shelf([tmp_path / "nowhere"])
 

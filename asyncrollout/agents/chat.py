@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 import anyio.to_thread
@@ -13,7 +14,7 @@ from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.agents.templates import TEMPLATES, Template
 from asyncrollout.checks import nearest
 from asyncrollout.errors import ProviderError, UsageError
-from asyncrollout.pictures import data_url
+from asyncrollout.pictures import IMAGE_MARK, data_url
 from asyncrollout.protocols import Policy
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation, Observation, Outcome, Request, Sampling
@@ -116,8 +117,7 @@ class Conversation:
         content: Any = self._template(self._turn, seen.text, outcome)
         if seen.images:
             urls = [await _encoded_picture(image) for image in seen.images]
-            pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-            content = [{"type": "text", "text": content}, *pictures]
+            content = _illustrated(content, [{"type": "image_url", "image_url": {"url": url}} for url in urls])
             observation = msgspec.structs.replace(seen, images=())
         told: Message = {"role": "user", "content": content}
         prompt = self._agent.system_prompt
@@ -169,6 +169,18 @@ async def _encoded_picture(picture: Any) -> str:
     if picture.size < _LARGE_PICTURE:
         return data_url(picture)
     return await anyio.to_thread.run_sync(data_url, picture)
+
+
+def _illustrated(text: str, pictures: list[Message]) -> list[Message]:
+    """A text with its pictures: each where the text has a mark for it, or all at the end."""
+    between = text.split(IMAGE_MARK)
+    if len(between) != len(pictures) + 1:
+        between = [text]
+    parts = []
+    for said, picture in zip_longest(between, pictures):
+        parts += [{"type": "text", "text": said}] if said else []
+        parts += [picture] if picture else []
+    return parts
 
 
 def _said(generation: Generation) -> Message:

@@ -69,6 +69,34 @@ COMMANDS = (
         """,
     ),
     (
+        "asyncrollout.cli.evaluating:eval",
+        RUN,
+        """Play envs on ranked processes, with a video of each, and tell how well it went.
+
+        The YAML file has the keys of BEHAVIOR evaluations: where envs run, how many there are, what is filmed. Values
+        of it are replaced by key=value. Without env_type a household is played, and without a policy by its expert.
+
+        Example: asyncrollout eval examples/configs/behavior_eval.yaml
+
+        Example: asyncrollout eval examples/configs/behavior_eval.yaml env.eval.total_num_envs=8
+
+        Example: asyncrollout eval eval.yaml --base-url http://localhost:8000/v1 --model Qwen/Qwen3-4B
+        """,
+    ),
+    (
+        "asyncrollout.cli.serving:serve",
+        RUN,
+        """Offer environments to other processes and machines, over HTTP.
+
+        For batches of them, with the addresses and bodies of VAGEN's server, and for asyncrollout.RemoteEnvPool. Only
+        registered environments and Gymnasium's can be opened, and only from this machine, unless you say otherwise.
+
+        Example: asyncrollout serve
+
+        Example: ASYNCROLLOUT_TOKEN=... asyncrollout serve --host 0.0.0.0 --data-dir videos
+        """,
+    ),
+    (
         "asyncrollout.cli.reporting:report",
         LOOK,
         """Write a page that shows all of a run: one file, to open in a browser.
@@ -139,6 +167,18 @@ COMMANDS = (
         """Write a small environment of your own to start from, with its test.
 
         Example: asyncrollout new-env maze --dir projects
+        """,
+    ),
+    (
+        "asyncrollout.cli.videos:make_videos",
+        ENVIRONMENTS,
+        """Make short videos with questions about them, for the video environment.
+
+        They show moving shapes, captions and flashes; every answer is exact. The same seed makes the same clips.
+
+        What this command made before is replaced; a directory with anything else in it is refused.
+
+        Example: asyncrollout make-videos clips --clips 100 --seed 7
         """,
     ),
     (
@@ -363,7 +403,7 @@ def _complain(message: str) -> None:
     print(f"asyncrollout: {printable(message)}", file=sys.stderr)
 
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:

@@ -16,9 +16,7 @@ BENCHMARKS = Path(asyncrollout.__file__).parent.parent / "benchmarks"
 
 
 def bench(
-    *names: Annotated[
-        str, Parameter(help="pool, envs, llm, rollouts, journal, video or report; all of them, if none is given.")
-    ],
+    *names: Annotated[str, Parameter(help="Such as pool or service; all of them, if none is given.")],
     output: Told,
 ) -> int:
     """Run some, one after the other."""

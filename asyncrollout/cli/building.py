@@ -17,6 +17,7 @@ from asyncrollout import filters
 from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.cli.envs import allowed_env
 from asyncrollout.config import Config, read_tasks, schema
+from asyncrollout.config.evaluation import EvaluationConfig
 from asyncrollout.errors import UsageError
 from asyncrollout.metrics.sinks import Sink, open_sinks
 from asyncrollout.policies.embedded import ScriptedPolicy, SolverPolicy
@@ -52,21 +53,14 @@ async def open_rollouts(
     """`Rollouts` as configured, open, with a run directory."""
     check_imports(config, allow_import=allow_import)
     metrics = await anyio.to_thread.run_sync(_open_metrics, config, run_dir, abandon_on_cancel=True)
-    async with _open_policy(config.policy) as policy, _open_pool(config) as pool:
-        agent = ChatAgent(
-            policy,
-            history=config.agent.history,
-            template=config.agent.template,
-            system_prompt=config.agent.system_prompt,
-            sampling=config.agent.sampling,
-            seeded=config.agent.seeded,
-        )
+    async with open_policy(config.policy) as policy, _open_pool(config) as pool:
+        agent = chat_agent(policy, config.agent)
         async with Rollouts(
             [share_of(entry, allow_import=allow_import) for entry in config.entries],
             agent=agent,
             keep=_filter(config),
             tasks=read_tasks(config),
-            score=None if config.score is None else _imported(config.score),
+            score=None if config.score is None else imported(config.score, "score"),
             failures=Failures(config.failures.retries, config.failures.min_valid),
             workers=None if pool is not None else config.workers,
             pool=pool,
@@ -80,6 +74,10 @@ async def open_rollouts(
             yield rollouts
 
 
+def chat_agent(policy: Policy, chosen: schema.Chat) -> ChatAgent:
+    return ChatAgent(policy, **{name: getattr(chosen, name) for name in chosen.__struct_fields__})
+
+
 def _open_metrics(config: Config, directory: Path) -> list[Sink]:
     """What draws curves, as configured; in each, a run that is resumed goes on under the id that it was given first."""
     if not config.metrics:
@@ -90,7 +88,7 @@ def _open_metrics(config: Config, directory: Path) -> list[Sink]:
     return open_sinks(config.metrics, directory, named.read_text(), without_secrets(msgspec.to_builtins(config)))
 
 
-def check_imports(config: Config, *, allow_import: bool) -> None:
+def check_imports(config: Config | EvaluationConfig, *, allow_import: bool) -> None:
     if config.imports and not allow_import:
         named = ", ".join(map(repr, config.imports))
         raise UsageError(f"the configuration names code to import, {named}: allow it with --allow-import")
@@ -104,7 +102,8 @@ def share_of(entry: schema.EnvEntry, *, allow_import: bool) -> Share:
 
 
 @asynccontextmanager
-async def _open_policy(chosen: schema.Policy) -> AsyncIterator[Policy]:
+async def open_policy(chosen: schema.Policy) -> AsyncIterator[Policy]:
+    """The policy that a configuration names."""
     match chosen:
         case schema.Solver(error_rate=error_rate, latency=latency, seed=seed):
             pair = (latency[0], latency[1]) if isinstance(latency, list) else latency
@@ -144,7 +143,8 @@ def _filter(config: Config) -> Any:
     return chosen(**arguments) if arguments else chosen
 
 
-def _imported(path: str) -> Any:
+def imported(path: str, key: str) -> Any:
+    """What an import path names, from this directory, too; the configuration has it at `key`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -152,4 +152,4 @@ def _imported(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"score: {path!r} cannot be imported: {error}") from error
+        raise UsageError(f"{key}: {path!r} cannot be imported: {error}") from error

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import anyio.to_thread
 import msgspec
+from anyio.from_thread import check_cancelled
 from cyclopts import Parameter
 from rich.console import Console
 from rich.console import Group as Stacked
@@ -55,7 +56,7 @@ async def _read(runs: Sequence[tuple[Path, str]], output: Output) -> list[Side]:
     with console.status("") as status:
         for path, name in runs:
             status.update(Text(f"reading {harmless(name)}"))
-            sides.append(await anyio.to_thread.run_sync(read_side, path, name, abandon_on_cancel=True))
+            sides.append(await anyio.to_thread.run_sync(read_side, path, name, check_cancelled))
     return sides
 
 

@@ -16,19 +16,25 @@ from cyclopts import Parameter
 from asyncrollout.cli.app import Output, Told, printable
 from asyncrollout.cli.logs import logging_to
 from asyncrollout.errors import EnvCheckError, UsageError
-from asyncrollout.registry import EnvSpec, env_names, find_env, load_factory
+from asyncrollout.registry import EnvSpec, env_names, find_env, is_import_path, load_factory
 
 if TYPE_CHECKING:
     from asyncrollout.testing import EnvReport
 
-# Actions, the task in a line, and the package that the env needs beside ours. All else tells it in its docstring.
+# Actions, the task in a line, and if the env needs a package beside ours, that and how to get it. All else tells it
+# in its docstring.
+_REASONING = "reasoning_gym", "pip install 'asyncrollout[reasoning-gym]'"
+_OMNIGIBSON = "omnigibson", "pip install omnigibson"
 _SHIPPED = {
     "bandit": ("an arm's name", "choose the arm that pays more in the mean", None),
+    "behavior": ("23 numbers", "BEHAVIOR's household activities in OmniGibson, on a GPU", _OMNIGIBSON),
     "countdown": ("an expression", "reach the target with all of the numbers", None),
     "frozen_lake": ("Left, Down, Right, Up", "cross the ice to the goal", None),
+    "household": ("go to cup, grasp cup, ...", "a robot with two arms brings, tidies up and puts away", None),
     "metamathqa": ("the answer", "answer a question; think again if it was wrong", None),
-    "reasoning_gym": ("the answer", "answer a question of any reasoning-gym data set", "reasoning-gym"),
+    "reasoning_gym": ("the answer", "answer a question of any reasoning-gym data set", _REASONING),
     "sokoban": ("Up, Down, Left, Right", "push all boxes onto targets", None),
+    "video": ("watch 0-5, answer B", "watch parts of a video; answer, or find a moment", None),
     "webshop": ("search[..], click[..]", "find and buy what is asked for", None),
 }
 _OTHERS = """
@@ -90,8 +96,7 @@ async def check_env(
 
 def allowed_env(name: str, *, allow_import: bool) -> EnvSpec:
     """The spec of a name from outside; one that would import code is refused unless that is allowed."""
-    # Gymnasium, too, imports what stands before a colon in its ids.
-    if ":" not in name.removeprefix("gymnasium:"):
+    if not is_import_path(name):
         return find_env(name)
     if not allow_import:
         raise UsageError(f"env {name!r} is an import path, which runs that module's code: allow it with --allow-import")
@@ -132,9 +137,8 @@ def _card(name: str) -> Card:
     except Exception as error:  # noqa: BLE001 (a package of anybody's, which may be broken in any way)
         return Card(name, missing=f"cannot be loaded: {type(error).__name__}: {error}")
     says = (inspect.getdoc(factory) or "").partition("\n")[0]
-    actions, task, package = _SHIPPED.get(name, ("", says, None))
-    is_missing = package and importlib.util.find_spec(package.replace("-", "_")) is None
-    missing = f"pip install 'asyncrollout[{package}]'" if is_missing else ""
+    actions, task, needs = _SHIPPED.get(name, ("", says, None))
+    missing = needs[1] if needs is not None and importlib.util.find_spec(needs[0]) is None else ""
     return Card(name, spec.runs, "text" if spec.text else "raw", actions, task, missing)
 
 

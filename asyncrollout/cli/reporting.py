@@ -4,13 +4,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import anyio.to_thread
-from anyio.from_thread import check_cancelled
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import Progress
 
 from asyncrollout.cli.app import DONE, Output, Told
+from asyncrollout.cli.progress import run_with_bar
 from asyncrollout.report.page import Written, write_report
 
 
@@ -29,12 +26,4 @@ async def report(
 
 async def make_report(directory: Path, to: Path | None, output: Output) -> Written:
     """Write it in a thread, with a bar for whoever waits; cancellation ends it, and leaves nothing half written."""
-    console = Console(stderr=True, quiet=output.quiet or output.json)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("report", total=None)
-
-        def tell(done: int, total: int) -> None:
-            check_cancelled()
-            bars.update(bar, completed=done, total=total)
-
-        return await anyio.to_thread.run_sync(partial(write_report, directory, to, tell))
+    return await run_with_bar("report", partial(write_report, directory, to), output)

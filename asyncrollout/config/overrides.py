@@ -19,6 +19,23 @@ def expanded(values: dict[Any, Any]) -> dict[Any, Any]:
     return {**values, **short}
 
 
+def undotted(document: Document, where: str) -> Document:
+    """With `env.eval.seed: 1` at the top written out, as `env: {eval: {seed: 1}}`."""
+    for key in [key for key in document.value if isinstance(key, str) and "." in key]:
+        place = document.places[key,].where
+        parts = key.split(".")
+        if not all(parts) or len(parts) > MOST_DEPTH:
+            continue  # which is an unknown key
+        if tuple(parts) in document.places:
+            raise UsageError(f"{where}, {place}: {key!r} is there twice, once with dots and once written out")
+        rest = {other: value for other, value in document.value.items() if other != key}
+        path, value = _put(rest, parts, document.value[key], f"{where}, {place}")
+        moved = {(*path, *old[1:]): there for old, there in document.places.items() if old[0:1] == (key,)}
+        kept = {old: there for old, there in document.places.items() if old[0:1] != (key,)}
+        document = Document(value, {**kept, **moved})
+    return document
+
+
 def override(document: Document, assignment: str) -> Document:
     """The document with one value set; errors and places name the key alone, since the value may be a secret."""
     key, equals, text = assignment.partition("=")

@@ -13,7 +13,7 @@ from asyncrollout.checks import nearest
 from asyncrollout.config import ragen
 from asyncrollout.config.checking import MOST_PROBLEMS, Checker, Problem
 from asyncrollout.config.document import Document, Path, Place, load
-from asyncrollout.config.overrides import expanded, override
+from asyncrollout.config.overrides import expanded, override, undotted
 from asyncrollout.config.schema import Config, Local
 from asyncrollout.config.suggestions import shown
 from asyncrollout.config.tasks import ENDINGS
@@ -29,20 +29,12 @@ _LEAST = "the least is a line such as 'env: frozen_lake'"
 
 def read_config(path: FilePath, overrides: Sequence[str] = ()) -> Config:
     """The configuration in a file, with values such as `group_size=4` from elsewhere put in."""
-    return parse_config(_read(FilePath(path)), overrides, str(path))
+    return parse_config(read_text(FilePath(path)), overrides, str(path))
 
 
 def parse_config(text: str, overrides: Sequence[str] = (), where: str = "config.yaml") -> Config:
     """As `read_config`; `where` is the file's name, for errors and for paths that are relative to it."""
-    document = load(text, where)
-    if document.value is None:
-        if not overrides:
-            raise UsageError(f"{where}: empty: {_LEAST}")
-        document = Document({}, {})
-    if not isinstance(document.value, dict):
-        raise UsageError(f"{where}: found no mapping of keys to values: {_LEAST}")
-    for assignment in overrides:
-        document = override(document, assignment)
+    document = load_mapping(text, overrides, where, least=_LEAST)
     translated = ragen.translate(expanded(document.value))
     checker = Checker(Config, _placed(document.places, translated.origins), ragen.TOP_LEVEL)
     problems = [*translated.problems, *checker.problems(translated.values)]
@@ -50,12 +42,27 @@ def parse_config(text: str, overrides: Sequence[str] = (), where: str = "config.
         config = msgspec.convert(translated.values, Config)
         config, problems = _resolved(config, FilePath(where).absolute().parent)
     if problems:
-        raise UsageError(_told(where, problems, document.places, translated.origins))
+        raise UsageError(told(where, problems, document.places, translated.origins))
     if translated.notes:
         mapped = [f"{note.key} -> {note.became}" for note in translated.notes if note.became]
         unused = [f"{note.key}: {note.why}" for note in translated.notes if not note.became]
         log.info("ragen_keys", file=where, mapped=mapped, unused=unused)
     return config
+
+
+def load_mapping(text: str, overrides: Sequence[str], where: str, *, least: str) -> Document:
+    """The values of a file, with others put in; `least` is what to tell who gives none."""
+    document = load(text, where)
+    if document.value is None:
+        if not overrides:
+            raise UsageError(f"{where}: empty: {least}")
+        document = Document({}, {})
+    if not isinstance(document.value, dict):
+        raise UsageError(f"{where}: found no mapping of keys to values: {least}")
+    document = undotted(document, where)
+    for assignment in overrides:
+        document = override(document, assignment)
+    return document
 
 
 def to_yaml(config: Config) -> str:
@@ -82,7 +89,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def _read(path: FilePath) -> str:
+def read_text(path: FilePath) -> str:
     if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 (these never raise)
         raise UsageError(f"{path}: {'a directory' if os.path.isdir(path) else 'no regular file'}")  # noqa: PTH112
     try:
@@ -133,7 +140,8 @@ def _placed(places: dict[Path, Place], origins: dict[Path, Path]) -> dict[Path, 
     return {**places, **{native: places[source] for native, source in origins.items() if source in places}}
 
 
-def _told(where: str, problems: list[Problem], places: dict[Path, Place], origins: dict[Path, Path]) -> str:
+def told(where: str, problems: list[Problem], places: dict[Path, Place], origins: dict[Path, Path]) -> str:
+    """The problems as an error's text, each with its place."""
     lines = [_line(problem, places, origins) for problem in dict.fromkeys(problems)]
     if len(lines) > 1:
         count = f"{len(lines)} problems" if len(lines) < MOST_PROBLEMS else f"{len(lines)} problems and more"

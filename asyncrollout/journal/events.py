@@ -68,7 +68,8 @@ class Finished(Event, frozen=True, tag="finished"):
     """A rollout's end; the trajectory itself is in the file of trajectories by then."""
 
     uid: str
-    reward: float
+    reward: float | None
+    """None if it is no finite number: JSON has no other."""
     stop_reason: StopReason
     turns: int
     tokens: int
@@ -83,9 +84,12 @@ class Cancelled(Event, frozen=True, tag="cancelled"):
 
 
 class Judged(Event, frozen=True, tag="judged"):
+    """A verdict, and how many `more` follow of groups that were judged with this one: without those, it is none."""
+
     group: str
     keep: bool
     reason: str
+    more: int = 0
 
 
 class Delivered(Event, frozen=True, tag="delivered"):
@@ -148,7 +152,7 @@ def decode(line: bytes) -> AnyEvent:
     """The event of a line; a `UsageError` if it is none, or of a newer format."""
     try:
         event: AnyEvent = _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"this is no line of a journal: {error}") from error
     if isinstance(event, Began) and (event.format != FORMAT or event.version > VERSION):
         raise UsageError(

@@ -19,6 +19,7 @@ _CLEAR = 2.58  # standard errors, which chance alone exceeds once in a hundred t
 _FEWEST_KEPT = 4
 _RECENT_KEPT = 1_024  # several batches, which come all at once if their trainer is slow
 _LONGEST_HISTORY = 32
+_LARGEST_REWARD = 1e100  # squares of many times more could not be added up
 _MOST_REASONS = 32  # a filter may give each group one of its own
 
 
@@ -85,7 +86,7 @@ class Meter:
             reason = group.verdict.reason or "dropped"
             is_known = reason in self._dropped or len(self._dropped) < _MOST_REASONS
             self._dropped[reason if is_known else "others"] += 1
-        rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.valid]
+        rewards = [one.reward for one in group.trajectories if one.valid and abs(one.reward) <= _LARGEST_REWARD]
         if rewards:
             self._members += len(rewards)
             self._reward += sum(rewards)

@@ -78,15 +78,8 @@ class EnvPool:
         if self._tasks is not None:
             raise UsageError("this pool was opened before: make another one")
         self._check_descriptors()
-        if self._workers:
-            self._backend = ProcessBackend(
-                self._workers,
-                limits=self._rules.limits,
-                worker_env=self._worker_env,
-                log_dir=self._log_dir,
-                send_snapshots=self._rules.recover == "snapshot",
-            )
-            self._placement = Placement(self._loop_home, self._backend)
+        self._backend = self._make_backend()
+        self._placement = Placement(self._loop_home, self._backend)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         try:
@@ -109,6 +102,17 @@ class EnvPool:
         cancelled = kind is not None and issubclass(kind, anyio.get_cancelled_exc_class())
         await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
+    def _make_backend(self) -> Backend | None:
+        if not self._workers:
+            return None
+        return ProcessBackend(
+            self._workers,
+            limits=self._rules.limits,
+            worker_env=self._worker_env,
+            log_dir=self._log_dir,
+            send_snapshots=self._rules.recover == "snapshot",
+        )
+
     async def _stop(self, tasks: TaskGroup) -> None:
         self._placement.open = False
         on_loop = [seat for seat in self._placement.seats if seat.home is self._loop_home]
@@ -127,17 +131,20 @@ class EnvPool:
     def open(
         self,
         spec_or_name: EnvSpec | str,
+        /,
         *,
         text: bool | None = None,
         worker: int | None = None,
+        beside: EnvHandle | None = None,
         expert: bool = False,
         record: Recorded | None = None,
         **env_kwargs: Any,
     ) -> EnvHandle:
         """An env to enter with `async with`, or to `await` and close yourself.
 
-        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; with `expert`,
-        each outcome carries the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
+        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; `beside` has it begin on
+        the worker of another env, with which it may share what is costly to make; with `expert`, each outcome carries
+        the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
         """
         self._placement.check_open()
         spec = find_env(spec_or_name)
@@ -154,32 +161,41 @@ class EnvPool:
                 options = msgspec.convert(given, TextOptions)
             except msgspec.ValidationError as error:
                 raise UsageError(f"env {spec.name!r}: {error}") from error
-        if worker is not None and (type(worker) is not int or worker not in range(self._workers)):
-            raise UsageError(
-                f"env {spec.name!r}: worker={worker!r} is not a rank of this pool, which has {self._workers}"
-            )
+        self._check_rank(spec.name, worker)
         camera = None if record is None else record.camera
         opening = Opening(replace(spec, kwargs=kwargs), text, expert, options, camera)
-        return self._handle(opening, worker, record)
+        return self._handle(opening, worker, record, beside)
+
+    def _check_rank(self, name: str, worker: int | None) -> None:
+        if worker is not None and (type(worker) is not int or worker not in range(self._workers)):
+            raise UsageError(f"env {name!r}: worker={worker!r} is not a rank of this pool, which has {self._workers}")
 
     def reopen(self, seat: Seat) -> EnvHandle:
         """Another env like this one, which is not filmed."""
         self._placement.check_open()
         return self._handle(msgspec.structs.replace(seat.opening, camera=None), seat.pinned)
 
-    def _handle(self, opening: Opening, pinned: int | None, record: Recorded | None = None) -> EnvHandle:
-        on_loop = not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec)))
-        if not on_loop:
-            _check_picklable(opening)
-        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop)
+    def _handle(
+        self, opening: Opening, pinned: int | None, record: Recorded | None = None, beside: EnvHandle | None = None
+    ) -> EnvHandle:
+        on_loop = self._lives_on_loop(opening, pinned)
+        near = None if beside is None else beside.seat
+        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=near)
         return EnvHandle(self, seat, record)
+
+    def _lives_on_loop(self, opening: Opening, pinned: int | None) -> bool:
+        """Whether an env lives here; one that does not must be able to travel."""
+        if not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec))):
+            return True
+        _check_picklable(opening)
+        return False
 
     async def step_many(self, handles: Sequence[EnvHandle], actions: Sequence[Any]) -> list[Outcome | RolloutError]:
         """Step all at once; an env that fails has its error in its place."""
         _handles(handles)
         if len(handles) != len(actions):
             raise UsageError(f"{len(handles)} handles, but {len(actions)} actions")
-        return await _all(handle.step(action) for handle, action in zip(handles, actions, strict=True))
+        return await run_all(handle.step(action) for handle, action in zip(handles, actions, strict=True))
 
     async def reset_many(
         self,
@@ -193,7 +209,7 @@ class EnvPool:
         tasks = tasks if tasks is not None else [None] * len(handles)
         if not len(handles) == len(seeds) == len(tasks):
             raise UsageError(f"{len(handles)} handles, but {len(seeds)} seeds and {len(tasks)} tasks")
-        return await _all(
+        return await run_all(
             handle.reset(seed=seed, task=task) for handle, seed, task in zip(handles, seeds, tasks, strict=True)
         )
 
@@ -226,7 +242,8 @@ class EnvPool:
             )
 
 
-async def _all(calls: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome | RolloutError]:
+async def run_all(calls: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome | RolloutError]:
+    """Calls of envs, all at once; one that fails has its error in its place."""
     results: list[Outcome | RolloutError | None] = []
 
     async def run(place: int, call: Coroutine[Any, Any, Outcome]) -> None:

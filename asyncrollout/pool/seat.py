@@ -1,5 +1,6 @@
 """Where an env lives, and how it gets a new place, in its old state, when that one is lost."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -40,11 +41,13 @@ class Seat:
         *,
         pinned: int | None,
         on_loop: bool,
+        beside: "Seat | None" = None,
     ) -> None:
         self.id = 0  # by which its home knows it; another one in each place
         self.opening = opening
         self.pinned = pinned
         self.on_loop = on_loop
+        self.beside = beside
         self.weighs = not on_loop and opening.spec.runs == "cpu"
         self.movable = self._may_move = pinned is None and opening.spec.replayable and rules.recover != "none"
         self.home: Home | None = None
@@ -102,7 +105,7 @@ class Seat:
         home = await self._placement.place(self)
         settled = False
         try:
-            reply = await home.call(self.id, Op.OPEN, self.opening)
+            reply = await home.call(self.id, Op.OPEN, self.opening, movable=self.movable)
             self.build_seconds = reply[5]
             past = self.history.setup_alone() if op in WITHOUT_EPISODE else self.history.past()
             if reply[1] is None and past is not None:
@@ -154,5 +157,10 @@ class Seat:
         """An error that names env, seed, turn and worker."""
         name, history = self.opening.spec.name, self.history
         place = {"seed": history.seed, "turn": None if history.seed is None else history.turn, "worker": worker}
-        where = ", ".join(f"{key} {value}" for key, value in place.items() if value is not None)
-        return kind.at(f"env {name!r}{where and f' ({where})'}: {text}", notes=notes, env=name, **place)
+        return kind.at(told_place(name, place) + text, notes=notes, env=name, **place)
+
+
+def told_place(env: str | None, place: Mapping[str, int | None]) -> str:
+    """How the message of an env's error begins."""
+    where = ", ".join(f"{key} {value}" for key, value in place.items() if value is not None)
+    return f"env {env!r}{where and f' ({where})'}: "

@@ -1,7 +1,9 @@
 """A page that is one file: its skeleton, the policy that lets nothing else in, and the data that it carries."""
 
 import base64
+import errno
 import hashlib
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +49,8 @@ def whole_page(title: str, scripts: Sequence[str], carried: dict[str, Any], *, a
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place only when all of it is written."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with partial.open("xb") as file:

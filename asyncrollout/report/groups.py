@@ -13,12 +13,17 @@ class PlayedGroup(msgspec.Struct, frozen=True):
     env: str
     fate: Fate
     at: float | None
-    """In seconds of running: when it was judged; None if it was not."""
+    """In seconds of running: when it was judged, or else the end of its last member; None if there is none."""
     members: list[Rollout]
 
     @property
     def valid(self) -> list[Rollout]:
         return [member for member in self.members if member.valid]
+
+    @property
+    def counts(self) -> bool:
+        """Whether its mean is one of a run's: the members of a group that have ended first are no fair sample of it."""
+        return self.fate.kind not in ("incomplete", "cancelled") and bool(self.valid)
 
     @property
     def reward(self) -> float:

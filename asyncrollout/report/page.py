@@ -187,7 +187,10 @@ def _listed(plain: Any) -> str:
 
 
 def _time(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    except (OverflowError, ValueError, OSError):
+        return f"{at:g} seconds after 1970"
 
 
 def _manifest(directory: Path) -> dict[str, Any]:
@@ -207,7 +210,7 @@ def _text_of(path: Path) -> str:
 def _wanted_batches(config: str) -> int | None:
     try:
         told = yaml.safe_load(config)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that there is not
         return None
     wanted = told.get("batches") if isinstance(told, dict) else None
     return wanted if isinstance(wanted, int) else None

@@ -1,7 +1,7 @@
 "use strict";
 // Elements, numbers and plots. Whatever a model or an env wrote reaches the page as text only, through `el` or `svg`.
 
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
 /** The text with its control codes made visible: none of them may turn the direction of what stands beside it. */
 function visible(text) {
@@ -83,7 +83,8 @@ function scaled(axis, values, from, to, room) {
   if (!Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [axis.log ? 0.1 : 0, 1];
   if (axis.log) return logarithmic(axis, low, high, from, to, room);
   if (high - low < 1e-9 * Math.max(Math.abs(low), 1)) {
-    [low, high] = axis.low === undefined ? [low - 0.5, high + 0.5] : [low, low + 1];
+    const more = Math.max(1, 1e-6 * Math.abs(low)); // enough to tell it from a large number
+    [low, high] = axis.low === undefined ? [low - more / 2, high + more / 2] : [low, low + more];
   } else if (axis.high === undefined && !axis.tight) high += (high - low) * 0.05;
   const at = (value) => from + ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (to - from);
   const [size, unit] = axis.kind === "seconds" ? UNITS.find(([limit]) => high >= 2 * limit) ?? UNITS[4] : [1, ""];

@@ -1,6 +1,5 @@
 """Values as `plain` wrote them, as text for people: nothing is built from them, and what is odd is shown as it is."""
 
-import base64
 import json
 import math
 import os
@@ -15,6 +14,7 @@ from asyncrollout.plain import KIND, from_plain
 
 _MOST_NUMBERS = 256
 _SHORT = 100
+_DEEPEST = 200  # what `plain` writes is less deep
 
 
 class Picture:
@@ -24,27 +24,25 @@ class Picture:
         self.url = url
 
 
-def readable(plain: Any) -> Any:
+def readable(plain: Any, deep: int = 0) -> Any:
     """Without kinds: lists, dicts with texts as keys, texts, numbers and pictures."""
-    if isinstance(plain, list):
-        return [readable(item) for item in plain]
-    if not isinstance(plain, dict):
+    if not isinstance(plain, list | dict):
         return plain
-    kind = plain.get(KIND)
-    match kind:
-        case None:
-            return {key: readable(item) for key, item in plain.items()}
+    if deep == _DEEPEST:
+        return "[nested too deeply]"
+    deep += 1
+    if isinstance(plain, list):
+        return [readable(item, deep) for item in plain]
+    match plain.get(KIND):
         case "tuple" | "set" | "frozenset":
-            return readable(plain.get("items"))
-        case "dict":
-            return {_key(key): readable(item) for key, item in plain.get("items", [])}
-        case "str":
-            return base64.b64decode(plain.get("base64", "")).decode("utf-8", "replace")
+            return readable(plain.get("items"), deep)
+        case "dict" if _are_pairs(plain.get("items")):
+            return {_key(key): readable(item, deep) for key, item in plain["items"]}
+        case "str" | "bytes" | "scalar" | "array":
+            return _of_bytes(plain)
         case "float" | "int":
             return str(plain.get("value", plain.get("hex")))
-        case "bytes" | "scalar" | "array":
-            return _of_bytes(plain)
-    return {key: readable(item) for key, item in plain.items() if key != KIND}
+    return {key: readable(item, deep) for key, item in plain.items() if key != KIND}
 
 
 def as_text(plain: Any) -> str:
@@ -75,20 +73,23 @@ def as_number(plain: Any) -> float:
     """A number, however it was written; what is none is not a number."""
     try:
         return float(plain if type(plain) is float else readable(plain))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
-def pictures_in(plain: Any) -> list[str]:
+def pictures_in(plain: Any, deep: int = 0) -> list[str]:
     """The pictures in a value, in order, as data URLs."""
-    if isinstance(plain, list):
-        return [picture for item in plain for picture in pictures_in(item)]
-    if not isinstance(plain, dict):
+    if not isinstance(plain, list | dict) or deep == _DEEPEST:
         return []
-    if plain.get(KIND) == "array":
+    if isinstance(plain, dict) and plain.get(KIND) == "array":
         shown = readable(plain)
         return [shown.url] if isinstance(shown, Picture) else []
-    return [picture for item in plain.values() if isinstance(item, list | dict) for picture in pictures_in(item)]
+    items = plain if isinstance(plain, list) else plain.values()
+    return [picture for item in items for picture in pictures_in(item, deep + 1)]
+
+
+def _are_pairs(items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(item, list) and len(item) == 2 for item in items)
 
 
 def _key(plain: Any) -> str:
@@ -105,6 +106,8 @@ def _of_bytes(plain: dict[str, Any]) -> Any:
         value = from_plain(plain)
     except RolloutError as error:
         return f"[{error}]"
+    if isinstance(value, str):
+        return _whole(value)
     if isinstance(value, bytes):
         shown = repr(value[:_SHORT])
         return shown if len(value) <= _SHORT else f"{shown} ... ({len(value)} bytes)"

@@ -81,10 +81,11 @@ class Rollout(msgspec.Struct, frozen=True):
 
     @property
     def valid(self) -> bool:
-        return not self.error and math.isfinite(self.reward)
+        return not self.error and abs(self.reward) <= _LARGEST_REWARD
 
 
 _decoder = msgspec.json.Decoder(Record)
+_LARGEST_REWARD = 1e100  # squares of many times more could not be added up
 
 
 class Records:
@@ -123,14 +124,14 @@ def _member(uid: str) -> tuple[int, str]:
 def _figures(record: Record) -> Rollout:
     turns = record.turns
     reward = as_number(record.reward)
-    told = turns[-1].info.get("success") if turns and isinstance(turns[-1].info, dict) else None
+    told = _info(turns[-1]).get("success") if turns else None
     return Rollout(
         uid=record.uid,
         group=record.group,
         env=as_text(record.tag) or as_text(record.env),
         start=msgspec.json.encode([record.env, record.seed, record.task], order="sorted").decode(),
         reward=reward,
-        passed=record.error is None and (reward > 0 if told is None else bool(readable(told))),
+        passed=record.error is None and (reward > 0 if told is None else bool(told)),
         stop=as_text(record.stop_reason),
         error=_error_name(record.error),
         turns=len(turns),
@@ -142,6 +143,14 @@ def _figures(record: Record) -> Rollout:
         env_seconds=[_finite(turn.env_seconds) for turn in turns],
         env_work_seconds=[_work(turn) for turn in turns],
     )
+
+
+def _info(turn: _Turn) -> dict[str, Any]:
+    """By name; what is no dict has none."""
+    if not isinstance(turn.info, dict):
+        return {}
+    info = readable(turn.info)
+    return info if isinstance(info, dict) else {"info": info}
 
 
 def _finite(plain: Any) -> float:
@@ -158,8 +167,8 @@ def _work(turn: _Turn) -> float:
 
 def _tokens(turn: _Turn) -> int:
     ids = turn.token_ids
-    if isinstance(ids, dict) and ids.get("shape"):
-        return int(ids["shape"][0])
+    if isinstance(ids, dict) and isinstance(shape := ids.get("shape"), list) and shape:
+        return int(_finite(shape[0]))
     if isinstance(ids, list):
         return len(ids)
     return int(_finite(turn.usage.get("completion", 0))) if isinstance(turn.usage, dict) else 0
@@ -188,9 +197,8 @@ def shown(record: Record) -> dict[str, Any]:
 
 
 def _shown_turn(turn: _Turn, prompt: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    info = readable(turn.info) if isinstance(turn.info, dict) else {}
-    parsed = info.pop("actions", None) if isinstance(info, dict) else None
-    reason = info.pop("invalid_reason", "") if isinstance(info, dict) else ""
+    info = _info(turn)
+    parsed, reason = info.pop("actions", None), info.pop("invalid_reason", "")
     valid = turn.valid is not False
     return {
         "turn": number,

@@ -1,6 +1,6 @@
 """A run as one side of a comparison."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,17 @@ class Side:
         return list(dict.fromkeys(group.env for group in self.groups))
 
 
-def read_side(directory: Path, name: str) -> Side:
-    """Read a run, which may still go on; a `UsageError` says that the directory is none."""
+def read_side(directory: Path, name: str, proceed: Callable[[], None] = lambda: None) -> Side:
+    """Read a run, which may still go on; a `UsageError` says that the directory is none.
+
+    `proceed` is called for each group; what it raises ends the matter.
+    """
     history, records = read_history(directory), Records(directory)
-    groups = [
-        played_group(history, group, [rollout for rollout, _ in records.read(group)])
-        for group in history.verdicts
-        if group in records.groups
-    ]
+    groups = []
+    for group in history.verdicts:
+        proceed()
+        if group in records.groups:
+            groups.append(played_group(history, group, [rollout for rollout, _ in records.read(group)]))
     return Side(name, history, groups)
 
 

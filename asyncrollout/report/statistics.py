@@ -60,7 +60,8 @@ def edges(values: Floats, most: int = 40, *, whole: bool = False) -> list[float]
         bars = math.ceil((high - low + 1) / width)
         return [low - 0.5 + width * bar for bar in range(bars + 1)]
     if high - low < 1e-9 * max(abs(low), abs(high), 1.0):
-        return [low - 0.5, low + 0.5]
+        half = 0.5 * max(1e-6 * abs(low), 1.0)
+        return [low - half, low + half]
     return [float(edge) for edge in np.linspace(low, high, most + 1)]
 
 

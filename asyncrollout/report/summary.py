@@ -18,7 +18,7 @@ _SPENT = ("delivered", "evaluation")
 def tiles(history: History, groups: list[PlayedGroup], wanted: int | None) -> list[dict[str, Any]]:
     """The figures that one looks at first: label, value, kind, and a note below."""
     members = [member for group in groups for member in group.members]
-    valid = [group for group in groups if group.valid]
+    valid = [group for group in groups if group.counts]
     judged = [group for group in groups if group.id in history.verdicts]
     kept = sum(history.verdicts[group.id].keep for group in judged)
     seconds = history.clock(history.last)
@@ -30,7 +30,7 @@ def tiles(history: History, groups: list[PlayedGroup], wanted: int | None) -> li
         _cost(member, tokens) for group in groups if group.fate.kind in _SPENT for member in group.members
     ) / (tokens or turns or 1)
     return [
-        _tile("Reward", reward.mean, "number", _give_or_take(reward, "number", "over all groups")),
+        _tile("Reward", reward.mean, "number", _give_or_take(reward, "number", "over whole groups")),
         _tile("Pass rate", passed.mean, "share", _give_or_take(passed, "share", "pass@1")),
         _tile("Groups kept", kept / len(judged) if judged else None, "share", f"{kept:,} of {len(judged):,} judged"),
         _tile("Batches", len(history.batches), "count", "delivered" if wanted is None else f"of {wanted:,} delivered"),
@@ -64,7 +64,7 @@ def _cost(member: Rollout, tokens: int) -> int:
 
 def rewards(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
     """Rewards and pass rates over time, by batch and by env."""
-    played = [group for group in groups if group.valid]
+    played = [group for group in groups if group.counts]
     envs = colours(played)
     parts = [
         *_rewards_over_time(history, played),
@@ -121,7 +121,7 @@ def _by_env(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
     largest = max((len(group.valid) for group in groups), default=1) or 1
     for name in names if len(names) == 1 else [*names, ""]:
         chosen = [group for group in groups if name in ("", group.env)]
-        valid = [group for group in chosen if group.valid]
+        valid = [group for group in chosen if group.counts]
         judged = [history.verdicts[group.id].keep for group in chosen if group.id in history.verdicts]
         members = [member for group in chosen for member in group.members]
         delivered = [group.reward for group in valid if group.fate.kind == "delivered"]
@@ -141,8 +141,8 @@ def _by_env(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
         ("turns", "number"), ("tokens", "number"), ("errors", "count"),
     ]  # fmt: skip
     note = (
-        "With 95% intervals; groups are the unit, because their members share a seed. A rollout passes if its env says "
-        "so; if the env never says, if its reward is above 0."
+        "With 95% intervals over groups that are whole, because members of a group share a seed. A rollout passes if "
+        "its env says so; if the env never says, if its reward is above 0."
     )
     return table("By environment", columns, rows, note)
 

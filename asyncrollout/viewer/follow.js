@@ -5,6 +5,9 @@ const known = data("served"), KEPT = `following ${known.run}`;
 const live = el("span", { "aria-live": "off" }), follows = el("input", { type: "checkbox", name: "follow", checked: true });
 const came = Date.now();
 
+/** Milliseconds until this page was there: a report that takes long is made less often, for the run needs the machine. */
+const loading = () => performance.getEntriesByType("navigation")[0].duration;
+
 /** What a new page cannot know: it is handed on to it. */
 function keep() {
   const place = { theme: document.documentElement.dataset.theme, chosen, opened: [...opened], first, follow: follows.checked };
@@ -44,7 +47,7 @@ async function look() {
   try {
     const now = await (await fetch("state.json")).json();
     tell(now);
-    const isDue = now.version !== known.version && Date.now() - came > LEAST;
+    const isDue = now.version !== known.version && Date.now() - came > Math.max(LEAST, 10 * loading());
     if (isDue && follows.checked && !isReading()) {
       keep();
       location.reload();

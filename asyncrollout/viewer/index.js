@@ -1,6 +1,6 @@
 // The list of runs, which is asked for again every few seconds; chosen ones can be compared.
 
-const EVERY = 2000;
+const EVERY = 2000, MOST = data("most");
 const COLUMNS = [
   ["", "text"], ["run", "text"], ["state", "text"], ["envs", "text"], ["began", "text"], ["batches", "text"],
   ["reward", "number"], ["success", "share"], ["rollouts", "count"], ["errors", "count"], ["turns/s", "number"],
@@ -14,8 +14,9 @@ function openComparison() {
 
 function pick(name, isPicked) {
   picked[isPicked ? "add" : "delete"](name);
-  compare.disabled = picked.size < 2;
-  compare.textContent = picked.size > 1 ? `Compare ${picked.size} runs` : "Compare";
+  compare.disabled = picked.size < 2 || picked.size > MOST;
+  compare.textContent = picked.size > MOST ? `Compare: at most ${MOST} runs`
+    : picked.size > 1 ? `Compare ${picked.size} runs` : "Compare";
 }
 
 function runRow({ name, state, envs, began, figures }) {
@@ -42,13 +43,20 @@ function showRuns(runs) {
   [...list.querySelectorAll("a, input")].find(same)?.focus();
 }
 
+let last = "";
+
+/** A list that is long, and takes long to read, is asked for less often; one that is the same is left as it is. */
 async function refresh() {
+  const began = performance.now();
   try {
-    showRuns(await (await fetch("runs.json")).json());
+    const told = await (await fetch("runs.json")).text();
+    if (told !== last) showRuns(JSON.parse(told));
+    last = told;
   } catch {
     document.getElementById("state").textContent = "The viewer does not answer any more: was it stopped?";
+    last = "";
   }
-  setTimeout(refresh, EVERY);
+  setTimeout(refresh, Math.max(EVERY, 10 * (performance.now() - began)));
 }
 
 document.getElementById("name").textContent = "Runs";

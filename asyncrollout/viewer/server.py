@@ -23,7 +23,7 @@ from asyncrollout.report.document import whole_page
 from asyncrollout.report.page import Served, write_report
 from asyncrollout.report.recordings import recordings
 from asyncrollout.report.sides import read_side, which_k
-from asyncrollout.viewer.shelf import Shelf, standing, version_of
+from asyncrollout.viewer.shelf import Shelf, Standing, standing, version_of
 
 HOST = "127.0.0.1"
 _INDEX, _FOLLOW = "asyncrollout.viewer:index.js", "asyncrollout.viewer:follow.js"
@@ -37,6 +37,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _CLOSING_SECONDS = 1.0
+_LAST_PORT = 65_535  # uvloop would take the rest of a division by one more
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,24 +50,42 @@ class Viewer:
         self._own = own
         self._written: dict[Path, str] = {}
         self._writing: dict[Path, anyio.Lock] = {}
+        self._answering: set[anyio.CancelScope] = set()
+
+    def close(self) -> None:
+        """Whatever is being read or written for an answer comes to its end: nobody waits for it any more."""
+        for scope in self._answering:
+            scope.cancel()
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[_for_this_machine_only, _telling_errors])
+        app = web.Application(middlewares=[_for_this_machine_only, self._until_closed, _telling_errors])
         app.add_routes(
             [
                 web.get("/", self._index),
                 web.get("/runs.json", self._runs),
-                web.get("/runs/{name}/", self._report),
-                web.get("/runs/{name}/state.json", self._state),
-                web.get("/runs/{name}/videos/{file}", self._video),
+                web.get("/runs/{name:[^/]+}/", self._report),
+                web.get("/runs/{name:[^/]+}/state.json", self._state),
+                web.get("/runs/{name:[^/]+}/videos/{file:[^/]+}", self._video),
                 web.get("/compare", self._compare),
                 web.get("/metrics", self._metrics),
             ]
         )
         return app
 
+    @web.middleware
+    async def _until_closed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """In a scope, because a thread does not notice that the task which awaits it is cancelled."""
+        with anyio.CancelScope() as scope:
+            self._answering.add(scope)
+            try:
+                return await handler(request)
+            finally:
+                self._answering.discard(scope)
+        return web.Response(status=503, text="The viewer was stopped.")
+
     async def _index(self, _: web.Request) -> web.Response:
-        page = whole_page("Runs", [_INDEX], {"runs": await self._standings()}, asks_server=True)
+        carried = {"runs": await self._standings(), "most": MOST_SIDES}
+        page = await anyio.to_thread.run_sync(partial(whole_page, "Runs", [_INDEX], carried, asks_server=True))
         return web.Response(text=page, content_type="text/html")
 
     async def _runs(self, _: web.Request) -> web.Response:
@@ -82,11 +101,11 @@ class Viewer:
 
     async def _state(self, request: web.Request) -> web.Response:
         directory = await self._run(request)
-        found = await anyio.to_thread.run_sync(standing, request.match_info["name"], directory)
-        return _as_json({"version": version_of(directory), **msgspec.to_builtins(found)})
+        version, found = await anyio.to_thread.run_sync(_read_state, request.match_info["name"], directory)
+        return _as_json({"version": version, **msgspec.to_builtins(found)})
 
     async def _video(self, request: web.Request) -> web.FileResponse:
-        found = recordings(await self._run(request))
+        found = await anyio.to_thread.run_sync(recordings, await self._run(request))
         if (path := found.get(request.match_info["file"])) is None:
             raise web.HTTPNotFound(text="There is no such recording.")
         return web.FileResponse(path)
@@ -116,7 +135,7 @@ class Viewer:
         """One at a time for each run: who comes while it is written, waits for it."""
         path = self._own / f"{hashlib.sha256(os.fsencode(directory)).hexdigest()}.html"
         async with self._writing.setdefault(directory, anyio.Lock()):
-            version = version_of(directory)
+            version = await anyio.to_thread.run_sync(version_of, directory)
             if self._written.get(directory) != version:
                 served = Served(_FOLLOW, {"run": name, "version": version})
                 write = partial(write_report, directory, path, lambda _done, _all: check_cancelled(), served=served)
@@ -125,25 +144,38 @@ class Viewer:
         return path
 
 
+def _read_state(name: str, directory: Path) -> tuple[str, Standing]:
+    return version_of(directory), standing(name, directory)
+
+
 def _comparison(runs: dict[str, Path]) -> str:
-    sides = [read_side(directory, name) for name, directory in runs.items()]
+    sides = [read_side(directory, name, check_cancelled) for name, directory in runs.items()]
     return comparison_page(sides, which_k(sides))
 
 
 @asynccontextmanager
 async def serving(shelf: Shelf, port: int | None) -> AsyncIterator[str]:
     """The address under which the runs are shown; without a port, any that is free."""
+    if port is not None and not 1 <= port <= _LAST_PORT:
+        raise UsageError(f"--port {port}: valid is a whole number from 1 to {_LAST_PORT}")
     async with AsyncExitStack() as parts:
         own = parts.enter_context(TemporaryDirectory(prefix="asyncrollout-view-"))
-        runner = web.AppRunner(Viewer(shelf, Path(own)).app(), access_log=None, shutdown_timeout=_CLOSING_SECONDS)
+        viewer = Viewer(shelf, Path(own))
+        runner = web.AppRunner(viewer.app(), access_log=None, shutdown_timeout=_CLOSING_SECONDS)
         await runner.setup()
-        parts.push_async_callback(runner.cleanup)
+        parts.push_async_callback(_close, viewer, runner)
         site = web.TCPSite(runner, HOST, port or 0)
         try:
             await site.start()
         except OSError as error:
             raise UsageError(f"port {port} cannot be used: {error.strerror or error}; try another --port") from error
         yield f"http://{HOST}:{runner.addresses[0][1]}/"
+
+
+async def _close(viewer: Viewer, runner: web.AppRunner) -> None:
+    with anyio.move_on_after(2 * _CLOSING_SECONDS, shield=True):
+        viewer.close()
+        await runner.cleanup()
 
 
 @web.middleware

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -53,10 +54,13 @@ class Shelf:
 
 def _named(paths: Iterable[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
+    counts: Counter[str] = Counter()
     for path in paths:
-        name = shown_path(path.name)
-        others = sum(shown_path(other.name) == name for other in found.values())
-        found[f"{name} ({others + 1})" if others else name] = path
+        own = name = shown_path(path.name)
+        while own in found:
+            counts[name] += 1
+            own = f"{name} ({counts[name] + 1})"
+        found[own] = path
     return found
 
 
@@ -83,7 +87,8 @@ def last_figures(directory: Path) -> dict[str, float]:
         return {}
     for line in reversed(lines):
         try:
-            return msgspec.json.decode(line, type=dict[str, float])
+            figures = msgspec.json.decode(line, type=dict[str, float | None])
+            return {name: value for name, value in figures.items() if value is not None}  # null: JSON has no infinity
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
     return {}
@@ -107,7 +112,10 @@ def _runs_in(place: Path) -> Iterator[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / JOURNAL).is_file()
+    try:
+        return (path / JOURNAL).is_file()
+    except OSError:  # somebody else's, and not for us to read
+        return False
 
 
 def _head(journal: Path) -> tuple[float | None, list[str]]:

@@ -21,7 +21,7 @@ from asyncrollout.errors import MissingExtraError, UsageError
 from asyncrollout_envs.seeding import PARTS, generator, split_of
 
 _KINDS = {".json": "row", ".jsonl": "line", ".ndjson": "line", ".parquet": "row"}
-_FILES_KEPT = 4
+_FILES_KEPT = 16
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 Item = TypeVar("Item")
@@ -34,10 +34,31 @@ class Rows(msgspec.Struct, Generic[Item], frozen=True):
     skipped: int
 
 
+class File(msgspec.Struct, Generic[Item], frozen=True):
+    """All rows of a file in their order, and the same by split."""
+
+    items: tuple[Item, ...]
+    splits: dict[str, tuple[Item, ...]]
+    skipped: int
+
+
 def load_split(
     env: str, data_path: str | Path, split: str, row: type[Row], read: Callable[[Row], tuple[Hashable, Item] | None]
 ) -> Rows[Item]:
-    """The rows of a split, each decoded as a `row` and read; a file is read once per process, until it changes.
+    """The rows of a split, as `load_file` reads them; one that has none is an error."""
+    file = load_file(env, data_path, row, read)
+    if not file.splits[split]:
+        raise UsageError(
+            f"{env}: data_path={str(data_path)!r} has too few different rows for split={split!r}: it gets one of every "
+            f"ten, from number {PARTS.index(split) + 1} on"
+        )
+    return Rows(file.splits[split], file.skipped)
+
+
+def load_file(
+    env: str, data_path: str | Path, row: type[Row], read: Callable[[Row], tuple[Hashable, Item] | None]
+) -> File[Item]:
+    """The rows of a file, each decoded as a `row` and read; a file is read once per process, until it changes.
 
     `read` gives an item and what it is about, or None for a row to skip; its ValueErrors are told with their place.
     """
@@ -48,17 +69,12 @@ def load_split(
         raise UsageError(f"{env}: data_path={str(path)!r} must end in one of {', '.join(_KINDS)}")
     path, status = _found(env, path)
     try:
-        splits, skipped = _load(env, path, status.st_mtime_ns, status.st_size, row, read)
+        file: File[Item] = _load(env, path, status.st_mtime_ns, status.st_size, row, read)
     except OSError as error:
         raise UsageError(f"{env}: data_path={str(path)!r} cannot be read: {error.strerror or error}") from error
-    if not any(splits.values()):
-        raise UsageError(f"{env}: data_path={str(path)!r} holds no usable row ({skipped} skipped)")
-    if not splits[split]:
-        raise UsageError(
-            f"{env}: data_path={str(path)!r} has too few different rows for split={split!r}: it gets one of every ten, "
-            f"from number {PARTS.index(split) + 1} on"
-        )
-    return Rows(splits[split], skipped)
+    if not file.items:
+        raise UsageError(f"{env}: data_path={str(path)!r} holds no usable row ({file.skipped} skipped)")
+    return file
 
 
 def choose_row(env: str, count: int, split: str, seed: int | None, task: Any) -> int:
@@ -90,11 +106,12 @@ def _load(
     _size: int,
     row: type[Any],
     read: Callable[[Any], tuple[Hashable, Any] | None],
-) -> tuple[dict[str, tuple[Any, ...]], int]:
+) -> File[Any]:
     kind = _KINDS[path.suffix.lower()]
     is_parquet = path.suffix.lower() == ".parquet"
     rows = _parquet_rows(env, path, row.__struct_fields__) if is_parquet else _json_rows(env, path, kind)
     decode = partial(msgspec.convert, type=row) if is_parquet else msgspec.json.Decoder(row).decode
+    items: list[Any] = []
     splits: dict[str, list[Any]] = {part: [] for part in PARTS}
     numbers: dict[Hashable, int] = {}
     skipped = 0
@@ -107,8 +124,9 @@ def _load(
             skipped += 1
             continue
         about, item = found
+        items.append(item)
         splits[split_of(numbers.setdefault(about, len(numbers)))].append(item)
-    return {part: tuple(items) for part, items in splits.items()}, skipped
+    return File(tuple(items), {part: tuple(mine) for part, mine in splits.items()}, skipped)
 
 
 def _json_rows(env: str, path: Path, kind: str) -> Iterator[tuple[int, Any]]:

@@ -1,17 +1,15 @@
 """Catalogues on disk, built once, and shared by all envs of a process."""
 
-import fcntl
-import hashlib
 import os
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from asyncrollout_envs.caching import alone, cache_directory, short_digest
 from asyncrollout_envs.webshop.catalogue import Catalogue, Source, fill, is_complete
 
 _CHECKED = 64 * 2**20  # bytes; what is larger takes too long to read at every start
@@ -40,18 +38,6 @@ def keep_catalogue(source: Source) -> Path:
         raise OSError(f"{path} was written, but cannot be read")
     connection.close()
     return path
-
-
-def cache_directory() -> Path:
-    """`$ASYNCROLLOUT_CACHE`, else `asyncrollout` in the user's cache directory."""
-    try:
-        if chosen := os.environ.get("ASYNCROLLOUT_CACHE"):
-            return Path(chosen).expanduser().absolute()
-        if users := os.environ.get("XDG_CACHE_HOME"):
-            return Path(users).absolute() / "asyncrollout"
-        return Path.home() / ".cache" / "asyncrollout"
-    except RuntimeError as error:
-        raise FileNotFoundError("the user has no home directory") from error
 
 
 def _connect(name: str, source: Source) -> sqlite3.Connection:
@@ -92,11 +78,11 @@ def _is_whole(connection: sqlite3.Connection) -> bool:
 def _build(path: Path, source: Source) -> sqlite3.Connection | None:
     """Make the file, unless another process does, and open it; a rename puts it in its place at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path.parent) as alone:
+    with alone(path.parent) as is_alone:
         connection = _open_file(path)
         if connection is not None:
             return connection
-        if alone:  # whoever began one of these was killed
+        if is_alone:  # whoever began one of these was killed
             for left in path.parent.glob(f"{_PREFIX}*{_PARTIAL}"):
                 left.unlink(missing_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_PREFIX, suffix=_PARTIAL)
@@ -111,29 +97,11 @@ def _build(path: Path, source: Source) -> sqlite3.Connection | None:
         return _open_file(path)
 
 
-@contextmanager
-def _alone(directory: Path) -> Iterator[bool]:
-    """One process after another, as a large catalogue takes minutes and gigabytes to build; tells whether it is so."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        locked = False
-        with suppress(OSError):  # some network file systems know no locks; each process then builds its own
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            locked = True
-        yield locked
-    finally:
-        os.close(descriptor)
-
-
 def _file_name(source: Source) -> str:
-    return f"{_PREFIX}{_digest(_code(), source.key().encode())}.sqlite"
+    return f"{_PREFIX}{short_digest(_code(), source.key().encode())}.sqlite"
 
 
 @cache
 def _code() -> bytes:
     """The code that makes a catalogue, so that a change of it makes a new file."""
     return b"".join(Path(__file__).with_name(name).read_bytes() for name in _CODE)
-
-
-def _digest(*parts: bytes) -> str:
-    return hashlib.blake2b(b"\0".join(parts), digest_size=10).hexdigest()

@@ -1,0 +1,69 @@
+"""Tokens: who may use a service, and until when."""
+
+import hmac
+import math
+import os
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from asyncrollout.errors import UsageError
+
+VARIABLE = "ASYNCROLLOUT_TOKEN"
+_SHORTEST = 16
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A secret, and the Unix time at which it expires."""
+
+    secret: bytes
+    expires: float = math.inf
+
+    def __repr__(self) -> str:
+        return "Token(...)"
+
+
+def read_token(text: str, *, where: str) -> Token:
+    """`secret` or `secret@unix-time`; the error does not show it."""
+    secret, at, expires = text.strip().rpartition("@")
+    if not at or not expires.isdigit():
+        secret, expires = text.strip(), ""
+    if len(secret) < _SHORTEST or not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise UsageError(f"{where} is no token: it has at least {_SHORTEST} letters, digits or signs, and no spaces")
+    return Token(secret.encode(), float(expires) if expires else math.inf)
+
+
+def gather_tokens(given: str | None, file: str | os.PathLike[str] | None) -> list[Token]:
+    """The token that is given, else that of the environment variable; and all those of a file, one on each line."""
+    tokens = []
+    if given is not None:
+        tokens.append(read_token(given, where="--token"))
+    elif os.environ.get(VARIABLE):
+        tokens.append(read_token(os.environ[VARIABLE], where=f"${VARIABLE}"))
+    if file is not None:
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise UsageError(f"tokens cannot be read from {str(file)!r}: {error}") from error
+        told = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+        tokens += [read_token(line, where=f"{file}, line {number}") for number, line in told]
+    return tokens
+
+
+def why_refused(tokens: Iterable[Token], header: str | None) -> str | None:
+    """Why a request with this `Authorization` header is refused; None if it is not."""
+    kind, _, given = (header or "").partition(" ")
+    if kind.lower() != "bearer" or not given:
+        return "a token is needed, as a bearer token in the header 'Authorization'"
+    secret = given.strip().encode(errors="replace")
+    # All of them, so that the time taken tells nothing.
+    found = [token for token in tokens if hmac.compare_digest(token.secret, secret)]
+    if not found:
+        return "this token is not known here"
+    expires = max(token.expires for token in found)
+    if expires <= time.time():
+        return f"this token expired at {datetime.fromtimestamp(expires, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return None

@@ -1,0 +1,80 @@
+"""Which envs, with which options, whoever is at the other end of a network may open."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncrollout.errors import UsageError
+from asyncrollout.registry import EnvSpec, find_env, is_import_path
+
+_NAMES_OF_PATHS = ("path", "paths", "file", "files", "dir", "directory", "root")
+_LONGEST = 250
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")  # module:attribute
+
+
+def registered_env(name: str) -> EnvSpec:
+    """The spec of a name that runs nobody's code."""
+    if is_import_path(name):
+        raise UsageError(f"env {name!r:.100} is an import path, and this server opens registered envs only")
+    return find_env(name)
+
+
+class Admission:
+    """Envs that `find` gives. Their options that are paths must lie in `data_dir`, and are relative to it.
+
+    Import paths among options and arguments are refused, too, unless `allow_import`.
+    """
+
+    def __init__(
+        self,
+        *,
+        find: Callable[[str], EnvSpec] = registered_env,
+        data_dir: str | os.PathLike[str] | None = None,
+        allow_import: bool = False,
+    ) -> None:
+        self._find = find
+        self._allow_import = allow_import
+        self._data_dir = None if data_dir is None else Path(data_dir).resolve()
+        if self._data_dir is not None and not self._data_dir.is_dir():
+            raise UsageError(f"data_dir={str(data_dir)!r} is no directory")
+
+    def admit(self, name: Any, kwargs: Any) -> tuple[EnvSpec, dict[str, Any]]:
+        """The spec and the options to open it with; a `UsageError` says what is refused."""
+        if not isinstance(name, str):
+            raise UsageError(f"an env is named by a text, not by {name!r:.100}")
+        if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+            raise UsageError(f"the options of env {name!r:.100} are no dict: {kwargs!r:.100}")
+        return self._find(name), {key: self.admit_value(key, value) for key, value in kwargs.items()}
+
+    def admit_value(self, name: str, value: Any) -> Any:
+        """An option or argument as the env may have it."""
+        if isinstance(value, Mapping):
+            inner = {key: name if _names_path(name) else str(key) for key in value}
+            return {key: self.admit_value(inner[key], item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.admit_value(name, item) for item in value)
+        if not isinstance(value, str):
+            return value
+        if _IMPORT_PATH.fullmatch(value) and not self._allow_import:
+            raise UsageError(f"{name}={value[:100]!r} is an import path, and this server imports nothing for others")
+        return str(self._inside(name, value)) if _names_path(name) else value
+
+    def _inside(self, name: str, value: str) -> Path:
+        told = f"{name}={value[:100]!r}"
+        if self._data_dir is None:
+            raise UsageError(f"{told}: this server reads no files for others, unless it is started with --data-dir")
+        if "\0" in value or len(value) > _LONGEST:
+            raise UsageError(f"{told} is no path")
+        try:
+            path = (self._data_dir / value).resolve()
+        except (OSError, RuntimeError) as error:
+            raise UsageError(f"{told} is no path: {error}") from error
+        if not path.is_relative_to(self._data_dir):
+            raise UsageError(f"{told} lies outside the data directory of this server")
+        return path
+
+
+def _names_path(name: str) -> bool:
+    return name.rpartition("_")[2].lower() in _NAMES_OF_PATHS

@@ -1,0 +1,200 @@
+"""Batches of environments by id, with VAGEN's calls; what one env does wrong is told under its id alone."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+import structlog
+
+from asyncrollout import checks
+from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.pool.pool import EnvPool
+from asyncrollout.service.config import BaseServiceConfig
+from asyncrollout.service.served import ServedEnv, Shown, Stepped
+from asyncrollout.tasks import task_group
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_REASONS_KEPT = 1024
+
+
+class EnvService:
+    """Envs of any kind, opened, reset, stepped and closed in batches; an async context manager.
+
+    At most `max_workers` of them are at work at a time, each in one of as many processes. Nothing raises for a single
+    env: its place in the result tells the error, and `failures` why an env is not there. Results are JSON; `from_json`
+    of `asyncrollout.service.observations` makes pictures and arrays of it again. With a `pool`, envs live in that one.
+    """
+
+    env_name: str | None = None
+    """The only kind of env, where there is one."""
+
+    def __init__(
+        self,
+        config: BaseServiceConfig | Mapping[str, Any] | None = None,
+        *,
+        max_workers: int | None = None,
+        pool: EnvPool | None = None,
+    ) -> None:
+        if max_workers is None:
+            max_workers = (config or BaseServiceConfig()).get("max_workers", BaseServiceConfig.max_workers)
+        checks.whole("max_workers", max_workers, 1)
+        self.max_workers: int = max_workers
+        self.environments: dict[Any, ServedEnv] = {}
+        self.env_configs: dict[Any, dict[str, Any]] = {}
+        self.failures: dict[Any, str] = {}
+        self._slots = anyio.CapacityLimiter(max_workers)
+        self._given_pool = pool
+        self._pool = pool or EnvPool(max_workers)
+
+    async def __aenter__(self) -> Self:
+        if self._given_pool is None:
+            await self._pool.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._given_pool is None:  # with it go its envs
+            await self._pool.__aexit__(kind, error, trace)
+        else:
+            with anyio.CancelScope(shield=True):  # to close an env never takes long
+                await self.close_batch()
+        self.environments.clear()
+        self.env_configs.clear()
+
+    async def create_environments_batch(self, ids2configs: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Open envs, each from `{"env_name": ..., "env_config": {...}}`; one of the same id is replaced.
+
+        `env_config` is what `EnvPool.open` takes. If an env cannot be made, `failures` has its id, with the reason.
+        """
+        await self._at_once(ids2configs, self._create, self.note_failure)
+
+    async def _create(self, env_id: Any, config: Any) -> None:
+        if not isinstance(config, Mapping):
+            raise UsageError(f"a configuration is a dict with 'env_name' and 'env_config', not {config!r:.100}")
+        name, kwargs = config.get("env_name", self.env_name), config.get("env_config") or {}
+        if name is None:
+            raise UsageError("its configuration has no 'env_name'")
+        if self.env_name is not None and name != self.env_name:
+            raise UsageError(f"Expected environment type {self.env_name!r}, got {name!r}")
+        if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+            raise UsageError(f"env_config={kwargs!r:.100} is not a dict of the env's options")
+        env = ServedEnv(env_id, await self._pool.open(name, **kwargs), kwargs)
+        replaced, self.environments[env_id] = self.environments.get(env_id), env
+        self.env_configs[env_id] = dict(kwargs)
+        self.failures.pop(env_id, None)
+        if replaced is not None:
+            await replaced.handle.close()
+
+    async def reset_batch(self, ids2seeds: Mapping[Any, Any]) -> dict[Any, Shown]:
+        """Reset each env from a seed, or from `{"seed": ..., "extra_info": ...}`; `extra_info` is the env's task."""
+        return await self._each(ids2seeds, ServedEnv.reset, lambda error: ({}, {"error": error}))
+
+    async def step_batch(self, ids2actions: Mapping[Any, Any]) -> dict[Any, Stepped]:
+        """Step each env by a reply, or by `{"llm_raw_response": ..., "verbose": ...}`."""
+        return await self._each(ids2actions, ServedEnv.step, lambda error: ({}, 0.0, True, {"error": error}))
+
+    async def compute_reward_batch(self, env_ids: Iterable[Any]) -> dict[Any, float]:
+        """The sum of each env's rewards since its reset; 0 for an env that is not there."""
+        envs = {env_id: self.environments.get(env_id) for env_id in env_ids}
+        return {env_id: 0.0 if env is None else env.reward for env_id, env in envs.items()}
+
+    async def get_system_prompts_batch(self, env_ids: Iterable[Any]) -> dict[Any, str]:
+        """The rules of each env; an empty text for one that has none or is not there."""
+        return await self._each(dict.fromkeys(env_ids), ServedEnv.system_prompt, lambda _: "")
+
+    async def get_split_size_batch(self, env_ids: Iterable[Any], split: str = "train") -> dict[Any, int]:
+        """How many tasks a split of each env's data has; 0 if there is no such split."""
+        return await self._each(dict.fromkeys(env_ids, split), ServedEnv.split_size, lambda _: 0)
+
+    async def init_embedder_batch(
+        self, env_ids: Iterable[Any], service_url: str = "http://localhost:5000"
+    ) -> dict[Any, dict[str, Any]]:
+        """Connect each env to the service that compares pictures; `{"ok": ...}`, with an `error` if it is not."""
+        asked = dict.fromkeys(env_ids, service_url)
+        return await self._each(asked, ServedEnv.init_embedder, lambda error: {"ok": False, "error": error})
+
+    async def close_batch(self, env_ids: Iterable[Any] | None = None) -> None:
+        """Close these envs, or all; those that are not there are let be."""
+        chosen = [*self.environments] if env_ids is None else [*env_ids]
+        async with task_group() as tasks:
+            for env_id in chosen:
+                env = self.environments.pop(env_id, None)
+                self.env_configs.pop(env_id, None)
+                if env is None:
+                    log.info("env_not_found", env_id=env_id)
+                else:
+                    tasks.start_soon(env.handle.close)
+
+    async def close_idle(self, since: float) -> list[Any]:
+        """Close the envs that have done nothing since this time of the monotonic clock; their ids."""
+        idle = [one.id for one in self.environments.values() if one.idle_since is not None and one.idle_since < since]
+        for env_id in idle:
+            self.note_failure(env_id, "it was closed because nobody used it for long")
+        await self.close_batch(idle)
+        return idle
+
+    def note_failure(self, env_id: Any, reason: str) -> None:
+        """Remember why an env is not there; the oldest reasons are forgotten."""
+        log.warning("env_failed", env_id=env_id, error=reason)
+        self.failures.pop(env_id, None)
+        self.failures[env_id] = reason
+        while len(self.failures) > _REASONS_KEPT:
+            del self.failures[next(iter(self.failures))]
+
+    def find(self, env_id: Any) -> ServedEnv:
+        env = self.environments.get(env_id)
+        if env is None:
+            reason = self.failures.get(env_id)
+            raise UsageError(f"Environment {env_id} not found" + (f": {reason}" if reason else ""))
+        return env
+
+    async def _each(
+        self,
+        ids2values: Mapping[Any, Any],
+        work: Callable[[ServedEnv, Any], Awaitable[T]],
+        failed: Callable[[str], T],
+    ) -> dict[Any, T]:
+        results: dict[Any, Any] = dict.fromkeys(ids2values)  # in the order that they were asked for
+
+        async def run(env_id: Any, value: Any) -> None:
+            env = self.find(env_id)
+            async with AsyncExitStack() as held:
+                if env.handle.seat.opening.spec.runs != "cpu":  # those are one at a time in each worker by themselves
+                    await held.enter_async_context(self._slots)
+                held.enter_context(env.at_work())
+                results[env_id] = await work(env, value)
+
+        def tell(env_id: Any, error: str) -> None:
+            log.warning("env_failed", env_id=env_id, error=error)
+            results[env_id] = failed(error)
+
+        await self._at_once(ids2values, run, tell)
+        return results
+
+    async def _at_once(
+        self,
+        ids2values: Mapping[Any, Any],
+        work: Callable[[Any, Any], Awaitable[None]],
+        failed: Callable[[Any, str], None],
+    ) -> None:
+        async def run(env_id: Any, value: Any) -> None:
+            try:
+                await work(env_id, value)
+            except RolloutError as error:
+                failed(env_id, str(error))
+
+        async with task_group() as tasks:
+            for env_id, value in ids2values.items():
+                tasks.start_soon(run, env_id, value)
+
+
+class VideoEnvService(EnvService):
+    """An `EnvService` for the `video` env."""
+
+    env_name = "video"

@@ -1,0 +1,92 @@
+"""A server's end of the connection to a remote pool."""
+
+import re
+
+import aiohttp
+import anyio
+import msgspec
+import structlog
+from aiohttp import web
+
+from asyncrollout.errors import UsageError
+from asyncrollout.pool.wire import Op
+from asyncrollout.service.exchange import CLIENT_HEADER, PROTOCOL, Answer, Call, Hello, Outbox, read_frame
+from asyncrollout.service.sessions import Client, Sessions
+
+log = structlog.get_logger(__name__)
+
+_HEARTBEAT = 30.0  # seconds
+_CLIENT_ID = re.compile(r"[0-9a-f]{32}")
+_GOING_AWAY, _NOT_UNDERSTOOD = 1001, 1002
+
+
+class ServerChannel:
+    """One WebSocket: calls come in frames, answers go out in frames as they are ready."""
+
+    def __init__(self, sessions: Sessions, largest: int) -> None:
+        self._sessions = sessions
+        self._largest = largest
+        self._outbox = Outbox()
+        self._socket = web.WebSocketResponse(max_msg_size=largest, heartbeat=_HEARTBEAT, compress=False)
+        self._stopping = False
+
+    def send(self, answer: Answer) -> None:
+        self._outbox.put(answer)
+
+    async def run(self, request: web.Request) -> web.WebSocketResponse:
+        """Serve until the other side leaves."""
+        client_id = request.headers.get(CLIENT_HEADER, "")
+        if not _CLIENT_ID.fullmatch(client_id):
+            raise UsageError(f"a remote pool names itself in the header {CLIENT_HEADER!r}")
+        socket = self._socket
+        if not socket.can_prepare(request):
+            raise UsageError("this address is for remote pools: asyncrollout.RemoteEnvPool(url, token=...)")
+        await socket.prepare(request)
+        await socket.send_bytes(msgspec.msgpack.encode(Hello(PROTOCOL, self._largest)))
+        client = self._sessions.attach(client_id, self)
+        log.info("pool_connected", pool=client_id[:8], envs=len(client.sessions))
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                if await self._read(client):
+                    await self._sessions.close_client(client)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._sessions.detach(client, self)
+            log.info("pool_left", pool=client_id[:8], envs=len(client.sessions))
+        return socket
+
+    async def _read(self, client: Client) -> bool:
+        """Whether the pool said that it is closed; else it may come back."""
+        async for message in self._socket:
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                break
+            try:
+                calls = read_frame(message.data, Call)
+            except UsageError as error:
+                await self._socket.close(code=_NOT_UNDERSTOOD, message=str(error)[:100].encode())
+                break
+            for call in calls:
+                if call.op == Op.STOP:
+                    return True
+                if not self._stopping:
+                    self._sessions.begin(client, call)
+        return False
+
+    async def _write(self) -> None:
+        try:
+            await self._outbox.run(self._socket.send_bytes, self._largest)
+        except (aiohttp.ClientError, OSError):  # the reader finds out, too
+            return
+
+    def stop(self) -> None:
+        """Begin no more calls."""
+        self._stopping = True
+
+    async def close(self) -> None:
+        """Send what is ready, and leave."""
+        try:
+            await self._outbox.flush(self._socket.send_bytes, self._largest)
+            await self._socket.close(code=_GOING_AWAY, message=b"the server stops")
+        except (aiohttp.ClientError, OSError):
+            return

@@ -1,0 +1,165 @@
+"""What travels between a remote pool and its server: msgpack without pickles, in frames of calls and of answers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.plain import from_plain, to_plain
+from asyncrollout.pool import wire
+from asyncrollout.pool.digest import digest
+from asyncrollout.pool.failure import Failure
+from asyncrollout.pool.seat import told_place
+
+T = TypeVar("T")
+
+PATH = "/pool"
+"""Where a server talks with remote pools."""
+
+CLIENT_HEADER = "X-Asyncrollout-Pool"
+"""Names the remote pool, so that it finds its envs again after its connection was lost."""
+
+PROTOCOL = 1
+_PLAIN = 100  # a kind of msgpack extension beside those of `wire.Code`: what only `plain` can write exactly
+_OVERHEAD = 64  # bytes of a part beside its values, at most
+_NIL = msgspec.Raw(msgspec.msgpack.encode(None))
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a server says first: its protocol, and how many bytes a message may have."""
+
+    protocol: int
+    largest: int
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """One call of an env; `number` grows with each call of that env, so that a call is known if it comes again."""
+
+    env: int
+    number: int
+    op: int
+    payload: msgspec.Raw = _NIL
+
+    @property
+    def size(self) -> int:
+        return len(self.payload)
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a call, with its numbers. `gone` says that the server has no such env (any more)."""
+
+    env: int
+    number: int
+    gone: bool = False
+    failure: Failure | None = None
+    value: msgspec.Raw = _NIL
+    info: msgspec.Raw = _NIL
+    digest: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return len(self.value) + len(self.info)
+
+
+class _Unpacker(wire.Unpacker):
+    def _extension(self, code: int, data: memoryview) -> Any:
+        if code == _PLAIN:
+            return from_plain(msgspec.msgpack.decode(data))
+        return super()._extension(code, data)
+
+
+_unpack = _Unpacker(trusted=False).decode
+_MISREAD = (msgspec.DecodeError, ValueError, TypeError, RecursionError, MemoryError, OverflowError, AttributeError)
+
+
+def encode(value: Any) -> msgspec.Raw:
+    """The value, exactly; `UnsendableError` if that would take a pickle."""
+    try:
+        return msgspec.Raw(wire.encode_exact(value))
+    except wire.INEXACT:
+        pass
+    try:
+        return msgspec.Raw(msgspec.msgpack.encode(msgspec.msgpack.Ext(_PLAIN, msgspec.msgpack.encode(to_plain(value)))))
+    except UsageError as error:
+        raise wire.UnsendableError(str(error).replace("written to a file", "sent over a network")) from error
+
+
+def decode(raw: msgspec.Raw) -> Any:
+    """What `encode` was given; a `UsageError` if the bytes make no sense."""
+    try:
+        return _unpack(raw)
+    except _MISREAD as error:
+        raise UsageError(f"these bytes hold no value: {error}") from error
+
+
+def encode_outcome(fields: list[Any]) -> tuple[msgspec.Raw, int]:
+    """Observation, reward and end, and the digest that a worker would take of them."""
+    room = _Inline()
+    try:
+        body = wire.encode_exact(fields, room.place)
+    except wire.INEXACT:
+        return encode(fields), digest(fields)
+    return msgspec.Raw(body), digest(fields) if room.used else crc32(body)
+
+
+class _Inline:
+    """Large arrays stay where they are, and are noticed."""
+
+    used = False
+
+    def place(self, _array: np.ndarray[Any, Any]) -> None:
+        self.used = True
+
+
+def read_frame(frame: bytes, kind: type[T]) -> list[T]:
+    try:
+        return msgspec.msgpack.decode(frame, type=list[kind])  # type: ignore[valid-type]
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(f"this is no frame of ours: {error}") from error
+
+
+def as_failure(error: RolloutError) -> Failure:
+    """An env's error as the data of which the other side makes it again, with its own place."""
+    kind = getattr(error, "remote_type", None) or type(error).__name__
+    place = {"seed": error.seed, "turn": error.turn, "worker": error.worker}
+    text = str(error).removeprefix(told_place(error.env, place)).removeprefix(f"{kind}: ")
+    return Failure(type(error).__name__, kind, text, getattr(error, "remote_traceback", None) or "")
+
+
+class Outbox:
+    """What is to be sent: all that comes at once, or while a frame is under way, goes as one frame."""
+
+    def __init__(self) -> None:
+        self._parts: list[Any] = []
+        self._filled = asyncio.Event()
+
+    def put(self, part: Call | Answer) -> None:
+        self._parts.append(part)
+        self._filled.set()
+
+    async def flush(self, send: Callable[[bytes], Awaitable[None]], largest: int) -> None:
+        parts, self._parts = self._parts, []
+        self._filled.clear()
+        for frame in _frames(parts, largest):
+            await send(frame)
+
+    async def run(self, send: Callable[[bytes], Awaitable[None]], largest: int) -> None:
+        while True:
+            await self._filled.wait()
+            await self.flush(send, largest)
+
+
+def _frames(parts: Sequence[Any], largest: int) -> Iterator[bytes]:
+    start = size = 0
+    for place, part in enumerate(parts):
+        size += part.size + _OVERHEAD
+        if size > largest and place > start:
+            yield msgspec.msgpack.encode(parts[start:place])
+            start, size = place, part.size + _OVERHEAD
+    if parts:
+        yield msgspec.msgpack.encode(parts[start:])

@@ -1,0 +1,107 @@
+"""What an env shows as JSON and back, in the form of VAGEN: pictures as PNG files, arrays as lists."""
+
+import base64
+import binascii
+import io
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from asyncrollout.errors import MissingExtraError, UsageError
+from asyncrollout.pictures import IMAGE_MARK, encode_png
+from asyncrollout.types import Observation
+
+PICTURE, ARRAY = "__pil_image__", "__numpy_array__"
+
+_DEEPEST = 64
+_NUMBERS = "biufcmM"  # the kinds of numpy's types that can be read back from lists
+
+
+def observation_to_json(observation: Any) -> dict[str, Any]:
+    """A text env's observation, or that of a raw env as text and as data."""
+    if not isinstance(observation, Observation):
+        text = observation if isinstance(observation, str) else str(observation)
+        return {**_described(to_json(text), []), "data": to_json(observation)}
+    return _described(to_json(observation.text), [_picture(image) for image in observation.images])
+
+
+def _described(text: str, pictures: list[Any]) -> dict[str, Any]:
+    if text.count(IMAGE_MARK) != len(pictures):
+        marks = f"\n{IMAGE_MARK * len(pictures)}" if pictures else ""
+        text = text.replace(IMAGE_MARK, "(image)") + marks
+    return {"obs_str": text, "multi_modal_data": {IMAGE_MARK: pictures}}
+
+
+def _picture(image: Any) -> Any:
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+        return {PICTURE: base64.b64encode(encode_png(image)).decode()}
+    return to_json(image)
+
+
+def to_json(value: Any, depth: int = 0) -> Any:
+    """The value as JSON has it: sets and tuples as lists, numpy's numbers as Python's, anything unknown as text."""
+    if value is None or (isinstance(value, bool | int | float) and not isinstance(value, np.generic)):
+        return value
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()  # lone surrogates have no JSON
+    if depth > _DEEPEST:
+        raise UsageError(f"a value is nested more than {_DEEPEST} deep")
+    if isinstance(value, dict):
+        return {key if type(key) is int else to_json(str(key)): to_json(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item, depth + 1) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((to_json(item, depth + 1) for item in value), key=repr)
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        number = value.item()
+        return number if isinstance(number, bool | int | float | str) else str(number)
+    if isinstance(value, np.ndarray) and (value.dtype.kind in _NUMBERS or value.dtype.kind == "U"):
+        return {ARRAY: {"data": _listed(value), "dtype": str(value.dtype), "shape": list(value.shape)}}
+    if isinstance(value, msgspec.Struct):
+        return to_json(msgspec.structs.asdict(value), depth + 1)
+    if hasattr(value, "mode") and hasattr(value, "save"):  # a PIL image, without loading PIL to find out
+        content = io.BytesIO()
+        value.save(content, format="PNG")
+        return {PICTURE: base64.b64encode(content.getvalue()).decode()}
+    try:
+        return to_json(str(value))
+    except Exception as error:  # noqa: BLE001 (whatever its author's __str__ does)
+        return f"<a {type(value).__name__}, of which no text can be made: {type(error).__name__}>"
+
+
+def _listed(array: np.ndarray[Any, Any]) -> Any:
+    """Numbers as JSON has them; others (infinity, complex ones, dates) as texts, which numpy can read."""
+    plain = array.dtype.kind in "biuU" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8)
+    if plain and (array.dtype.kind != "f" or np.isfinite(array).all()):
+        return array.tolist()
+    return array.astype(str).tolist()
+
+
+def from_json(value: Any) -> Any:
+    """What `to_json` was given, as far as JSON can tell; a picture is an image of PIL, which must be installed."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    try:
+        if PICTURE in value:
+            return _image(base64.b64decode(value[PICTURE], validate=True))
+        if ARRAY in value:
+            parts = value[ARRAY]
+            return np.array(parts["data"], dtype=np.dtype(parts["dtype"])).reshape(parts["shape"])
+    except MissingExtraError:
+        raise
+    except (KeyError, TypeError, ValueError, OSError, binascii.Error) as error:
+        raise UsageError(f"this is no picture or array of ours: {error}") from error
+    return {key: from_json(item) for key, item in value.items()}
+
+
+def _image(content: bytes) -> Any:
+    try:
+        from PIL import Image  # noqa: PLC0415 (optional)
+    except ImportError as error:
+        raise MissingExtraError("to read a picture needs Pillow, which is not installed: pip install pillow") from error
+    image = Image.open(io.BytesIO(content))
+    image.load()
+    return image

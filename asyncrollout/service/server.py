@@ -1,0 +1,266 @@
+"""Environments for other processes and machines: an HTTP server with a pool behind it."""
+
+import ipaddress
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import msgspec
+import structlog
+from aiohttp import web
+
+from asyncrollout import checks
+from asyncrollout.errors import PoolError, UsageError
+from asyncrollout.pool.pool import EnvPool
+from asyncrollout.registry import env_names
+from asyncrollout.secrets import hide, known_secrets
+from asyncrollout.service.access import Token, why_refused
+from asyncrollout.service.admission import Admission
+from asyncrollout.service.batches import EnvService
+from asyncrollout.service.bodies import RefusedError, answer
+from asyncrollout.service.channel import ServerChannel
+from asyncrollout.service.exchange import PATH
+from asyncrollout.service.routes import Routes
+from asyncrollout.service.sessions import Sessions
+from asyncrollout.service.underway import UnderWay
+from asyncrollout.tasks import Background
+
+log = structlog.get_logger(__name__)
+
+_LOOK_EVERY = 5.0  # seconds, at most, between two looks for idle envs
+_AWAY_SECONDS = 60.0  # for which the envs of a pool that lost its connection are kept
+_LEAVE_SECONDS = 1.0
+_HEALTH = "/health"
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """What a server bears: open envs, requests at a time, bytes of a body, seconds that an env may be unused."""
+
+    envs: int = 256
+    requests: int = 256
+    body_bytes: int = 64 << 20
+    idle_seconds: float = 3600.0
+
+
+class EnvServer:
+    """Serves envs of an open pool until it is left; then calls under way have `grace` seconds, and envs are closed.
+
+    Without `tokens`, only this machine may be listened to. `port=0` is any that is free; `url` tells which.
+    """
+
+    def __init__(
+        self,
+        pool: EnvPool,
+        host: str = "127.0.0.1",
+        port: int = 8200,
+        *,
+        tokens: Sequence[Token] = (),
+        admission: Admission | None = None,
+        caps: Caps = Caps(),  # noqa: B008 (frozen)
+        grace: float = 10.0,
+    ) -> None:
+        if not tokens and not _is_this_machine(host):
+            raise UsageError(
+                f"host={host!r} can be reached from other machines: give a token (--token, --token-file or "
+                "$ASYNCROLLOUT_TOKEN), or listen on 127.0.0.1"
+            )
+        checks.seconds("grace", grace)
+        for name, value in msgspec.structs.asdict(caps).items():
+            checks.seconds(name, value) if name == "idle_seconds" else checks.whole(name, value, 1)
+        self._host, self._port = host, port
+        self._tokens = tokens
+        self._admission = admission or Admission()
+        self._caps = caps
+        self._grace = grace
+        self._pool = pool
+        self._service = EnvService(max_workers=caps.envs, pool=pool)  # the pool has its own bound
+        self._sessions = Sessions(pool, self._admission, lambda: self._check_room(0))
+        self._channels: set[ServerChannel] = set()
+        self._background = Background()
+        self._parts = AsyncExitStack()
+        self._making = 0
+        self._requests = UnderWay()
+        self._served = 0
+        self._finishing: anyio.CancelScope | None = None
+        self._hurried = False
+        self._stopping = False
+        self._began = 0.0
+
+    @property
+    def url(self) -> str:
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{shown}:{self._port}"
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as parts:
+            await parts.enter_async_context(self._service)
+            await self._sessions.open()
+            parts.push_async_callback(self._sessions.close)
+            await self._background.open()
+            parts.push_async_callback(self._background.close)
+            self._background.start_soon(self._expire)
+            runner = await self._listen()
+            parts.push_async_callback(self._stop, runner)
+            self._parts = parts.pop_all()
+        self._began = time.monotonic()
+        log.info("serving", url=self.url, workers=len(self._pool.stats().workers))
+        return self
+
+    async def _listen(self) -> web.AppRunner:
+        app = web.Application(client_max_size=self._caps.body_bytes, middlewares=[self._guarded])
+        routes = Routes(self._service, self._admission, self._reserve, self._caps.body_bytes)
+        app.add_routes([web.get(_HEALTH, self._health), web.get("/stats", self._stats), web.get(PATH, self._channel)])
+        app.add_routes(routes.table())
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_LEAVE_SECONDS)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._host, self._port, backlog=1024)
+            await site.start()
+        except (OSError, OverflowError) as error:
+            await runner.cleanup()
+            raise UsageError(f"cannot listen on {self._host}:{self._port}: {error}") from error
+        self._port = runner.addresses[0][1]
+        return runner
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._parts.__aexit__(kind, error, trace)
+
+    async def _stop(self, runner: web.AppRunner) -> None:
+        """Take nothing new, let what is under way finish, and send its answers."""
+        self._stopping = True
+        log.info("stopping", calls=self._sessions.under_way.count, requests=self._requests.count)
+        with anyio.CancelScope(shield=True):  # each part is bounded
+            for channel in self._channels:
+                channel.stop()
+            with anyio.move_on_after(0 if self._hurried else self._grace) as self._finishing:
+                await self._sessions.under_way.end()
+                await self._requests.end()
+            with anyio.move_on_after(_LEAVE_SECONDS):
+                for channel in [*self._channels]:
+                    await channel.close()
+            await runner.cleanup()
+
+    def hurry(self) -> None:
+        """Wait no longer for what is under way."""
+        self._hurried = True
+        if self._finishing is not None:
+            self._finishing.cancel()
+
+    async def _expire(self) -> None:
+        while True:
+            await anyio.sleep(min(_LOOK_EVERY, self._caps.idle_seconds))
+            await self.close_idle(time.monotonic())
+
+    async def close_idle(self, now: float) -> None:
+        """Close the envs that, at this time of the monotonic clock, have not been used for too long."""
+        since = now - self._caps.idle_seconds
+        closed = len(await self._service.close_idle(since))
+        closed += await self._sessions.close_idle(since, now - min(_AWAY_SECONDS, self._caps.idle_seconds))
+        if closed:
+            log.info("idle_envs_closed", count=closed, open=self._open)
+
+    @property
+    def _open(self) -> int:
+        return len(self._service.environments) + self._sessions.count + self._making
+
+    def _check_room(self, more: int) -> None:
+        if self._open + more > self._caps.envs:
+            raise PoolError(
+                f"{self._caps.envs} environments may be open at this server, and {self._open} are: close some, or "
+                "start it with a larger --max-envs"
+            )
+
+    @contextmanager
+    def _reserve(self, count: int) -> Iterator[None]:
+        try:
+            self._check_room(count)
+        except PoolError as error:
+            raise RefusedError(429, str(error)) from error
+        self._making += count
+        try:
+            yield
+        finally:
+            self._making -= count
+
+    @web.middleware
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Who may ask, how many at a time; and whatever goes wrong has a status and a message."""
+        try:
+            self._check_access(request)
+            if self._stopping:
+                raise RefusedError(503, "the server stops", **{"Retry-After": "5"})
+            if request.path == PATH:  # stays for long, and is counted by itself
+                return await handler(request)
+            if self._requests.count >= self._caps.requests:
+                text = f"{self._requests.count} requests are under way, which is all that this server takes at a time"
+                raise RefusedError(503, text, **{"Retry-After": "1"})
+            self._served += 1
+            with self._requests:
+                return await handler(request)
+        except RefusedError as refused:
+            return self._refusal(request, refused.status, str(refused), refused.headers)
+        except web.HTTPException as known:  # no such route or method
+            return self._refusal(request, known.status, f"{request.method} {request.path[:200]}: {known.reason}")
+        except UsageError as error:
+            return self._refusal(request, 400, str(error))
+        except Exception:
+            log.exception("request_failed", path=request.path[:200])
+            return self._refusal(request, 500, "the server has a bug, and its log the traceback")
+
+    def _refusal(self, request: web.Request, status: int, text: str, headers: Any = None) -> web.Response:
+        shown = hide(text, [*(token.secret.decode() for token in self._tokens), *known_secrets()])
+        log.info("request_refused", method=request.method, path=request.path[:200], status=status, error=shown)
+        return answer(request, {"error": shown}, status=status, headers=headers)
+
+    def _check_access(self, request: web.Request) -> None:
+        if "Origin" in request.headers:  # a web page that somebody here looks at: no client of ours sends it
+            raise RefusedError(403, "web pages may not use this server")
+        reason = self._refused(request) if request.path != _HEALTH else None
+        if reason is not None:
+            raise RefusedError(401, reason, **{"WWW-Authenticate": "Bearer"})
+
+    def _refused(self, request: web.Request) -> str | None:
+        return why_refused(self._tokens, request.headers.get("Authorization")) if self._tokens else None
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """That it is there, to everybody; what is there, to those who may use it."""
+        told: dict[str, Any] = {"status": "ok", "message": "Environment server is running"}
+        if self._refused(request) is None:
+            told |= {"registered_envs": env_names(), "active_environments": self._open}
+        return answer(request, told)
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        told = {
+            "seconds": time.monotonic() - self._began,
+            "environments": self._open,
+            "requests": {"under_way": self._requests.count, "served": self._served},
+            "pools": len(self._sessions.clients),
+            "calls": {"under_way": self._sessions.under_way.count, "begun": self._sessions.calls},
+            "caps": self._caps,
+            "workers": self._pool.stats(),
+        }
+        return answer(request, told)
+
+    async def _channel(self, request: web.Request) -> web.StreamResponse:
+        if len(self._channels) >= self._caps.requests:
+            raise RefusedError(503, f"{len(self._channels)} remote pools are connected, which is all that can be")
+        channel = ServerChannel(self._sessions, self._caps.body_bytes)
+        self._channels.add(channel)
+        try:
+            return await channel.run(request)
+        finally:
+            self._channels.discard(channel)
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

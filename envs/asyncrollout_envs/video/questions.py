@@ -1,0 +1,150 @@
+"""What is asked about a video: rows of annotation files, of both schemas, as questions."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from asyncrollout.checks import nearest
+from asyncrollout_envs.video.actions import LONGEST_ANSWER, ActionError, read_windows
+
+Kind = Literal["multiple choice", "numerical", "free-form", "moment"]
+Windows = tuple[tuple[float, float], ...]
+
+_KINDS: dict[str, Kind] = {
+    "multiple choice": "multiple choice",
+    "numerical": "numerical",
+    "regression": "numerical",
+    "free-form": "free-form",
+    "ocr": "free-form",
+}
+_LETTERED = re.compile(r"\s*\(?([A-Za-z])[.):]\s*(.*)", re.DOTALL)
+_TAGGED = re.compile(r"\s*<answer>(.*)</answer>\s*", re.DOTALL)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,18})?(?:\.[0-9]{1,18})?")
+_DRESSING = " \t\r\n.,;:!\"'`*_()[]"
+
+
+class Question(msgspec.Struct, frozen=True):
+    """One episode's task. `windows` are relevant seconds, `frames` relevant indices of sampled frames, where known."""
+
+    name: str
+    files: tuple[str, ...]
+    problem: str
+    kind: Kind
+    options: tuple[tuple[str, str], ...] = ()
+    solution: str | None = None
+    windows: Windows | None = None
+    frames: tuple[int, ...] | None = None
+
+
+class Row(msgspec.Struct):
+    """A row of QVHighlights (`vid`, `query`), or a question about a video (`path` or `vid`, `problem`)."""
+
+    vid: str | None = None
+    path: str | None = None
+    qid: int | str | None = None
+    query: str | None = None
+    problem: str | None = None
+    problem_type: str | None = None
+    problem_id: int | str | None = None
+    options: list[str] | None = None
+    solution: str | int | float | None = None
+    relevant_windows: list[tuple[float, float]] | None = None
+    relevant_sample_frames: list[int] | None = None
+
+    def read(self) -> tuple[str, Question]:
+        """The question and what it is about: all questions about one video go to the same split."""
+        if self.path is None and self.vid is None:
+            raise ValueError("it has neither `path` nor `vid`, so that its video is not known")
+        video = self.path or self.vid or ""
+        text = (self.problem or self.query or "").strip()
+        if not text:
+            raise ValueError("it has neither `problem` nor `query`")
+        kind: Kind = "moment" if self.problem is None else _kind(self.problem_type)
+        options = _lettered(self.options or []) if kind == "multiple choice" else ()
+        name = next((str(one) for one in (self.qid, self.problem_id) if one is not None), "")
+        question = Question(
+            name=name,
+            files=(self.path,) if self.path is not None else (f"videos/{self.vid}.mp4", f"{self.vid}.mp4"),
+            problem=text,
+            kind=kind,
+            options=options,
+            solution=_solution(kind, options, self.solution),
+            windows=_windows(self.relevant_windows),
+            frames=None if self.relevant_sample_frames is None else tuple(self.relevant_sample_frames),
+        )
+        return video, question
+
+
+def read_answer(question: Question, text: str, seconds: float) -> str:
+    """An answer in the one form that is compared; `ActionError` if the question cannot be answered with it."""
+    text = text.strip()
+    if question.kind == "moment":
+        return ", ".join(f"{start:.10g}-{end:.10g}" for start, end in read_windows(text, seconds))
+    if question.kind == "multiple choice":
+        letter = _chosen(question.options, text)
+        if letter is None:
+            letters = ", ".join(letter for letter, _ in question.options)
+            raise ActionError(f"format_error: answer with the letter of one option ({letters}), and not {text[:50]!r}")
+        return letter
+    if question.kind == "numerical":
+        plain = text.strip(" \t\r\n$%*`")
+        if not any(map(str.isdigit, plain)) or not _NUMBER.fullmatch(plain):
+            raise ActionError(f"format_error: answer with a number, and not {text[:50]!r}")
+        return plain.replace(",", "")
+    if len(text) > LONGEST_ANSWER:
+        raise ActionError(f"format_error: answer with at most {LONGEST_ANSWER} characters")
+    return text
+
+
+def _kind(given: str | None) -> Kind:
+    kind = _KINDS.get((given or "").strip().lower().replace("_", " "))
+    if kind is None:
+        raise ValueError(f"`problem_type` {given!r} is not known{nearest(given or '', [*_KINDS])}")
+    return kind
+
+
+def _lettered(options: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Each option with its letter: its own, if all have one, or the letter of its place."""
+    if not 2 <= len(options) <= 26:
+        raise ValueError(f"`options` of a multiple choice are 2 to 26, and not {len(options)}")
+    own = [_LETTERED.fullmatch(option) for option in options]
+    letters = [match[1].upper() for match in own if match]
+    if len({*letters}) == len(options):
+        return tuple((match[1].upper(), match[2].strip()) for match in own if match)
+    return tuple((chr(ord("A") + place), option.strip()) for place, option in enumerate(options))
+
+
+def _chosen(options: Sequence[tuple[str, str]], text: str) -> str | None:
+    plain = text.strip(_DRESSING)
+    lettered = _LETTERED.fullmatch(text)
+    said = [letter for letter, option in options if plain.upper() == letter or plain.casefold() == option.casefold()]
+    if lettered and not said:
+        said = [
+            letter
+            for letter, option in options
+            if lettered[1].upper() == letter and lettered[2].strip(_DRESSING).casefold() in ("", option.casefold())
+        ]
+    return said[0] if len(said) == 1 else None
+
+
+def _solution(kind: Kind, options: Sequence[tuple[str, str]], given: Any) -> str | None:
+    if given is None or kind == "moment":
+        return None
+    text = str(given)
+    tagged = _TAGGED.fullmatch(text)
+    text = (tagged[1] if tagged else text).strip()
+    if kind == "free-form":
+        return text or None
+    try:
+        return read_answer(Question("", (), "", kind, tuple(options)), text, 0.0)
+    except ActionError as error:
+        raise ValueError(f"`solution` {text[:50]!r}: {error}") from None
+
+
+def _windows(given: Sequence[tuple[float, float]] | None) -> Windows | None:
+    for start, end in given or ():
+        if not 0 <= start < end < float("inf"):
+            raise ValueError(f"`relevant_windows`: [{start:g}, {end:g}] is no window of time")
+    return None if given is None else tuple((float(start), float(end)) for start, end in given)

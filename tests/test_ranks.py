@@ -1,0 +1,156 @@
+"""Placement texts, and envs spread over processes."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrollout import UsageError
+from asyncrollout.ranks import Seat, Worker, parse_placement, parse_ranks, spread, visible_devices
+
+
+def gpus_of(text: str | int, **kwargs: Any) -> list[tuple[int, ...]]:
+    workers = parse_ranks(text, **kwargs)
+    assert [worker.rank for worker in workers] == [*range(len(workers))]
+    return [worker.gpus for worker in workers]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        (0, [(0,)]),
+        ("0", [(0,)]),
+        (3, [(3,)]),
+        ("0-3", [(0,), (1,), (2,), (3,)]),
+        ("2-3", [(2,), (3,)]),
+        ("0-2,5", [(0,), (1,), (2,), (5,)]),
+        (" 0 - 1 , 4 ".replace(" - ", "-"), [(0,), (1,), (4,)]),
+        ("all", [(0,), (1,), (2,), (3,)]),
+        ("0-1:0-3", [(0,), (0,), (1,), (1,)]),
+        ("0-3:0-1", [(0, 1), (2, 3)]),
+        ("0-3:0", [(0, 1, 2, 3)]),
+        ("2:0-2", [(2,), (2,), (2,)]),
+        ("all:0-7", [(0,), (0,), (1,), (1,), (2,), (2,), (3,), (3,)]),
+        (
+            "0-1:0-3,3-5,7-10:7-14",
+            [(0,), (0,), (1,), (1,), (3,), (4,), (5,), *((gpu,) for gpu in (7, 7, 8, 8, 9, 9, 10, 10))],
+        ),
+    ],
+)
+def test_texts(text: str | int, gpus: list[tuple[int, ...]]) -> None:
+    assert gpus_of(text, gpus=4) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "a part of it is empty"),
+        ("0,,2", "a part of it is empty"),
+        ("0-", "'0-' is neither"),
+        ("-1", "'-1' is neither"),
+        (-1, "'-1' is neither"),
+        ("a-b", "'a-b' is neither"),
+        ("0-1-2", "'0-1-2' is neither"),
+        ("0.5", "'0.5' is neither"),
+        ("3-1", "a range goes up: write 1-3"),
+        ("0,0", "GPUs go up, and 0 comes after 0"),
+        ("2,1", "GPUs go up, and 1 comes after 2"),
+        ("all,3", "GPUs go up, and 3 comes after 3"),
+        ("0-2:0-1", "2 processes and 3 GPUs cannot share evenly"),
+        ("0-1:1-2", "processes count from 0 without a gap, and 1 comes where 0 should"),
+        ("0:0-1,1:3-4", "3 comes where 2 should"),
+        ("0:", "a part of it is empty"),
+        ("0-999999", "more than 4096"),
+        (True, "neither a text nor a number"),
+        (1.5, "neither a text nor a number"),
+        (None, "neither a text nor a number"),
+    ],
+)
+def test_bad_texts_are_shown_with_the_reason(text: Any, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_ranks(text, gpus=4)
+    assert why in str(caught.value)
+    assert f"found {text!r}" in str(caught.value)
+    assert "valid are" in str(caught.value)
+
+
+@given(st.text(alphabet="0123456789-,: al", max_size=20))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    workers: tuple[Worker, ...] = ()
+    told = ""
+    try:
+        workers = parse_ranks(text, gpus=2)
+    except UsageError as error:
+        told = str(error)
+    assert bool(workers) != (repr(text) in told)
+    assert [worker.rank for worker in workers] == [*range(len(workers))]
+    on = [gpu for worker in workers for gpu in worker.gpus]
+    assert on == sorted(on)
+
+
+parts = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3), st.booleans()), min_size=1, max_size=4)
+
+
+@given(parts)
+def test_what_is_written_is_read(parts: list[tuple[int, int, bool]]) -> None:
+    """Each part has some GPUs, and for each GPU some processes, or the other way round."""
+    written, expected, gpu, rank = [], [], 0, 0
+    for few, each, gpus_are_few in parts:
+        gpus, processes = (few, few * each) if gpus_are_few else (few * each, few)
+        written.append(f"{gpu}-{gpu + gpus - 1}:{rank}-{rank + processes - 1}")
+        for at in range(processes):
+            own = [gpu + at // each] if gpus_are_few else [gpu + at * each + more for more in range(each)]
+            expected.append(Worker(rank + at, tuple(own)))
+        gpu, rank = gpu + gpus + 1, rank + processes
+    assert parse_ranks(",".join(written)) == tuple(expected)
+
+
+def test_components_share_keys() -> None:
+    placed = parse_placement({"actor,inference": "0-1", "env": 2, "rollout": "3"})
+    assert placed["actor"] == placed["inference"] == (Worker(0, (0,)), Worker(1, (1,)))
+    assert placed["env"] == (Worker(0, (2,)),)
+    assert placed.keys() == {"actor", "inference", "env", "rollout"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"env,env": 0}, "'env' is placed twice"),
+        ({"env": 0, "rollout, env": 1}, "'env' is placed twice"),
+        ({"env,": 0}, "without a name"),
+        ({"env": "4-2"}, r"env: found '4-2': a range goes up"),
+    ],
+)
+def test_bad_components(given: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        parse_placement(given)
+
+
+@given(envs=st.integers(0, 200), workers=st.integers(1, 40))
+def test_envs_are_spread_evenly_the_first_have_more(envs: int, workers: int) -> None:
+    seats = spread(envs, parse_ranks(f"0-{workers - 1}"))
+    assert len(seats) == len({*seats}) == envs
+    counts = [sum(seat.rank == rank for seat in seats) for rank in range(workers)]
+    assert counts == sorted(counts, reverse=True)
+    assert max(counts) - min(counts) <= 1
+    for rank, count in enumerate(counts):
+        assert [seat.env_idx for seat in seats if seat.rank == rank] == [*range(count)]
+
+
+def test_the_documents_distribution() -> None:
+    assert spread(4, parse_ranks("0-1")) == [Seat(0, 0, 0), Seat(0, 0, 1), Seat(1, 1, 0), Seat(1, 1, 1)]
+    assert [seat.video_id for seat in spread(3, parse_ranks("4-5"))] == [
+        "rank0_gpu4_env0",
+        "rank0_gpu4_env1",
+        "rank1_gpu5_env0",
+    ]
+
+
+def test_devices_are_counted_among_the_visible_ones() -> None:
+    assert visible_devices((0, 1), None) == "0,1"
+    assert visible_devices((2,), "") == "2"
+    assert visible_devices((1,), "4, 6") == "6"
+    assert visible_devices((0, 1), "GPU-a,GPU-b") == "GPU-a,GPU-b"
+    with pytest.raises(UsageError, match="GPU 2 is asked for, but CUDA_VISIBLE_DEVICES=4,6 names only 2"):
+        visible_devices((2,), "4,6")

@@ -1,0 +1,358 @@
+"""Batches of environments by id: the document's own code, what comes back, and whom trouble reaches."""
+
+import ast
+import asyncio
+import base64
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+
+from asyncrollout import (
+    BaseServiceConfig,
+    EnvPool,
+    EnvService,
+    MissingExtraError,
+    UsageError,
+    VideoEnvService,
+    registry,
+)
+from asyncrollout.service.observations import from_json, to_json
+from asyncrollout.testing import same
+from tests import seed_service as seed
+from tests.playing import kill_worker_of
+from tests.service_envs import KNOWN, AsyncRounds
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for spec in KNOWN:
+        monkeypatch.setitem(registry._registered, spec.name, spec)
+
+
+def config(name: str, **kwargs: Any) -> dict[str, Any]:
+    return {"env_name": name, "env_config": kwargs}
+
+
+# The document
+
+
+@pytest.fixture(scope="module")
+def data_config() -> str:
+    """The YAML of generated clips, where the document says path/to/config.yaml."""
+    from asyncrollout_envs.video.generate import default_config
+
+    return str(default_config())
+
+
+def awaited(block: str, data_config: str) -> Any:
+    """The block with our names, and each call of a service awaited."""
+    for theirs in ("vagen.env.video.service", "vagen.env.base.base_service_config"):
+        block = block.replace(theirs, "asyncrollout")
+    block = block.replace("path/to/config.yaml", data_config)
+    block = re.sub(r"(video_service|self\.service)\.(\w+_batch)\(", r"await \1.\2(", block)
+    block = re.sub(r"def (collect_batch_data|reset_environments)", r"async def \1", block)
+    return compile(block, "the document", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+async def run(block: str, names: dict[str, Any], data_config: str) -> None:
+    coroutine = eval(awaited(block, data_config), names)
+    if asyncio.iscoroutine(coroutine):
+        await coroutine
+
+
+async def test_the_document(data_config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    await run(seed.SETUP, names, data_config)
+    service = names["video_service"]
+    assert (service.max_workers, service.environments, service.env_configs) == (4, {}, {})
+    async with service:
+        for block in (seed.CREATE, seed.RESET):
+            await run(block, names, data_config)
+        for env_id, split in (("env_0", "train"), ("env_1", "test")):
+            observation, info = names["reset_results"][env_id]
+            assert info["split"] == split
+            assert observation["obs_str"].count("<image>") == len(observation["multi_modal_data"]["<image>"]) == 16
+        await run(seed.STEP, names, data_config)
+        for env_id, reply in names["step_actions"].items():
+            observation, reward, done, info = names["step_results"][env_id]
+            assert info["metrics"]["turn_metrics"] == {"action_is_valid": True, "action_is_effective": True}
+            assert info["metrics"]["traj_metrics"] == {"success": False}
+            assert info["llm_raw_response"] == info["llm_response"] == reply["llm_raw_response"]
+            assert (type(reward), done) == (float, False)
+            assert len(observation["multi_modal_data"]["<image>"]) == 8
+        json.dumps([names["reset_results"], names["step_results"]])
+        await run(seed.ASK, names, data_config)
+        assert all("<watch>" in prompt for prompt in names["prompts"].values())
+        assert names["train_sizes"]["env_0"] > names["test_sizes"]["env_0"] > 0
+        assert [status["ok"] for status in names["embedder_status"].values()] == [False, False]
+        assert names["rewards"] == {env_id: result[1] for env_id, result in names["step_results"].items()}
+        await run(seed.ERRORS, names, data_config)
+        told = capsys.readouterr().out
+        assert "Environment env_0 reset successfully\n" in told
+        assert "Environment invalid_env failed: Environment invalid_env not found\n" in told
+        await run(seed.CLOSE, names, data_config)
+        assert service.environments == service.env_configs == {}
+
+
+async def test_the_document_s_training_manager(data_config: str) -> None:
+    names: dict[str, Any] = {"VideoEnvService": VideoEnvService, "BaseServiceConfig": BaseServiceConfig}
+    await run(seed.MANAGER, names, data_config)
+
+    documented: Any = names["VideoTrainingManager"]
+
+    class Manager(documented):  # type: ignore[misc]
+        def setup_environments(self, num_envs: int) -> None:  # which the document leaves out
+            self.configs = {f"env_{number}": config("video") for number in range(num_envs)}
+
+    manager = Manager(num_envs=3, max_workers=2)
+    async with manager.service as service:
+        await service.create_environments_batch(manager.configs)
+        seeds = {env_id: number for number, env_id in enumerate(manager.configs)}
+        assert [*(await manager.reset_environments(seeds))] == [*seeds]
+        data = await manager.collect_batch_data(dict.fromkeys(seeds, "<think>..</think><watch>0-5</watch>"))
+        assert [result[3]["action_content"] for result in data.values()] == ["0-5"] * 3
+
+
+async def test_watching_and_retrieving_the_same_frames_is_the_same() -> None:
+    async with EnvPool(backend="inline") as pool, VideoEnvService(pool=pool) as service:
+        await service.create_environments_batch(dict.fromkeys("ab", config("video")))
+        await service.reset_batch({"a": 3, "b": {"seed": 3, "extra_info": {"split": "train"}}})
+        results = await service.step_batch({"a": "<watch>0-5</watch>", "b": "<retrieve>0,20</retrieve>"})
+        assert results["a"][0] == results["b"][0]
+        invalid = await service.step_batch({"a": "<watch>5-2</watch>", "b": "<watch>0-999</watch>"})
+        assert [result[3]["action_is_valid"] for result in invalid.values()] == [False, False]
+        assert [result[0] for result in invalid.values()] == [result[0] for result in results.values()]
+
+
+# What comes back
+
+
+async def test_shapes() -> None:
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        await service.create_environments_batch({"g": config("gallery"), "raw": config("echo")})
+        observation, info = (await service.reset_batch({"g": {"seed": 5, "extra_info": {"split": "test"}}}))["g"]
+        assert observation["obs_str"].startswith("You are at total 0")
+        assert info == {"seed": 5, "split": "test", "odd": [1, 3], "at": 0.5, "system_prompt": "Add numbers."}
+        pictures = [np.asarray(picture) for picture in from_json(observation["multi_modal_data"]["<image>"])]
+        assert [picture.tolist() for picture in pictures] == [np.full((4, 4, 3), value).tolist() for value in (0, 1)]
+        assert (await service.compute_reward_batch(["g", "x"])) == {"g": 0.0, "x": 0.0}
+        text = (await service.step_batch({"g": "add 3"}))["g"]
+        as_dict = (await service.step_batch({"g": {"llm_raw_response": " jump ", "verbose": True}}))["g"]
+        assert text[3]["metrics"]["turn_metrics"]["action_is_valid"]
+        assert (as_dict[1], as_dict[2]) == (-0.1, False)
+        assert as_dict[3]["metrics"]["turn_metrics"] == {"action_is_valid": False, "action_is_effective": False}
+        assert (as_dict[3]["llm_raw_response"], as_dict[3]["llm_response"]) == (" jump ", "jump")
+        assert await service.compute_reward_batch(["g"]) == {"g": text[1] - 0.1}
+        await service.reset_batch({"g": 6})
+        assert await service.compute_reward_batch(["g"]) == {"g": 0.0}
+        raw = (await service.reset_batch({"raw": {"seed": 1, "extra_info": [1, "two"]}}))["raw"][0]
+        assert raw == {"obs_str": "[1, 'two']", "multi_modal_data": {"<image>": []}, "data": [1, "two"]}
+
+
+async def test_the_same_seed_is_the_same_episode() -> None:
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        await service.create_environments_batch(dict.fromkeys("abc", config("text")))
+        await service.create_environments_batch({"own": config("video", seed=7)})
+        first = await service.reset_batch({"a": 7, "b": {"seed": 7}, "c": {"action": 1}, "own": None})
+        assert first["a"] == first["b"]
+        assert "there is no key 'action'" in first["c"][1]["error"]
+        assert first["own"] == (await service.reset_batch({"own": 7}))["own"]
+        results = await service.step_batch({"a": "add 4", "b": {"action": "add 4"}})
+        assert results["a"] == results["b"]
+
+
+async def test_prompts_splits_and_embedders() -> None:
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        await service.create_environments_batch({"g": config("gallery"), "raw": config("counter")})
+        asked = ["g", "raw", "x"]
+        assert await service.get_system_prompts_batch(asked) == {"g": "Add numbers.", "raw": "", "x": ""}
+        assert await service.get_split_size_batch(asked) == {"g": 12, "raw": 0, "x": 0}
+        assert await service.get_split_size_batch(["g"], split="val") == {"g": 0}
+        statuses = await service.init_embedder_batch(asked)
+        assert statuses["g"] == {"ok": True, "error": ""}
+        assert "offers no 'init_embedder'" in statuses["raw"]["error"]
+        assert statuses["x"] == {"ok": False, "error": "Environment x not found"}
+        assert not (await service.init_embedder_batch(["g"], service_url="http://localhost:1"))["g"]["ok"]
+
+
+async def test_nothing_asked_nothing_done() -> None:
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        await service.create_environments_batch({})
+        assert await service.reset_batch({}) == {}
+        assert await service.step_batch({}) == {}
+        assert await service.compute_reward_batch([]) == {}
+        assert await service.get_system_prompts_batch([]) == {}
+        await service.close_batch([])
+        await service.close_batch(["x"])
+
+
+# Trouble
+
+
+async def test_trouble_stays_with_its_env(tmp_path: Path) -> None:
+    async with EnvService(max_workers=1) as service:
+        configs: dict[str, Any] = {
+            "good": config("text"),
+            "unknown": config("tekst"),
+            "refuses": config("refuses"),
+            "option": config("text", limt=3),
+            "no name": {"env_config": {}},
+            "no dict": "text",
+            "odd": config("text", spec_or_name=1),
+            "raises": config("crasher", at=2, how="raise"),
+            "exits": config("crasher", at=2, how="kill", once=str(tmp_path / "once")),
+        }
+        await service.create_environments_batch(configs)
+        assert [*service.environments] == ["good", "raises", "exits"]
+        assert "did you mean 'text'" in service.failures["unknown"]
+        assert "no licence for this simulator" in service.failures["refuses"]
+        assert "did you mean 'limit'" in service.failures["option"]
+        resets = await service.reset_batch(dict.fromkeys(configs, 1) | {"good": -1})
+        assert [*resets] == [*configs]
+        assert resets["refuses"] == ({}, {"error": f"Environment refuses not found: {service.failures['refuses']}"})
+        assert "a seed is a whole number from 0" in resets["good"][1]["error"]
+        assert "error" not in (await service.reset_batch({"good": 1}))["good"][1]
+        for turn in range(2):
+            results = await service.step_batch({"good": "add 1", "raises": 1, "exits": 1, "x": "?"})
+            assert results["x"] == ({}, 0.0, True, {"error": "Environment x not found"})
+            assert ("error" in results["raises"][3]) == (turn == 1)
+            assert "error" not in results["good"][3]
+            assert "error" not in results["exits"][3]  # its worker died, and it was brought back
+        assert "the env's own mistake" in results["raises"][3]["error"]
+        assert "its episode failed" in (await service.step_batch({"raises": 1}))["raises"][3]["error"]
+        assert "error" not in (await service.reset_batch({"raises": 1}))["raises"][1]
+
+
+async def test_a_worker_killed_behind_the_service() -> None:
+    async with EnvPool(workers=1) as pool, EnvService(max_workers=1, pool=pool) as service:
+        await service.create_environments_batch(dict.fromkeys("ab", config("text")))
+        await service.reset_batch({"a": 3, "b": 3})
+        await service.step_batch({"a": "add 1", "b": "add 1"})
+        kill_worker_of(pool, service.environments["a"].handle)
+        after = await service.step_batch({"a": "add 2"})
+        assert after["a"] == (await service.step_batch({"b": "add 2"}))["b"]
+        assert pool.stats().restarts == 1
+
+
+async def test_closing_and_replacing() -> None:
+    async with EnvPool(workers=1) as pool:
+        async with EnvService(pool=pool) as service:
+            await service.create_environments_batch(dict.fromkeys("abc", config("text")))
+            old = service.environments["a"]
+            await service.create_environments_batch({"a": config("text", limit=5)})
+            assert service.environments["a"] is not old
+            assert service.env_configs["a"] == {"limit": 5}
+            assert pool.stats().envs == 3
+            await service.close_batch(["a", "x"])
+            await service.close_batch(["a"])
+            assert [*service.environments] == ["b", "c"]
+            assert "not found" in (await service.reset_batch({"a": 1}))["a"][1]["error"]
+        assert (service.environments, pool.stats().envs) == ({}, 0)
+
+
+async def test_idle_envs_are_closed() -> None:
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        await service.create_environments_batch(dict.fromkeys("ab", config("light_text")))
+        used = service.environments["b"].idle_since
+        assert used is not None
+        await service.reset_batch({"b": 1})
+        assert await service.close_idle(used + 1e-9) == ["a"]
+        error = (await service.reset_batch({"a": 1}))["a"][1]["error"]
+        assert error == "Environment a not found: it was closed because nobody used it for long"
+
+
+# How many at a time
+
+
+async def test_as_many_at_work_as_there_are_workers(tmp_path: Path) -> None:
+    """Eight envs on four workers: each waits until four are at work, so fewer would hang, and more would be seen."""
+    log = tmp_path / "log"
+    log.touch()
+    async with EnvService(BaseServiceConfig(max_workers=4)) as service:
+        ids = [f"env_{number}" for number in range(8)]
+        await service.create_environments_batch(dict.fromkeys(ids, config("rounds", log=str(log), together=4)))
+        await service.reset_batch(dict.fromkeys(ids, 0))
+        results = await service.step_batch(dict.fromkeys(ids, 1))
+    assert not [result[3]["error"] for result in results.values() if "error" in result[3]]
+    signs = log.read_text()
+    at_work = [signs[: place + 1].count("+") - signs[: place + 1].count("-") for place in range(len(signs))]
+    assert (len(signs), max(at_work)) == (16, 4)
+
+
+async def test_as_many_at_work_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncRounds, "most", 0)
+    async with EnvPool(backend="inline") as pool, EnvService(max_workers=4, pool=pool) as service:
+        await service.create_environments_batch(dict.fromkeys(range(8), config("async_rounds")))
+        await service.reset_batch(dict.fromkeys(range(8), 0))
+        results = await service.step_batch(dict.fromkeys(range(8), 4))
+    assert [result[1] for result in results.values()] == [1.0] * 8
+    assert AsyncRounds.most == 4
+
+
+def test_a_service_is_made_without_an_event_loop() -> None:
+    assert VideoEnvService(BaseServiceConfig(max_workers=3)).max_workers == 3
+    assert EnvService({"max_workers": 5}).max_workers == 5
+    assert (EnvService().max_workers, BaseServiceConfig().get("nothing", 7)) == (10, 7)
+    with pytest.raises(UsageError, match="max_workers=0 is not a whole number from 1"):
+        EnvService(max_workers=0)
+
+
+# JSON
+
+whole = hnp.boolean_dtypes() | hnp.integer_dtypes() | hnp.unsigned_integer_dtypes()
+numbers = whole | hnp.floating_dtypes(sizes=(32, 64))
+arrays = hnp.arrays(
+    numbers | hnp.complex_number_dtypes(sizes=(64, 128)) | hnp.unicode_string_dtypes(min_len=1, max_len=4),
+    hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=3),
+)
+
+
+@given(arrays)
+def test_arrays_come_back_equal(array: Any) -> None:
+    told = json.loads(json.dumps(to_json({"a": [array]}), allow_nan=False))
+    assert same(from_json(told)["a"][0], array)
+
+
+def test_values_as_json() -> None:
+    told = to_json({"set": {2, 1}, "tuple": (1, np.int8(2)), 3: np.bool_(True), "odd": object, "text": "\ud800"})
+    assert told == {"set": [1, 2], "tuple": [1, 2], 3: True, "odd": "<class 'object'>", "text": "?"}
+
+    class Mute:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert "no text can be made" in to_json([Mute()])[0]
+    deep: list[Any] = []
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(UsageError, match="nested more than"):
+        to_json(deep)
+
+
+def test_pictures_of_pil(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image").fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    told = to_json([image])
+    seen = from_json(json.loads(json.dumps(told)))[0]
+    assert np.array_equal(np.asarray(seen), np.asarray(image))
+    assert base64.b64decode(told[0]["__pil_image__"]).startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="no picture or array of ours"):
+        from_json({"__pil_image__": base64.b64encode(b"GIF?").decode()})
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtraError, match="pip install pillow"):
+        from_json(told)
+
+
+BROKEN = [{}, {"data": 1, "dtype": "O2", "shape": []}, {"data": [1], "dtype": "i4", "shape": [2]}, 3]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_broken_arrays(broken: Any) -> None:
+    with pytest.raises(UsageError, match="no picture or array of ours"):
+        from_json([{"__numpy_array__": broken}])
