@@ -114,6 +114,9 @@ class Encoder:
     def end(self) -> None:
         """Take no more frames; what was taken is encoded, and the file is closed, by and by."""
         with self._changed:
+            self._pass_on()
+            if not self._closing and self._process is not None and self._process.poll() is not None:
+                self._fail("the encoder has ended")
             self._closing = True
             self._changed.notify_all()
 
