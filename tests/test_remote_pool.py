@@ -256,6 +256,10 @@ async def test_what_only_pickle_can_carry_stays() -> None:
             await env.reset(seed=1)
             with pytest.raises(UsageError, match="import path"):
                 await env.call("add", "os:system")
+        async with pool.open("snapshot") as env:
+            await env.reset(seed=1)
+            with pytest.raises(UsageError, match="takes its state from a network"):
+                await env.call("restore", b"")
 
 
 async def test_what_is_too_large_stays() -> None:

@@ -261,6 +261,17 @@ BAD_BODIES = [
         {"ids2configs": {"a": {"env_name": "countdown", "env_config": {"data_path": "x"}}}},
         "--data-dir",
     ),
+    (
+        "/environments",
+        {"ids2configs": {"a": {"env_name": "gymnasium:CartPole-v1", "env_config": {"id": "this:Foo-v0"}}}},
+        "id='this:Foo-v0' is an import path",
+    ),
+    (
+        "/environments",
+        {"ids2configs": {"a": {"env_name": "text", "env_config": {"made_by": [{"x": "a-b.c:d/E-v0"}]}}}},
+        "is an import path",
+    ),
+    ("/environments", {"ids2configs": {"a": {"env_name": "text", "env_config": {"record": {}}}}}, "record is for"),
     ("/batch/reset", {"ids2seeds": [1]}, "Expected `object`, got `array`"),
     ("/batch/reset", [], "Expected `object`, got `array`"),
     ("/batch/step", {"ids2seeds": {}}, "missing required field `ids2actions`"),
@@ -340,6 +351,8 @@ async def test_paths_stay_in_the_data_directory(tmp_path: Path) -> None:
             assert "is no path" in await error(odd)
         assert "there is no such file" in await error("missing.yaml")
         assert "dataset" in await error("empty.yaml")
+    with pytest.raises(UsageError, match="is no path: write it as a text"):
+        Admission(data_dir=data).admit("video", {"data_path": {"train": (b"/etc/passwd",)}})
     with pytest.raises(UsageError, match="is no directory"):
         Admission(data_dir=tmp_path / "nowhere")
 

@@ -197,6 +197,8 @@ class Sessions:
         is_right = isinstance(method, str) and isinstance(args, list | tuple) and isinstance(kwargs, dict)
         if not is_right or not all(isinstance(key, str) for key in kwargs):
             raise UsageError("a call has a method's name, a list of arguments and a dict of those with names")
+        if method == "restore":
+            raise UsageError("no env here takes its state from a network: an env may read it with pickle")
         admit = self._admission.admit_value
         return Called(
             method, tuple(admit("", one) for one in args), {key: admit(key, one) for key, one in kwargs.items()}
