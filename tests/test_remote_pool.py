@@ -10,6 +10,8 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from anyio.abc import TaskStatus
 
 from asyncrollout import (
@@ -28,8 +30,19 @@ from asyncrollout import (
 from asyncrollout.pool import wire
 from asyncrollout.pool.wire import Op
 from asyncrollout.service import channel, host
-from asyncrollout.service.access import read_token
-from asyncrollout.service.exchange import CLIENT_HEADER, PATH, Answer, Call, Outbox, decode, encode, read_frame
+from asyncrollout.service.access import Token, read_token
+from asyncrollout.service.exchange import (
+    CLIENT_HEADER,
+    PATH,
+    PROTOCOL,
+    Answer,
+    Call,
+    Hello,
+    Outbox,
+    decode,
+    encode,
+    read_frame,
+)
 from asyncrollout.service.server import Caps, EnvServer
 from asyncrollout.testing import same
 from asyncrollout.video import VideoRecorder
@@ -250,7 +263,7 @@ async def test_what_only_pickle_can_carry_stays() -> None:
                 await env.step({"x": Point(1, "x")})
             assert (await env.step("a")).observation == "a"
         async with pool.open("bag") as env:
-            with pytest.raises(UsageError, match="what it returned cannot be sent over a network"):
+            with pytest.raises(EnvError, match="what it returned cannot be sent over a network"):
                 await env.reset(seed=1)
         async with pool.open("text") as env:
             await env.reset(seed=1)
@@ -296,6 +309,21 @@ async def test_tokens() -> None:
             assert CANARY not in "".join([repr(caught.value), repr(caught.value.__context__), str(vars(caught.value))])
         async with RemoteEnvPool(server.url, token=CANARY) as pool, pool.open("counter") as env:
             await env.reset(seed=1)
+        tokens = [read_token(CANARY, where="")]
+    async with (
+        started(tokens=tokens) as server,
+        RemoteEnvPool(server.url, token=CANARY) as pool,
+        pool.open("counter") as env,
+    ):
+        await env.reset(seed=1)
+        await server.close_expired()
+        await env.step(1)
+        assert pool.stats().workers[0].restarts == 0
+        tokens[0] = Token(CANARY.encode(), expires=0)
+        await server.close_expired()
+        with anyio.fail_after(PATIENCE), pytest.raises(PoolError, match="401, this token expired at 1970") as lost:
+            await env.step(1)
+        assert CANARY not in str(lost.value)
     addresses: list[Any] = [f"http://{CANARY}@127.0.0.1:1", f"http://127.0.0.1:1?token={CANARY}", "127.0.0.1:1", 3, []]
     for bad in addresses:
         with pytest.raises(UsageError, match=r"host and port|address of") as caught:
@@ -455,6 +483,48 @@ async def test_a_dead_server_is_named() -> None:
                     await pool.open("frozen_lake")
 
 
+async def test_a_server_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing closes the connection: a heartbeat finds out. What is on its way then is asked for again."""
+    monkeypatch.setattr(host, "_HEARTBEAT", 0.1)
+    with anyio.fail_after(PATIENCE):
+        async with cabled() as (_, cable, pool), pool.open("counter") as env:
+            await play(env, 3, ACTIONS[:3])
+            cable.muted = True
+            seen = await env.step(ACTIONS[3])
+            assert same(seen, expected(SPECS["counter"], 3, ACTIONS)[4])
+            assert pool.stats().workers[0].restarts == 1
+            assert pool.stats().restored == 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "trouble"),
+    [(None, "closed the connection 6 times without an answer"), (b"\xc1", "is no server of ours: this is no frame")],
+)
+async def test_a_server_that_never_answers_is_given_up(reply: bytes | None, trouble: str) -> None:
+    connections = 0
+
+    async def talk(request: web.Request) -> web.WebSocketResponse:
+        nonlocal connections
+        connections += 1
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_bytes(msgspec.msgpack.encode(Hello(PROTOCOL, 1 << 20)))
+        await socket.receive()
+        if reply is not None:
+            await socket.send_bytes(reply)
+        await socket.close()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get(PATH, talk)])
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        with anyio.fail_after(PATIENCE), pytest.raises(PoolError, match=f"no server is left: {url} {trouble}"):
+            async with RemoteEnvPool(url, patience=0.1) as pool:
+                await pool.open("counter")
+    assert connections == (6 if reply is None else 1)
+
+
 async def test_envs_of_a_dead_server_go_on_at_another() -> None:
     leaving = Leaving()
     async with started() as staying, anyio.create_task_group() as tasks:
@@ -516,8 +586,22 @@ async def test_nonsense_on_the_wire() -> None:
             assert same(await play(env, 3, ACTIONS), expected(SPECS["counter"], 3, ACTIONS))
 
 
+def _extension(code: int, content: Any) -> bytes:
+    return msgspec.msgpack.encode(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(content)))
+
+
 @pytest.mark.parametrize(
-    "raw", [b"", b"\xc1", b"\xc7\x00\x05", b"\xc7\x02\x02\x92\xa1", b"\xc7\x02\x64\xc1\xc0", b"\xc7\x03\x64\x81\xa1$"]
+    "raw",
+    [
+        b"",
+        b"\xc1",
+        b"\xc7\x00\x05",
+        b"\xc7\x02\x02\x92\xa1",
+        b"\xc7\x02\x64\xc1\xc0",
+        b"\xc7\x03\x64\x81\xa1$",
+        _extension(wire.Code.SCALAR, ["<i4", b""]),
+        _extension(wire.Code.ARRAY, ["(1,", [1], b"a"]),
+    ],
 )
 def test_values_of_strangers_are_refused(raw: bytes) -> None:
     with pytest.raises(UsageError):

@@ -322,6 +322,7 @@ def test_arrays_come_back_equal(array: Any) -> None:
 
 def test_values_as_json() -> None:
     told = to_json({"set": {2, 1}, "tuple": (1, np.int8(2)), 3: np.bool_(True), "odd": object, "text": "\ud800"})
+    assert to_json({2**64: -(2**70)}) == {str(2**64): str(-(2**70))}
     assert told == {"set": [1, 2], "tuple": [1, 2], 3: True, "odd": "<class 'object'>", "text": "?"}
 
     class Mute:

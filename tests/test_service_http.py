@@ -152,6 +152,32 @@ async def test_msgpack_both_ways() -> None:
             assert "not understood" in msgspec.msgpack.decode(await response.read())["error"]
 
 
+async def test_an_env_may_tell_an_error_and_large_numbers_itself() -> None:
+    async with serving() as browser:
+        await browser.create("a", name="frank")
+        await browser.post("/reset/a", {"seed": 1})
+        for kind, encode, decode in (
+            ("json", msgspec.json.encode, msgspec.json.decode),
+            ("msgpack", msgspec.msgpack.encode, msgspec.msgpack.decode),
+        ):
+            headers = {"Content-Type": f"application/{kind}"}
+            url, body = browser.server.url + "/step/a", encode({"action": 1})
+            async with browser.session.post(url, data=body, headers=headers) as response:
+                info = decode(await response.read())["info"]
+            assert (response.status, info["error"], info["large"]) == (200, "that was not wise", str(2**70))
+
+
+async def test_two_clients_with_one_id(tmp_path: Path) -> None:
+    """The env of the first one takes long to make: the second one does not get its place."""
+    gate = Gate(tmp_path)
+    async with serving(workers=1) as browser, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: browser.create("a", name="gated", pipe=gate.pipe, at="build"))
+        await gate.begun()
+        status, told = await browser.post("/environments", {"ids2configs": {"a": {"env_name": "light_text"}}})
+        assert (status, "exists already" in told["error"]) == (400, True)
+        await gate.open()
+
+
 @pytest.mark.parametrize("clients", [64])
 async def test_many_clients_at_once(clients: int) -> None:
     """Each plays its own episodes; nothing is lost or mixed up."""
@@ -207,7 +233,7 @@ async def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 assert (await browser.post(path, {}))[0] == 401
             assert (await browser.ask("GET", f"/{CANARY}", headers={"Authorization": f"Bearer {CANARY}"}))[0] == 404
     assert events
-    assert CANARY not in repr([event for event in events if event.get("path") != f"/{CANARY}"])
+    assert CANARY not in repr(events)
 
 
 def test_tokens_are_read_with_care(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def make_env(spec: EnvSpec, *, filmed: bool = False) -> Any:
 def _make(spec: EnvSpec) -> Any:
     factory = load_factory(spec.factory)
     named = spec.name.removeprefix(GYMNASIUM)
-    if factory is make_gymnasium and spec.name != named != spec.kwargs.get("id"):  # whose name was allowed, not this one
+    if factory is make_gymnasium and spec.name != named != spec.kwargs.get("id"):  # by its name it was allowed
         raise UsageError(f"id={spec.kwargs.get('id')!r:.100}: its id is the one in its name, {named!r}")
     try:
         return factory(**spec.kwargs)
