@@ -9,12 +9,14 @@ import aiohttp
 import anyio
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from anyio.abc import TaskStatus
 
 from asyncrollout import (
+    ChatAgent,
     EnvCrashed,
     EnvDiverged,
     EnvError,
@@ -22,15 +24,18 @@ from asyncrollout import (
     PoolError,
     RemoteEnvPool,
     Rollouts,
+    ScriptedPolicy,
     SolverPolicy,
     UnknownEnvError,
     UsageError,
     registry,
+    run_group,
 )
 from asyncrollout.pool import wire
 from asyncrollout.pool.wire import Op
 from asyncrollout.service import channel, host
 from asyncrollout.service.access import Token, read_token
+from asyncrollout.service.admission import Admission
 from asyncrollout.service.exchange import (
     CLIENT_HEADER,
     PATH,
@@ -154,6 +159,16 @@ async def test_same_rollouts() -> None:
 def _timeless(turn: Any) -> dict[str, Any]:
     fields = msgspec.structs.asdict(turn)
     return {name: value for name, value in fields.items() if not name.endswith("_seconds") and name != "timings"}
+
+
+async def test_an_env_that_only_the_server_knows() -> None:
+    admission = Admission(find={"maze": SPECS["text"]}.__getitem__)
+    async with remote(admission=admission) as (_, pool):
+        async with Rollouts("maze", policy=ScriptedPolicy(["add 1"] * 9), pool=pool, group_size=2, seed=4) as rollouts:
+            batch = await rollouts.collect(groups=1)
+        group = await run_group(pool, "maze", ChatAgent(ScriptedPolicy(["add 1"] * 9)), seed=4, size=1)
+    played = [*batch.groups[0].trajectories, *group.trajectories]
+    assert [(one.env, one.error, len(one.turns) > 0) for one in played] == [("maze", None, True)] * 3
 
 
 async def test_calls_forks_snapshots() -> None:
@@ -540,6 +555,33 @@ async def test_envs_of_a_dead_server_go_on_at_another() -> None:
                 assert same(outcomes, expected(SPECS["counter"], 3, ACTIONS)[4:])
             assert {env.worker for env in envs} == {1}
             assert pool.stats().restored == 2
+
+
+async def test_nothing_is_left_of_envs_that_were_closed() -> None:
+    """By either way, and by pools that leave without closing theirs."""
+    with serve() as (process, url), anyio.fail_after(PATIENCE):
+        server = psutil.Process(process.pid)
+
+        async def cycle(times: int) -> tuple[int, int, int]:
+            async with aiohttp.ClientSession() as session:
+                for number in range(times):
+                    configs = {f"{number}": {"env_name": "bandit"}, f"{number}b": {"env_name": "sokoban"}}
+                    async with session.post(url + "/environments", json={"ids2configs": configs}) as response:
+                        assert (await response.json())["errors"] == {}
+                    async with session.post(url + "/batch/close", json={"env_ids": [*configs]}) as response:
+                        assert response.status == 200
+                    async with RemoteEnvPool(url) as pool:
+                        await (await pool.open("bandit")).reset(seed=number)
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/stats") as response:
+                told = await response.json()
+            assert (told["environments"], told["pools"], told["workers"]["envs"]) == (0, 0, 0)
+            return server.num_fds(), len(server.children(recursive=True)), server.memory_info().rss
+
+        fds, children, rss = await cycle(5)
+        fds_after, children_after, rss_after = await cycle(25)
+        assert children_after == children
+        assert fds_after < fds + 10  # connections that are just being closed
+        assert rss_after - rss < 5 << 20
 
 
 # What strangers send
