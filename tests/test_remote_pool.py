@@ -587,7 +587,8 @@ async def test_nothing_is_left_of_envs_that_were_closed() -> None:
 # What strangers send
 
 
-async def test_nonsense_on_the_wire() -> None:
+async def test_nonsense_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "_MOST_UNSENT", 100)
     evil = msgspec.msgpack.encode(msgspec.msgpack.Ext(wire.Code.PICKLE, wire.to_pickle(Point(1, "x"))))
     async with remote() as (server, pool), aiohttp.ClientSession() as session:
         headers = {CLIENT_HEADER: "0" * 32}
@@ -618,6 +619,12 @@ async def test_nonsense_on_the_wire() -> None:
             assert [key for key, answer in told.items() if answer.failure is None] == [(1, 1), (1, 3), (3, 1)]
             assert told[3, 1].gone
             assert "unknown extension 5" in str(told[1, 4].failure)
+            await socket.send_bytes(msgspec.msgpack.encode([Call(3, 1, Op.STEP)] * 400))  # more answers than may wait
+            while (await socket.receive()).type is aiohttp.WSMsgType.BINARY:
+                pass
+            assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
+        async with session.ws_connect(server.url + PATH, headers=headers) as socket:
+            await socket.receive_bytes()
             await socket.send_bytes(b"\xc1 nonsense")
             assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
         async with session.ws_connect(server.url + PATH, headers=headers) as socket:

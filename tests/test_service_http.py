@@ -246,6 +246,9 @@ def test_tokens_are_read_with_care(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert with_sign.secret == b"someone@example-0123456789"
     with pytest.raises(UsageError, match="cannot be read"):
         gather_tokens(None, tmp_path / "nowhere")
+    (tmp_path / "none").write_text("# for the lab\n\n")
+    with pytest.raises(UsageError, match="no token is in"):
+        gather_tokens(None, tmp_path / "none")
     monkeypatch.setenv("ASYNCROLLOUT_TOKEN", CANARY)
     assert [token.secret.decode() for token in gather_tokens(None, None)] == [CANARY]
 

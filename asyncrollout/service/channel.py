@@ -16,6 +16,7 @@ from asyncrollout.service.sessions import Client, Sessions
 log = structlog.get_logger(__name__)
 
 _HEARTBEAT = 30.0  # seconds
+_MOST_UNSENT = 10_000  # answers; a pool that takes them has two for each env at most
 _CLIENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -70,6 +71,9 @@ class ServerChannel:
                     return True
                 if not self._stopping:
                     self._sessions.begin(client, call)
+            if len(self._outbox) > _MOST_UNSENT:
+                await self._socket.close(code=aiohttp.WSCloseCode.POLICY_VIOLATION, message=b"answers are not taken")
+                break
         return False
 
     async def _write(self) -> None:

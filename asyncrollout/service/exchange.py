@@ -137,6 +137,9 @@ class Outbox:
         self._parts: list[Any] = []
         self._filled = asyncio.Event()
 
+    def __len__(self) -> int:
+        return len(self._parts)
+
     def put(self, part: Call | Answer) -> None:
         self._parts.append(part)
         self._filled.set()
