@@ -512,16 +512,19 @@ def fetch(url: str, body: Any = None, token: str = CANARY) -> tuple[int, Any]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_command(number: signal.Signals, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    with serve("--log-dir", str(logs), "--allow-import", ASYNCROLLOUT_TOKEN=CANARY) as (process, url):
+    with serve("--log-dir", str(logs), "--allow-import", ASYNCROLLOUT_TOKEN=f"{CANARY}@4000000000") as (process, url):
         configs = {"a": {"env_name": "tests.tiny_envs:Counter"}, "b": {"env_name": "frozen_lake"}}
         assert fetch(f"{url}/environments", {"ids2configs": configs}) == (200, {"success": True, "errors": {}})
         assert fetch(f"{url}/batch/reset", {"ids2seeds": {"a": 1, "b": 2}})[0] == 200
         assert fetch(f"{url}/stats", token="nobody-knows-this-one")[0] == 401
+        assert fetch(f"{url}/environments", {"ids2configs": {CANARY: {"env_name": CANARY}}})[0] == 400
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (130, "")
+    assert process.returncode == 130
+    assert err.startswith("warning: env_failed env_id=[hidden] error=no env is called '[hidden]'")
+    assert err.count("\n") == 1
     assert json.loads(out) == {"event": "ended", "state": "stopped"}
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     events = (logs / "events.jsonl").read_text()
