@@ -277,7 +277,8 @@ async def test_as_many_at_work_as_there_are_workers(tmp_path: Path) -> None:
     log.touch()
     async with EnvService(BaseServiceConfig(max_workers=4)) as service:
         ids = [f"env_{number}" for number in range(8)]
-        await service.create_environments_batch(dict.fromkeys(ids, config("rounds", log=str(log), together=4)))
+        pinned = [config("rounds", log=str(log), together=4, worker=number % 4) for number in range(8)]  # none moves
+        await service.create_environments_batch(dict(zip(ids, pinned, strict=True)))
         await service.reset_batch(dict.fromkeys(ids, 0))
         results = await service.step_batch(dict.fromkeys(ids, 1))
     assert not [result[3]["error"] for result in results.values() if "error" in result[3]]
