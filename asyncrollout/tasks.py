@@ -35,6 +35,11 @@ class Background:
         assert self._group is not None, "open it first"
         self._group.start_soon(work, *arguments)
 
+    async def start(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
+        """Wait until the task says that it has started, and for what it says then; if it fails before, raise that."""
+        assert self._group is not None, "open it first"
+        return await self._group.start(work, *arguments)
+
     async def close(self, *, cancel: bool = True) -> None:
         """Cancel the tasks, or wait for them, even if whoever leaves is cancelled; they must come to their end.
 

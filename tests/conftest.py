@@ -99,3 +99,11 @@ def _nothing_left() -> Iterator[None]:
         gc.unfreeze()
         gc.collect()
         time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def _no_portal(_nothing_left: None) -> Iterator[None]:
+    """The loop of synchronous calls lives as long as a process; here, as long as a test."""
+    yield
+    if portal := sys.modules.get("asyncrollout.dropin.portal"):
+        portal.close()

@@ -43,6 +43,20 @@ async def test_overlapping_calls_are_refused(tmp_path: Path) -> None:
         assert same(await env.step(3), expected(COUNTER, 1, [0, 3])[-1])
 
 
+async def test_envs_opened_behind_a_slow_step_open_elsewhere(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    spec = EnvSpec(name="gated", factory=f"{ENVS}:Gated", kwargs={"pipe": gate.pipe})
+    async with EnvPool(workers=2) as pool, pool.open(spec) as slow:
+        await slow.reset(seed=1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slow.step, "wait")
+            await gate.begun()
+            with anyio.fail_after(PATIENCE):
+                others = [await pool.open(COUNTER) for _ in range(4)]
+            assert {other.worker for other in others}.isdisjoint({slow.worker})
+            await gate.open()
+
+
 @asynccontextmanager
 async def _cancelled_half_way(place: str, directory: Path) -> AsyncIterator[EnvHandle]:
     """An env whose step was cancelled while it was under way."""

@@ -68,6 +68,11 @@ class EnvHandle:
         return self._outcome
 
     @property
+    def has_episode(self) -> bool:
+        """Whether an episode runs, or came to its end: then there is a state to snapshot or fork."""
+        return self._phase in (Phase.RUNNING, Phase.ENDED)
+
+    @property
     def seed(self) -> int | None:
         """The seed of the episode, also where the pool drew it."""
         return self._history.seed
@@ -191,11 +196,11 @@ class EnvHandle:
         await self.become(past, Outcome(*fields))
         return self.outcome
 
-    async def fork(self) -> "EnvHandle":
-        """A second env in the same state, to be closed by its user or with the pool."""
+    async def fork(self, pool: "EnvPool | None" = None) -> "EnvHandle":
+        """A second env in the same state, in this pool or another one, to be closed by its user or with the pool."""
         outcome, past = self._outcome, await self._past("fork", for_file=False)
         assert outcome is not None  # else there is no past
-        twin = await self._pool.reopen(self.seat)
+        twin = await (pool or self._pool).reopen(self.seat)
         became = False
         try:
             await twin.become(past, outcome)
@@ -206,7 +211,7 @@ class EnvHandle:
         return twin
 
     async def _past(self, what: str, *, for_file: bool) -> Past:
-        if self._phase not in (Phase.RUNNING, Phase.ENDED):
+        if not self.has_episode:
             raise self._misuse(what)
         state = (await self._ask(Op.SNAPSHOT, for_file, what))[2]
         if state is not None:

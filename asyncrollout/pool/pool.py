@@ -190,7 +190,7 @@ class EnvPool:
         _handles(handles)
         if len(handles) != len(actions):
             raise UsageError(f"{len(handles)} handles, but {len(actions)} actions")
-        return await _all(handle.step(action) for handle, action in zip(handles, actions, strict=True))
+        return await run_all(handle.step(action) for handle, action in zip(handles, actions, strict=True))
 
     async def reset_many(
         self,
@@ -204,7 +204,7 @@ class EnvPool:
         tasks = tasks if tasks is not None else [None] * len(handles)
         if not len(handles) == len(seeds) == len(tasks):
             raise UsageError(f"{len(handles)} handles, but {len(seeds)} seeds and {len(tasks)} tasks")
-        return await _all(
+        return await run_all(
             handle.reset(seed=seed, task=task) for handle, seed, task in zip(handles, seeds, tasks, strict=True)
         )
 
@@ -237,7 +237,8 @@ class EnvPool:
             )
 
 
-async def _all(calls: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome | RolloutError]:
+async def run_all(calls: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome | RolloutError]:
+    """Calls of envs, all at once; one that fails has its error in its place."""
     results: list[Outcome | RolloutError | None] = []
 
     async def run(place: int, call: Coroutine[Any, Any, Outcome]) -> None:

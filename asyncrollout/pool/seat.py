@@ -103,7 +103,7 @@ class Seat:
         home = await self._placement.place(self)
         settled = False
         try:
-            reply = await home.call(self.id, Op.OPEN, self.opening)
+            reply = await home.call(self.id, Op.OPEN, self.opening, movable=self.movable)
             self.build_seconds = reply[5]
             past = self.history.setup_alone() if op in WITHOUT_EPISODE else self.history.past()
             if reply[1] is None and past is not None:

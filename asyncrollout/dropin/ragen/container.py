@@ -1,0 +1,145 @@
+"""Environments in lock step: lists of observations, rewards, ends and infos, one entry for each environment."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from asyncrollout import checks
+from asyncrollout.dropin.portal import Opened
+from asyncrollout.dropin.ragen.fleet import Fleet, Result
+from asyncrollout.dropin.ragen.settings import Plan, registered_type
+from asyncrollout.errors import RolloutError, UsageError
+
+Stepped = tuple[list[Any], list[float], list[bool], list[dict[str, Any]]]
+
+
+class EnvironmentContainer(Fleet):
+    """`plans` are environments in the order of their groups. An async context manager.
+
+    Members of a group start alike, groups differ, and each reset without seeds gives new episodes, which follow from
+    the base seed.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        *,
+        group_n: int,
+        seed: int,
+        workers: int | None = None,
+        parallel: bool = True,
+        **timeouts: float,
+    ) -> None:
+        super().__init__(plans, "StepEnv", workers=workers, parallel=parallel, falls_back=False, **timeouts)
+        self.num_processes = len(plans)
+        self.group_n = group_n
+        self._next_seed = seed
+        self._last: list[tuple[Any, list[Any]]] = [("", [])] * len(plans)
+        self._done = [True] * len(plans)
+
+    async def reset_all(self, seeds: Sequence[int] | None = None) -> tuple[list[Any], list[dict[str, Any]]]:
+        groups = self.num_processes // self.group_n
+        if seeds is None:
+            first, self._next_seed = self._next_seed, self._next_seed + groups
+            seeds = [first + index // self.group_n for index in range(self.num_processes)]
+        self._check_length("seeds", seeds)
+        members = [index % self.group_n for index in range(self.num_processes)]
+        results = await self.reset([*map(int, seeds)], members)
+        infos = [self._note(index, result)[3] for index, result in enumerate(results)]
+        return [state for state, _ in self._last], infos
+
+    async def step_all(self, actions: Sequence[Any]) -> Stepped:
+        """None is no action. An env whose episode is over is left as it is."""
+        self._check_length("actions", actions)
+        chosen = {index: action for index, action in enumerate(actions) if action is not None and not self._done[index]}
+        results = dict(zip(chosen, await self.step(chosen), strict=True))
+        rows = [
+            self._note(index, results[index])
+            if index in results
+            else (self._last[index][0], 0.0, self._done[index], {})
+            for index in range(self.num_processes)
+        ]
+        observations, rewards, dones, infos = (list(column) for column in zip(*rows, strict=True))
+        return observations, rewards, dones, infos
+
+    async def render_all(self, mode: str = "text") -> list[Any]:
+        checks.one_of("mode", mode, ("text", "rgb_array"))
+        if mode == "text":
+            return [state for state, _ in self._last]
+        return await self.render(range(self.num_processes))
+
+    def available_actions(self) -> list[list[Any]]:
+        return [list(actions) for _, actions in self._last]
+
+    def _note(self, index: int, result: Result) -> tuple[Any, float, bool, dict[str, Any]]:
+        """What an env did, or the defaults of one that failed."""
+        if isinstance(result, RolloutError):
+            self._last[index], self._done[index] = ("", []), True
+            return "", 0.0, True, {"error": str(result)}
+        state, available = result.observation
+        self._last[index], self._done[index] = (state, available), result.done
+        return state, result.reward, result.done, result.info
+
+    def _check_length(self, what: str, given: Sequence[Any]) -> None:
+        if len(given) != self.num_processes:
+            raise UsageError(f"{len(given)} {what} for {self.num_processes} environments: one for each is needed")
+
+
+class SynchronousContainer:
+    """An `EnvironmentContainer` for synchronous callers."""
+
+    def __init__(self, container: EnvironmentContainer) -> None:
+        self._opened = Opened(container)
+        self._container = container
+
+    @property
+    def num_processes(self) -> int:
+        """How many environments there are; they share fewer processes."""
+        return self._container.num_processes
+
+    @property
+    def group_n(self) -> int:
+        return self._container.group_n
+
+    def reset(self, seeds: Sequence[int] | None = None) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Observations and infos of new episodes."""
+        return self._opened.run(self._container.reset_all, seeds)
+
+    def step(self, actions: Sequence[Any]) -> Stepped:
+        """Observations, rewards, dones, infos; of an env that failed `("", 0.0, True, {"error": ...})`."""
+        return self._opened.run(self._container.step_all, actions)
+
+    def render(self, mode: str = "text") -> list[Any]:
+        return self._opened.run(self._container.render_all, mode)
+
+    def get_available_actions(self) -> list[list[Any]]:
+        return self._container.available_actions()
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+class MultiProcessEnvironmentContainer(SynchronousContainer):
+    """`env_num` groups of `group_n` environments of one type, spread over worker processes (one per CPU, at most)."""
+
+    def __init__(
+        self,
+        env_type: str,
+        env_num: int,
+        group_n: int = 1,
+        seed: int = 0,
+        env_kwargs: dict[str, Any] | None = None,
+        *,
+        workers: int | None = None,
+        parallel: bool = True,
+    ) -> None:
+        checks.whole("env_num", env_num, 1)
+        checks.whole("group_n", group_n, 1)
+        checks.whole("seed", seed, 0)
+        self.env_type = registered_type(env_type, "env_type")
+        self.env_num = env_num
+        plans = [
+            Plan(self.env_type, self.env_type, group, dict(env_kwargs or {}))
+            for group in range(env_num)
+            for _ in range(group_n)
+        ]
+        super().__init__(EnvironmentContainer(plans, group_n=group_n, seed=seed, workers=workers, parallel=parallel))

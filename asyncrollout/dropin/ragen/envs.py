@@ -1,0 +1,118 @@
+"""RAGEN's environments in RAGEN's shape, on top of ours, and the two tables in which anybody registers their own."""
+
+from typing import Any, ClassVar
+
+from asyncrollout.config.ragen_envs import our_kwargs
+from asyncrollout.errors import UsageError
+from asyncrollout.pool.hosted import reset_options
+from asyncrollout.pool.making import make_env
+from asyncrollout.registry import find_env, load_factory
+from asyncrollout.types import Placement, TextOptions
+
+
+class EnvConfig:
+    """The settings of one environment, as attributes; `action_lookup` is filled in by the environment."""
+
+    action_lookup: dict[int, str] | None = None
+    render_mode: str = "text"
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        self.__dict__.update(given)
+
+
+class RagenEnv:
+    """One of our envs with RAGEN's methods: texts for observations, `done` for its end, a table of action names."""
+
+    env_type: ClassVar[str]
+    runs: ClassVar[Placement | None] = None  # where, if not as the env itself says
+
+    def __init__(self, config: EnvConfig | None = None) -> None:
+        self.config = EnvConfig() if config is None else config
+        spec = find_env(self.env_type)
+        kwargs, _ = our_kwargs(self.env_type, self.config.given)
+        options = {key: kwargs.pop(key) for key in TextOptions.__struct_fields__ if key in kwargs}
+        self._env = make_env(spec.with_kwargs(**kwargs))
+        self._text = load_factory(spec.text_interface)(self._env, TextOptions(**options))
+        self._seen: Any = None
+        self._tell_actions()
+
+    def reset(self, seed: int | None = None, mode: str | None = None, member: int = 0) -> str:  # noqa: ARG002
+        self._seen, _ = self._env.reset(seed=seed, options=reset_options(self._env, None, member))
+        self._tell_actions()
+        return self.describe()
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        self._seen, reward, terminated, truncated, info = self._env.step(action)
+        return self.describe(), reward, terminated or truncated, {"action_is_valid": True, **info}
+
+    def render(self, mode: str | None = None) -> Any:
+        """The state as text, or as an RGB picture if the mode, or `config.render_mode`, is "rgb_array"."""
+        if (mode or self.config.render_mode) != "rgb_array":
+            return self.describe()
+        picture = self._env.render() if hasattr(self._env, "render") else ""
+        if isinstance(picture, str):
+            raise UsageError(f"env {self.env_type!r} draws no pictures: use render_mode 'text'")
+        return picture
+
+    def describe(self) -> str:
+        shown = self._text.describe(self._seen)
+        return shown if isinstance(shown, str) else str(shown.text)
+
+    def get_all_actions(self) -> list[str]:
+        """What can be done now, in words; nothing where that is open."""
+        if self.config.action_lookup:
+            return list(self.config.action_lookup.values())
+        offered = getattr(self._env, "available_actions", None)
+        return list(offered()) if callable(offered) else []
+
+    def instruction(self) -> str:
+        """The rules, as a model is told them."""
+        return str(self._text.system_prompt())
+
+    def close(self) -> None:
+        if hasattr(self._env, "close"):
+            self._env.close()
+
+    def _tell_actions(self) -> None:
+        """Names that the env always has, or those of this episode."""
+        names = getattr(self._text, "names", None) or getattr(self._env, "arms", None)
+        if names:
+            self.config.action_lookup = dict(enumerate(names, start=1))
+
+
+class SokobanEnv(RagenEnv):
+    env_type = "sokoban"
+
+
+class FrozenLakeEnv(RagenEnv):
+    env_type = "frozen_lake"
+
+
+class BanditEnv(RagenEnv):
+    env_type = "bandit"
+
+
+class CountdownEnv(RagenEnv):
+    env_type = "countdown"
+
+
+class MetaMathQAEnv(RagenEnv):
+    env_type = "metamathqa"
+
+
+class WebShopEnv(RagenEnv):
+    env_type = "webshop"
+
+
+_SHIPPED = (SokobanEnv, FrozenLakeEnv, BanditEnv, CountdownEnv, MetaMathQAEnv, WebShopEnv)
+
+REGISTERED_ENVS: dict[str, Any] = {env.env_type: env for env in _SHIPPED}
+"""Env types and their classes, made as `cls(config)`.
+
+One of your own needs `reset(seed=...)`, `step(action)` and `render()`; it is given `mode=` and `member=` if its `reset`
+takes them. It runs in workers, or with `runs = "light"` on the loop.
+"""
+
+REGISTERED_ENV_CONFIGS: dict[str, Any] = dict.fromkeys(REGISTERED_ENVS, EnvConfig)
+"""Env types and what makes their configs of keyword arguments."""

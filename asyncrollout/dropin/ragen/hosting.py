@@ -1,0 +1,98 @@
+"""A RAGEN environment where it lives, in a worker or on the loop: one call of ours is one of its steps, or a turn."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+
+class StepEnv:
+    """Plays one action at a time. Observations are `[state, what can be done]`."""
+
+    plays_by_chance = True  # so that `reset` is told which member of its group it is
+
+    def __init__(
+        self,
+        *,
+        make_env: Callable[[Any], Any],
+        make_config: Callable[..., Any],
+        config: Mapping[str, Any],
+        mode: str = "train",
+        max_actions: int | None = None,
+    ) -> None:
+        self._env = make_env(make_config(**config))
+        self._mode = mode
+        self._max_actions = max_actions
+        self._count = 0
+        self._shown: Any = ""
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        more = {"mode": self._mode, "member": (options or {}).get("member", 0)}
+        result = self._env.reset(seed=seed, **_taken(self._env.reset, more))
+        self._count = 0
+        told = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        self._shown, info = result if told else (result, {})
+        instruction = getattr(self._env, "instruction", None)
+        return self._seen(), {**info, "instruction": instruction() if callable(instruction) else ""}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        chosen = self._known([action]) if isinstance(action, str) else [action]
+        reward, done, info = self._play(chosen[0] if chosen else action)
+        return self._seen(), reward, done, self._is_cut_off and not done, info
+
+    def render(self) -> Any:
+        """A picture, if the env can draw one."""
+        return self._env.render(mode="rgb_array")
+
+    def close(self) -> None:
+        close = getattr(self._env, "close", None)
+        if callable(close):
+            close()
+
+    @property
+    def _is_cut_off(self) -> bool:
+        return self._max_actions is not None and self._count >= self._max_actions
+
+    def _play(self, action: Any) -> tuple[float, bool, dict[str, Any]]:
+        """RAGEN's four values, or Gymnasium's five."""
+        self._shown, reward, *ends, info = self._env.step(action)
+        self._count += 1
+        return float(reward), any(ends), dict(info)
+
+    def _known(self, words: list[str]) -> list[Any]:
+        """Actions by their names, or numbers, in any case; others are left out. Without a table, words are actions."""
+        names = getattr(getattr(self._env, "config", None), "action_lookup", None)
+        if names is None:
+            return words
+        actions = {str(action): action for action in names} | {name.lower(): action for action, name in names.items()}
+        plain = (word.strip().lower() for word in words)
+        return [actions[word] for word in plain if word in actions]
+
+    def _seen(self) -> list[Any]:
+        render, offered = getattr(self._env, "render", None), getattr(self._env, "get_all_actions", None)
+        return [render() if callable(render) else self._shown, list(offered()) if callable(offered) else []]
+
+
+class TurnEnv(StepEnv):
+    """Plays a turn, a list of actions in words. Observations also tell what was played, and whether all were known."""
+
+    def step(self, action: Iterable[str]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        asked = list(action)
+        known = self._known(asked)
+        left = len(known) if self._max_actions is None else self._max_actions - self._count
+        total, done, info, played = 0.0, False, {}, []
+        for chosen in known[:left]:
+            reward, done, told = self._play(chosen)
+            total += reward
+            info.update(told)
+            played.append(chosen)
+            if done:
+                break
+        is_valid = bool(known) and len(known) == len(asked)
+        return [*self._seen(), played, is_valid], total, done, self._is_cut_off and not done, info
+
+
+def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that a function takes by name."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in arguments.items() if takes_all or name in parameters}

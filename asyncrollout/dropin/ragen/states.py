@@ -1,0 +1,240 @@
+"""The state of every environment of a training step: histories of states, actions and rewards, turn by turn."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from asyncrollout import checks
+from asyncrollout.dropin.portal import Opened
+from asyncrollout.dropin.ragen.fleet import Fleet, Result
+from asyncrollout.dropin.ragen.settings import Mode, Plan, read_plans, read_settings
+from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.types import PoolStats
+
+Cache = dict[str, Any]
+
+_UNTOLD = ("error", "instruction", "success")
+
+
+@dataclass
+class EnvStatus:
+    """How far an environment is. `truncated` means that it ended without success."""
+
+    truncated: bool = False
+    terminated: bool = False
+    num_actions: int = 0
+    rewards: list[float] = field(default_factory=list)
+    seed: int | None = None
+
+
+class AsyncEnvStateManager:
+    """RAGEN's `EnvStateManager` with coroutines; an async context manager.
+
+    `use_multiprocessing` may be changed at any time: environments go on where they are. What runs where makes no
+    difference to any result.
+    """
+
+    def __init__(self, config: Any, mode: Mode = "train") -> None:
+        checks.one_of("mode", mode, ("train", "val"))
+        settings = read_settings(config)
+        rules, part = settings.es_manager, settings.part(mode)
+        self.mode = mode
+        self.env_groups, self.group_size = part.env_groups, part.group_size
+        self.max_workers = settings.workers
+        self.use_multiprocessing = rules.use_multiprocessing
+        self.format_penalty = abs(rules.format_penalty)
+        self.rollout_cache: list[Cache] = []
+        self._plans = read_plans(settings, mode)
+        self.envs = [_entry(index, plan) for index, plan in enumerate(self._plans)]
+        self._next_seed = settings.base_seed(mode)
+        self._fleet = Fleet(
+            self._plans,
+            "TurnEnv",
+            workers=self.max_workers,
+            parallel=rules.use_multiprocessing,
+            falls_back=True,
+            step_timeout=rules.step_timeout,
+            reset_timeout=rules.reset_timeout,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._fleet.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._fleet.__aexit__(kind, error, trace)
+
+    async def reset(self, seed: int | None = None) -> list[Cache]:
+        """New episodes: group g of seed + g. Without a seed, each reset in training takes the next ones."""
+        if seed is None:
+            seed = self._next_seed
+            self._next_seed += self.env_groups if self.mode == "train" else 0
+        checks.whole("seed", seed, 0)
+        seeds = [seed + plan.group for plan in self._plans]
+        members = [index % self.group_size for index in range(len(self._plans))]
+        self._fleet.parallel = self.use_multiprocessing
+        results = await self._fleet.reset(seeds, members)
+        self.rollout_cache = [self._begin(*found) for found in zip(self.envs, seeds, results, strict=True)]
+        return self.rollout_cache
+
+    async def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
+        """Play a turn; the caches of the environments that are not done, in the order of the inputs."""
+        inputs = self._read(all_env_inputs)
+        self._fleet.parallel = self.use_multiprocessing
+        results = await self._fleet.step({env_id: given["actions"] for env_id, given in inputs.items()})
+        for (env_id, given), result in zip(inputs.items(), results, strict=True):
+            self._note(self.envs[env_id], self.rollout_cache[env_id], given, result)
+        return [self.rollout_cache[env_id] for env_id in inputs if not self.envs[env_id]["status"].terminated]
+
+    def get_rollout_states(self) -> list[Cache]:
+        """The caches of all environments, with their metrics."""
+        solved: dict[int, bool] = defaultdict(bool)
+        for entry in self.envs:
+            solved[entry["group_id"]] |= _is_success(entry["status"])
+        for entry, cache in zip(self.envs, self.rollout_cache, strict=True):
+            history, status = cache["history"], entry["status"]
+            told = _told(history)
+            turns = max(len(history) - 1, 1)
+            metrics = {
+                "success": float(_is_success(status)),
+                "num_actions": status.num_actions,
+                f"pass@{self.group_size}": float(solved[entry["group_id"]]),
+                **{key: float(np.sum(values)) / turns for key, values in told.items()},
+            }
+            history[-1]["metrics"] = told
+            cache["metrics"] = {f"{entry['tag']}/{key}": value for key, value in metrics.items()}
+        return self.rollout_cache
+
+    def render(self) -> list[Any]:
+        """The present state of each environment: its text, or its pictures."""
+        last = [cache["history"][-1] for cache in self.rollout_cache]
+        return [item.get("images", item["state"]) for item in last]
+
+    def stats(self) -> PoolStats:
+        """How the workers fare, or, without any, the loop."""
+        return self._fleet.stats()
+
+    def _read(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+        """Inputs by environment, without those for environments that are done."""
+        inputs: dict[int, Mapping[str, Any]] = {}
+        for given in all_env_inputs:
+            env_id = given["env_id"]
+            if env_id not in range(len(self.rollout_cache)):
+                raise UsageError(
+                    f"env_id={env_id!r}: there are {len(self.rollout_cache)} environments that were reset, from 0 on"
+                )
+            if env_id in inputs:
+                raise UsageError(f"env_id={env_id} is in the inputs twice: a turn of an environment is one entry")
+            if isinstance(given["actions"], str):
+                raise UsageError(f"env_id={env_id}: actions={given['actions']!r} is not a list of actions")
+            inputs[int(env_id)] = given
+        return {env_id: given for env_id, given in inputs.items() if not self.envs[env_id]["status"].terminated}
+
+    def _begin(self, entry: dict[str, Any], seed: int, result: Result) -> Cache:
+        status = entry["status"] = EnvStatus(seed=seed)
+        entry["instruction"], state = "", ""
+        cache = {key: entry[key] for key in ("env_id", "group_id", "tag")}
+        first: dict[str, Any] = {}
+        if isinstance(result, RolloutError):
+            status.terminated = status.truncated = True
+            first["info"] = {"error": str(result)}
+        else:
+            entry["instruction"], state = result.info["instruction"], result.observation[0]
+        first |= _shown(state, entry["max_actions_per_traj"])
+        return {**cache, "history": [first], "penalty": 0}
+
+    def _note(self, entry: dict[str, Any], cache: Cache, given: Mapping[str, Any], result: Result) -> None:
+        """A turn was played, or failed: then the error ends the episode, and the state is the last that was seen."""
+        status, history = entry["status"], cache["history"]
+        if isinstance(result, RolloutError):
+            played, reward, info = [], 0.0, {"error": str(result), "success": False}
+            state = history[-1].get("images", history[-1]["state"])
+            status.terminated = status.truncated = True
+        else:
+            state, _, played, is_valid = result.observation
+            reward, info = result.reward, result.info
+            if not is_valid:
+                cache["penalty"] -= self.format_penalty
+            status.terminated = result.done
+            status.truncated = result.done and not (result.terminated and info.get("success", False))
+        status.num_actions += len(played)
+        status.rewards.append(reward)
+        said = {key: given.get(key, "") for key in ("llm_response", "llm_raw_response")}
+        history[-1].update(actions=played, reward=reward, info=info, **said)
+        history.append(_shown(state, entry["max_actions_per_traj"] - status.num_actions))
+
+
+class EnvStateManager:
+    """RAGEN's environment state manager. Close it, or let it go; workers never outlive the program."""
+
+    def __init__(self, config: Any, mode: Mode = "train") -> None:
+        self._manager = AsyncEnvStateManager(config, mode)
+        self._opened = Opened(self._manager)
+
+    def __getattr__(self, name: str) -> Any:
+        """All that is no call: `envs`, `rollout_cache`, `env_groups`, `group_size`, `max_workers`, `mode`."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._manager, name)
+
+    @property
+    def use_multiprocessing(self) -> bool:
+        return self._manager.use_multiprocessing
+
+    @use_multiprocessing.setter
+    def use_multiprocessing(self, value: bool) -> None:
+        self._manager.use_multiprocessing = value
+
+    def reset(self, seed: int | None = None) -> list[Cache]:
+        return self._opened.run(self._manager.reset, seed)
+
+    def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
+        return self._opened.run(self._manager.step, all_env_inputs)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _entry(index: int, plan: Plan) -> dict[str, Any]:
+    if plan.max_actions is None:
+        raise UsageError(
+            f"config: custom_envs.{plan.tag}.max_actions_per_traj is missing: how many actions may it take?"
+        )
+    return {
+        "tag": plan.tag,
+        "group_id": plan.group,
+        "env_id": index,
+        "env": None,  # it lives in a worker, or on the loop
+        "config": plan.config,
+        "status": EnvStatus(),
+        "max_actions_per_traj": plan.max_actions,
+        "instruction": "",
+    }
+
+
+def _shown(state: Any, actions_left: int) -> dict[str, Any]:
+    """A state in a history: text, or pictures and a mark for each."""
+    if isinstance(state, str):
+        return {"state": state, "actions_left": actions_left}
+    pictures = list(state) if isinstance(state, list | tuple) else [state]
+    return {"state": "<images>" * len(pictures), "images": pictures, "actions_left": actions_left}
+
+
+def _is_success(status: EnvStatus) -> bool:
+    return status.terminated and not status.truncated
+
+
+def _told(history: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """What the infos of all turns say in numbers."""
+    told: dict[str, list[float]] = defaultdict(list)
+    for turn in history:
+        for key, value in turn.get("info", {}).items():
+            if key not in _UNTOLD and isinstance(value, bool | int | float | np.number):
+                told[key].append(float(value))
+    return dict(told)

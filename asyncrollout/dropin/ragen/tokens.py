@@ -1,0 +1,93 @@
+"""Conversations as rows of token ids, by any tokenizer with `apply_chat_template`, `encode` and `pad_token_id`."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrollout.errors import UsageError
+
+Message = dict[str, Any]
+Ints = NDArray[np.int64]
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """Token ids, whether a model said each of them, and where each of its replies ends."""
+
+    ids: list[int]
+    spoken: list[bool]
+    ends: list[int]
+
+
+def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Up to where the model goes on."""
+    return _encode(tokenizer, _template(tokenizer, messages, is_prompt=True))
+
+
+def encode_conversation(tokenizer: Any, messages: Sequence[Message]) -> Conversation:
+    """Each reply is encoded on its own, so that no token belongs to both a prompt and a reply."""
+    ids: list[int] = []
+    spoken: list[bool] = []
+    ends: list[int] = []
+    done = ""
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = _template(tokenizer, messages[:place], is_prompt=True)
+        through = _template(tokenizer, messages[: place + 1], is_prompt=False)
+        if not prompt.startswith(done) or not through.startswith(prompt):
+            raise UsageError(
+                "the tokenizer's chat template changes what came before (some drop old thoughts): a conversation of "
+                "several turns cannot be one row of tokens with it"
+            )
+        asked, said = _encode(tokenizer, prompt[len(done) :]), _encode(tokenizer, through[len(prompt) :])
+        ids += asked + said
+        spoken += [False] * len(asked) + [True] * len(said)
+        ends.append(len(ids) - 1)
+        done = through
+    return Conversation(ids, spoken, ends)
+
+
+def pad(rows: Sequence[Sequence[int]], *, side: Literal["left", "right"], fill: int, width: int | None = None) -> Ints:
+    """Rows of one width: the longest row's, or the given one."""
+    width = max(map(len, rows), default=0) if width is None else width
+    padded = np.full((len(rows), width), fill, dtype=np.int64)
+    for place, row in enumerate(rows):
+        if row:
+            padded[place, slice(-len(row), None) if side == "left" else slice(len(row))] = row
+    return padded
+
+
+def prompt_arrays(tokenizer: Any, prompts: Sequence[Sequence[Message]], *, width: int) -> dict[str, Ints]:
+    """verl's three arrays of prompts, padded on the left to one width."""
+    rows = [encode_prompt(tokenizer, messages) for messages in prompts]
+    longest = max(map(len, rows), default=0)
+    if longest > width:
+        raise UsageError(f"a prompt has {longest} tokens, more than data.max_prompt_length={width}: raise that one")
+    return _arrays(tokenizer, rows, width)
+
+
+def conversation_arrays(tokenizer: Any, found: Sequence[Conversation]) -> dict[str, Ints]:
+    """RAGEN's arrays of conversations, padded on the left; `responses` and `loss_mask` begin at the second token."""
+    arrays = _arrays(tokenizer, [one.ids for one in found], None)
+    spoken = pad([[*map(int, one.spoken)] for one in found], side="left", fill=0)
+    return {**arrays, "responses": arrays["input_ids"][:, 1:], "loss_mask": spoken[:, 1:]}
+
+
+def _arrays(tokenizer: Any, rows: Sequence[list[int]], width: int | None) -> dict[str, Ints]:
+    shown = pad([[1] * len(row) for row in rows], side="left", fill=0, width=width)
+    return {
+        "input_ids": pad(rows, side="left", fill=tokenizer.pad_token_id or 0, width=width),
+        "attention_mask": shown,
+        "position_ids": (np.cumsum(shown, axis=1) - 1).clip(0),
+    }
+
+
+def _template(tokenizer: Any, messages: Sequence[Message], *, is_prompt: bool) -> str:
+    return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=is_prompt, tokenize=False))
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]

@@ -1,0 +1,384 @@
+"""RAGEN's `EnvStateManager`: histories of exactly its shape, the same ones wherever environments run."""
+
+import copy
+import logging
+import os
+import pickle
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrollout import UsageError
+from asyncrollout.dropin.ragen import (
+    REGISTERED_ENV_CONFIGS,
+    REGISTERED_ENVS,
+    AsyncEnvStateManager,
+    EnvStateManager,
+)
+from asyncrollout.pool import wire
+from tests.ragen_envs import WORKER_TYPES, Unpicklable, WalkConfig, config, registered, turn, worker_pids  # noqa: F401 (a fixture)
+from tests.scripts.processes import alive
+
+TURNS = 5
+
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+
+def play(manager: EnvStateManager, seed: int | None = 7, turns: int = TURNS) -> list[dict[str, Any]]:
+    manager.reset(seed=seed)
+    tags = [entry["tag"] for entry in manager.envs]
+    for number in range(turns):
+        manager.step(turn(tags, number))
+    return copy.deepcopy(manager.get_rollout_states())
+
+
+def pids(manager: EnvStateManager) -> list[int]:
+    return worker_pids(manager.stats())
+
+
+def sequential(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    settings = copy.deepcopy(settings)
+    settings["es_manager"]["use_multiprocessing"] = False
+    manager = EnvStateManager(settings)
+    try:
+        return play(manager)
+    finally:
+        manager.close()
+
+
+# Shapes
+
+
+def test_a_history_has_ragens_shape() -> None:
+    manager = EnvStateManager(config("walk", groups=2, size=2, actions=4, use_multiprocessing=False))
+    cache = manager.reset(seed=3)
+    assert [set(one) for one in cache] == [{"env_id", "history", "group_id", "tag", "penalty"}] * 4
+    assert [(one["env_id"], one["group_id"], one["penalty"]) for one in cache] == [
+        (0, 0, 0),
+        (1, 0, 0),
+        (2, 1, 0),
+        (3, 1, 0),
+    ]
+    assert cache[0]["history"] == [{"state": cache[1]["history"][0]["state"], "actions_left": 4}]
+    first = cache[0]["history"][0]["state"]
+    given = {"env_id": 0, "llm_raw_response": "raw", "llm_response": "said", "actions": ["Forth", "nowhere", "BACK"]}
+    assert manager.step([given]) == [manager.rollout_cache[0]]
+    told, state = manager.rollout_cache[0]["history"]
+    assert told == {
+        "state": first,
+        "actions_left": 4,
+        "actions": [1, 2],
+        "reward": -0.2,
+        "info": {"success": False, "at": int(first.split()[2]), "said": "Back"},
+        "llm_response": "said",
+        "llm_raw_response": "raw",
+    }
+    assert state == {"state": first, "actions_left": 2}
+    assert manager.rollout_cache[0]["penalty"] == -0.1
+    assert manager.render()[0] == first
+    states = manager.get_rollout_states()
+    assert states[0]["metrics"] == {
+        "walk/success": 0.0, "walk/num_actions": 2, "walk/pass@2": 0.0, "walk/at": float(told["info"]["at"])
+    }  # fmt: skip
+
+
+def test_pictures_are_marked_in_the_text() -> None:
+    settings = config("walk", use_multiprocessing=False)
+    settings["custom_envs"]["walk"]["env_config"] = {"render_mode": "rgb_array"}
+    manager = EnvStateManager(settings)
+    first = manager.reset(seed=1)[0]["history"][0]
+    assert first["state"] == "<images>"
+    assert [picture.shape for picture in first["images"]] == [(4, 4, 3)]
+    assert manager.render()[0] == first["images"]
+
+
+def test_an_end_is_a_success_or_truncated() -> None:
+    manager = EnvStateManager(config("walk", size=3, actions=5, use_multiprocessing=False))
+    manager.reset(seed=1)
+    asked = [["forth"] * 9, ["back"] * 9, ["forth", "back", "nowhere"]]
+    outputs = manager.step(
+        [
+            {"env_id": env_id, "llm_response": "", "llm_raw_response": "", "actions": actions}
+            for env_id, actions in enumerate(asked)
+        ]
+    )
+    assert [cache["env_id"] for cache in outputs] == [2]  # only what is not done
+    ends = [(entry["status"].terminated, entry["status"].truncated) for entry in manager.envs]
+    assert ends == [(True, False), (True, True), (False, False)]
+    assert manager.envs[1]["status"].num_actions == 5
+    before = copy.deepcopy(manager.rollout_cache[0])
+    assert manager.step([{"env_id": 0, "actions": ["forth"]}]) == []  # inputs of those that are done are ignored
+    assert manager.rollout_cache[0] == before
+    states = manager.get_rollout_states()
+    assert [state["metrics"]["walk/success"] for state in states] == [1.0, 0.0, 0.0]
+    assert {state["metrics"]["walk/pass@3"] for state in states} == {1.0}
+
+
+@pytest.mark.parametrize("amount", [0.1, -0.1])
+def test_a_format_penalty_of_either_sign_costs(amount: float) -> None:
+    manager = EnvStateManager(config("walk", format_penalty=amount, use_multiprocessing=False))
+    manager.reset(seed=1)
+    manager.step([{"env_id": 0, "actions": []}, {"env_id": 1, "actions": ["forth"]}])
+    assert [cache["penalty"] for cache in manager.rollout_cache] == [-0.1, 0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"env_id": 9, "actions": []}, "env_id=9: there are 2 environments"),
+        ({"env_id": 0, "actions": "up"}, "actions='up' is not a list"),
+    ],
+)
+def test_wrong_inputs_are_told(wrong: dict[str, Any], told: str) -> None:
+    manager = EnvStateManager(config("bandit"))
+    manager.reset()
+    with pytest.raises(UsageError, match=told):
+        manager.step([wrong])
+    with pytest.raises(UsageError, match="twice"):
+        manager.step([{"env_id": 0, "actions": []}] * 2)
+
+
+# Seeds
+
+
+def test_groups_and_resets_differ_and_members_do_not() -> None:
+    settings = config("sokoban", groups=3, size=2, use_multiprocessing=False)
+    first, second = (EnvStateManager(settings) for _ in range(2))
+    states = [[cache["history"][0]["state"] for cache in first.reset()] for _ in range(3)]
+    assert all(one[0::2] == one[1::2] for one in states)
+    assert len({state for one in states for state in one}) == 9
+    again = [[cache["history"][0]["state"] for cache in second.reset()] for _ in range(3)]
+    assert again == states
+    settings["seed"] = {"train": 1000, "val": 5}
+    other = EnvStateManager(settings)
+    assert other.reset()[0]["history"][0]["state"] not in {state for one in states for state in one}
+    assert [entry["status"].seed for entry in other.envs] == [1000, 1000, 1001, 1001, 1002, 1002]
+
+
+def test_validation_has_its_own_seed_and_split_and_repeats() -> None:
+    settings = config("sokoban", "walk", use_multiprocessing=False)
+    validation, training = EnvStateManager(settings, mode="val"), EnvStateManager(settings)
+    first = copy.deepcopy(validation.reset())
+    assert validation.reset() == first
+    assert [entry["status"].seed for entry in validation.envs] == [123, 123, 124, 124]
+    assert first[2]["history"][0]["state"].startswith("val:")
+    assert training.reset(seed=123)[0]["history"] != first[0]["history"]
+
+
+def test_members_of_a_group_have_their_own_luck() -> None:
+    manager = EnvStateManager(config("bandit", groups=1, size=64))
+    manager.reset(seed=1)
+    manager.step([{"env_id": env_id, "actions": ["dragon"]} for env_id in range(64)])
+    assert len({cache["history"][0]["reward"] for cache in manager.rollout_cache}) == 2
+
+
+# The same wherever environments run
+
+
+def test_parallel_equals_sequential_for_every_env_and_number_of_workers() -> None:
+    settings = config(*WORKER_TYPES, groups=2)
+    expected = sequential(settings)
+    assert len({turn["state"] for cache in expected for turn in cache["history"]}) > 30
+    for workers in (1, 2, 3):
+        settings["es_manager"]["max_workers"] = workers
+        manager = EnvStateManager(settings)
+        assert play(manager) == expected
+        assert len(pids(manager)) == workers
+        manager.close()
+
+
+@pytest.mark.slow
+def test_parallel_equals_sequential_ten_times() -> None:
+    settings = config(*WORKER_TYPES, groups=4, size=3, actions=30)
+    expected = sequential(settings)
+    for repeat in range(10):
+        settings["es_manager"]["max_workers"] = 1 + repeat % 5
+        manager = EnvStateManager(settings)
+        assert play(manager) == expected
+        manager.close()
+
+
+def test_flips_and_killed_workers_within_an_episode_change_nothing() -> None:
+    settings = config(*WORKER_TYPES, max_workers=2)
+    expected = sequential(settings)
+    manager = EnvStateManager(settings)
+    manager.reset(seed=7)
+    tags = [entry["tag"] for entry in manager.envs]
+    before = pids(manager)
+    for number in range(TURNS):
+        manager.use_multiprocessing = number != 2
+        if number in (1, 3):
+            for pid in pids(manager):
+                os.kill(pid, signal.SIGKILL)
+        manager.step(turn(tags, number))
+    assert manager.get_rollout_states() == expected
+    assert not any(map(alive, before))
+    assert manager.stats().restored > 0
+
+
+def test_workers_stay_the_same_over_resets_and_payloads_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    real_frame = wire.frame
+
+    def frame(*args: Any) -> Any:
+        framed = real_frame(*args)
+        sent.append(len(framed))
+        return framed
+
+    manager = EnvStateManager(config("sokoban", groups=2, actions=500, max_workers=2))
+    manager.reset()
+    first = pids(manager)
+    for _ in range(10):
+        manager.reset()
+        assert pids(manager) == first
+    monkeypatch.setattr(wire, "frame", frame)
+    sizes = []
+    for _ in range(40):
+        sent.clear()
+        manager.step([{"env_id": env_id, "actions": ["Up", "Down"]} for env_id in range(4)])
+        sizes.append(sum(sent))
+    assert 0 < max(sizes) <= 1.3 * sizes[0]
+    assert len(pickle.dumps(manager.rollout_cache)) > 10 * max(sizes)  # what would travel elsewhere
+
+
+def test_only_the_listed_types_run_on_the_loop() -> None:
+    manager = EnvStateManager(config("sokoban", "worker_bandit", sequential_env_types=["Sokoban"], max_workers=1))
+    manager.reset()
+    workers = manager.stats().workers
+    assert [worker.envs for worker in workers if worker.rank >= 0] == [2]
+    manager.close()
+
+
+def test_no_processes_are_started_for_light_envs_or_sequential_ones() -> None:
+    for settings in (config("bandit"), config("sokoban", use_multiprocessing=False)):
+        manager = EnvStateManager(settings)
+        manager.reset()
+        assert pids(manager) == []
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, min(8, os.cpu_count() or 1)), ({"max_workers": 3}, 3)])
+def test_max_workers(given: dict[str, Any], expected: int) -> None:
+    assert EnvStateManager(config("bandit", **given)).max_workers == expected
+
+
+async def test_the_same_calls_are_coroutines() -> None:
+    settings = config("worker_bandit", max_workers=1)
+    async with AsyncEnvStateManager(settings) as manager:
+        await manager.reset(seed=7)
+        for number in range(TURNS):
+            await manager.step(turn([entry["tag"] for entry in manager.envs], number))
+        played = copy.deepcopy(manager.get_rollout_states())
+    assert played == sequential(settings)
+
+
+# What goes wrong
+
+
+def test_a_failure_is_an_entry_of_its_environment_alone() -> None:
+    manager = EnvStateManager(config("walk", size=3, max_workers=2, step_timeout=1.0))
+    start = manager.reset(seed=1)[1]["history"][0]["state"]
+    inputs = [{"env_id": env_id, "actions": [word]} for env_id, word in enumerate(["raise", "hang", "forth"])]
+    assert [cache["env_id"] for cache in manager.step(inputs)] == [2]
+    told = [cache["history"][0]["info"] for cache in manager.rollout_cache]
+    assert "LookupError: a stone in the way" in told[0]["error"]
+    assert "took longer than 1 s" in told[1]["error"]
+    assert "error" not in told[2]
+    assert manager.rollout_cache[1]["history"][1]["state"] == start
+    assert all(manager.envs[env_id]["status"].truncated for env_id in (0, 1))
+    assert "walk/error" not in manager.get_rollout_states()[0]["metrics"]
+    assert all("error" not in cache["history"][0].get("info", {}) for cache in manager.reset(seed=1))
+    assert len(manager.step([{"env_id": env_id, "actions": ["forth"]} for env_id in range(3)])) == 3
+
+
+def test_an_env_that_kills_its_worker_fails_alone() -> None:
+    manager = EnvStateManager(config("walk", size=2, max_workers=1))
+    manager.reset(seed=1)
+    outputs = manager.step([{"env_id": 0, "actions": ["die"]}, {"env_id": 1, "actions": ["forth"]}])
+    assert [cache["env_id"] for cache in outputs] == [1]
+    assert "SIGKILL" in manager.rollout_cache[0]["history"][0]["info"]["error"]
+
+
+def test_what_cannot_be_sent_to_a_worker_runs_here_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(REGISTERED_ENVS, "stuck", lambda config: Unpicklable(config))
+    monkeypatch.setitem(REGISTERED_ENV_CONFIGS, "stuck", WalkConfig)
+    manager = EnvStateManager(config("stuck", max_workers=1))
+    with caplog.at_level(logging.WARNING):
+        manager.reset(seed=1)
+    assert "env 'stuck' cannot be sent to a worker process" in caplog.text
+    assert len(manager.step([{"env_id": 0, "actions": ["forth"]}])) == 1
+    manager.close()
+
+
+def test_without_workers_it_goes_on_sequentially_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    settings = config("sokoban", max_workers=100_000)  # more than there are descriptors for
+    manager = EnvStateManager(settings)
+    with caplog.at_level(logging.WARNING):
+        played = play(manager)
+    assert "file descriptors" in caplog.text
+    assert "Falling back to sequential processing" in caplog.text
+    assert played == sequential(settings)
+
+
+def test_an_env_that_cannot_be_made_is_raised_with_its_name() -> None:
+    settings = config("sokoban", use_multiprocessing=False)
+    settings["custom_envs"]["sokoban"]["env_config"] = {"num_boxen": 3}
+    manager = EnvStateManager(settings)
+    with pytest.raises(UsageError, match=r"env 'sokoban'.*'num_boxen': did you mean 'num_boxes'"):
+        manager.reset()
+
+
+# The configuration
+
+
+def test_any_object_with_the_keys_is_a_config() -> None:
+    settings = config("bandit")
+    found = SimpleNamespace(
+        es_manager=SimpleNamespace(
+            train=SimpleNamespace(**settings["es_manager"]["train"]), format_penalty=-0.5, use_multiprocessing=True
+        ),
+        custom_envs=SimpleNamespace(bandit=SimpleNamespace(**settings["custom_envs"]["bandit"])),
+    )
+    manager = EnvStateManager(found)
+    assert (manager.format_penalty, len(manager.reset())) == (0.5, 2)
+    assert sequential(settings) == play(manager)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("es_manager.train.env_configs.tags", ["SokobanEmv"], r"tags\[0\]: custom_envs does not define 'SokobanEmv'"),
+        ("custom_envs.SokobanEnv.env_type", "sokobann", "no env type is called 'sokobann': did you mean 'soko"),
+        ("es_manager.train.env_configs.n_groups", [3], "n_groups is .3., 3 in all, and es_manager.train.env_"),
+        ("es_manager.train.env_configs.n_groups", [1, 1], "n_groups has 2 entries, but tags has 1"),
+        ("es_manager.train.env_groups", "four", "es_manager.train.env_groups"),
+        ("custom_envs.SokobanEnv.max_actions_per_traj", None, "custom_envs.SokobanEnv.max_actions_per_traj is missing"),
+        ("es_manager", {}, "train"),
+    ],
+)  # fmt: skip
+def test_wrong_keys_are_named(path: str, value: Any, told: str) -> None:
+    settings: dict[str, Any] = {
+        "es_manager": {
+            "train": {"env_groups": 4, "group_size": 3, "env_configs": {"tags": ["SokobanEnv"], "n_groups": [1]}}
+        },
+        "custom_envs": {"SokobanEnv": {"env_type": "sokoban", "max_actions_per_traj": 50}},
+    }
+    at, (*way, last) = settings, path.split(".")
+    for key in way:
+        at = at[key]
+    at[last] = value
+    with pytest.raises(UsageError, match=told):
+        EnvStateManager(settings)
+    with pytest.raises(UsageError, match="es_manager is missing"):
+        EnvStateManager({})
+
+
+def test_numbers_of_numpy_are_ids() -> None:
+    manager = EnvStateManager(config("bandit"))
+    manager.reset()
+    assert manager.step([{"env_id": np.int64(1), "actions": ["1"]}]) == []
