@@ -59,6 +59,7 @@ bench: $(INSTALLED)  ## the tables of ratios and costs, in about eight minutes
 	$(BIN)/python benchmarks/bench_video.py
 	$(BIN)/python benchmarks/bench_service.py
 	$(BIN)/python benchmarks/bench_report.py
+	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

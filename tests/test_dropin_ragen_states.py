@@ -5,13 +5,15 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asyncrollout import UsageError
+from asyncrollout import ClosedError, UsageError
 from asyncrollout.dropin.ragen import (
     REGISTERED_ENV_CONFIGS,
     REGISTERED_ENVS,
@@ -245,6 +247,15 @@ def test_workers_stay_the_same_over_resets_and_payloads_do_not_grow(monkeypatch:
     assert len(pickle.dumps(manager.rollout_cache)) > 10 * max(sizes)  # what would travel elsewhere
 
 
+def test_members_of_a_group_share_a_worker() -> None:
+    manager = EnvStateManager(config("sokoban", groups=4, size=3, max_workers=2))
+    manager.reset()
+    ranks = [handle.worker for handle in manager._manager._fleet._handles if handle is not None]
+    assert [len(set(ranks[start : start + 3])) for start in range(0, 12, 3)] == [1] * 4
+    assert [ranks.count(rank) for rank in range(2)] == [6, 6]
+    manager.close()
+
+
 def test_only_the_listed_types_run_on_the_loop() -> None:
     manager = EnvStateManager(config("sokoban", "worker_bandit", sequential_env_types=["Sokoban"], max_workers=1))
     manager.reset()
@@ -321,7 +332,7 @@ def test_without_workers_it_goes_on_sequentially_and_says_so(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         played = play(manager)
     assert "file descriptors" in caplog.text
-    assert "Falling back to sequential processing" in caplog.text
+    assert caplog.text.count("Falling back to sequential processing") == 1
     assert played == sequential(settings)
 
 
@@ -378,7 +389,25 @@ def test_wrong_keys_are_named(path: str, value: Any, told: str) -> None:
         EnvStateManager({})
 
 
-def test_numbers_of_numpy_are_ids() -> None:
+def test_a_closed_manager_says_so() -> None:
     manager = EnvStateManager(config("bandit"))
     manager.reset()
+    manager.close()
+    manager.close()
+    with pytest.raises(ClosedError, match="make others"):
+        manager.reset()
+    with pytest.raises(ClosedError, match="make others"):
+        manager.step([{"env_id": 0, "actions": ["1"]}])
+
+
+def test_a_worker_loads_nothing_heavy_for_these_envs() -> None:
+    modules = "asyncrollout.pool.worker, asyncrollout.dropin.ragen.hosting, asyncrollout.dropin.ragen.envs"
+    code = f"import sys, {modules}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert {"aiohttp", "rich", "structlog", "cyclopts", "yaml"}.isdisjoint(loaded)
+
+
+def test_numbers_of_numpy_are_ids_and_seeds() -> None:
+    manager = EnvStateManager(config("bandit"))
+    manager.reset(seed=np.int64(3))  # type: ignore[arg-type]
     assert manager.step([{"env_id": np.int64(1), "actions": ["1"]}]) == []

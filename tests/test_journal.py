@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,24 @@ async def test_resumed_run_goes_on_with_what_the_other_would_have_delivered(tmp_
         parts += [told((await source.collect(groups=3)).groups) for _ in range(2)]
         assert source.ledger.balanced
     assert parts == whole
+
+
+async def test_groups_that_are_judged_together_are_so_again_if_not_all_verdicts_were_written(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"keep": filters.top_std(0.5), "max_lag": 0}
+
+    async def taken(run_dir: Path, **more: Any) -> list[Any]:
+        async with rollouts(run_dir, **options, **more) as source:
+            return [told((await source.collect(groups=3)).groups) for _ in range(2 - source.next_batch)]
+
+    whole = await taken(tmp_path / "whole")
+    lines = (tmp_path / "whole" / JOURNAL).read_bytes().splitlines(keepends=True)
+    first = [place for place, line in enumerate(lines, start=1) if b'"event":"judged"' in line][:4]
+    for cut in first:
+        killed = tmp_path / f"killed {cut}"
+        killed.mkdir()
+        shutil.copy(tmp_path / "whole" / TRAJECTORIES, killed)
+        (killed / JOURNAL).write_bytes(b"".join(lines[:cut]))
+        assert await taken(killed, resume=True) == whole
 
 
 async def test_batches_are_delivered_again_from_where_a_trainer_says(tmp_path: Path) -> None:

@@ -57,6 +57,30 @@ async def test_envs_opened_behind_a_slow_step_open_elsewhere(tmp_path: Path) -> 
             await gate.open()
 
 
+async def test_envs_opened_beside_another_begin_on_its_worker() -> None:
+    async with EnvPool(workers=3) as pool:
+        first = await pool.open(COUNTER)
+        beside = [await pool.open(COUNTER, beside=first) for _ in range(4)]
+        assert {env.worker for env in beside} == {first.worker}
+        assert (await pool.open(COUNTER)).worker != first.worker
+        kill_worker_of(pool, first)
+        assert [same(await play(env, 7, ACTIONS), expected(COUNTER, 7, ACTIONS)) for env in beside] == [True] * 4
+
+
+async def test_a_fork_goes_on_in_another_pool() -> None:
+    async with EnvPool(workers=1) as pool, EnvPool(backend="inline") as inline:
+        for here, there in ((pool, inline), (inline, pool)):
+            async with here.open(COUNTER) as env:
+                assert not env.has_episode
+                await play(env, 7, ACTIONS[:3])
+                twin = await env.fork(there)
+                assert (env.has_episode, twin.has_episode) == (True, True)
+                assert (env.worker == -1) != (twin.worker == -1)
+                for action in ACTIONS[3:]:
+                    assert same(await twin.step(action), await env.step(action))
+                await twin.close()
+
+
 @asynccontextmanager
 async def _cancelled_half_way(place: str, directory: Path) -> AsyncIterator[EnvHandle]:
     """An env whose step was cancelled while it was under way."""

@@ -84,9 +84,12 @@ class Cancelled(Event, frozen=True, tag="cancelled"):
 
 
 class Judged(Event, frozen=True, tag="judged"):
+    """A verdict, and how many `more` follow of groups that were judged with this one: without those, it is none."""
+
     group: str
     keep: bool
     reason: str
+    more: int = 0
 
 
 class Delivered(Event, frozen=True, tag="delivered"):

@@ -64,6 +64,7 @@ class Past:
         """Those of which the journal does not tell: the process was killed in between."""
         self.replies: defaultdict[str, list[Reply]] = defaultdict(list)
         self.verdicts: dict[str, Verdict] = {}
+        self._together: dict[str, Verdict] = {}  # verdicts of a round, until all of them are there
         self.retries: Counter[str] = Counter()
         self.weights: int | None = None
         self.evaluations = 0
@@ -86,6 +87,7 @@ class Past:
             case Began():
                 self.attempts += 1
                 self._under_way.clear()
+                self._together.clear()
                 self.given = self.given or event.given
                 if event.batch is not None:
                     self.go_back_to(event.batch)
@@ -105,8 +107,11 @@ class Past:
                 self._over.add(uid)
             case Cancelled(group=group):
                 self.forget(group)
-            case Judged(group=group, keep=keep, reason=reason):
-                self.verdicts[group] = Verdict(keep, reason)
+            case Judged(group=group, keep=keep, reason=reason, more=more):
+                self._together[group] = Verdict(keep, reason)
+                if not more:
+                    self.verdicts.update(self._together)
+                    self._together.clear()
             case Delivered():
                 self._given_again = [one for one in self._given_again if one.batch > event.batch]
                 self._batches.append(_Batch(event, self.weights))

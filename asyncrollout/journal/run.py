@@ -97,9 +97,9 @@ class RunJournal:
             self.past.forget(group)
             self.writer.put(Cancelled(group=group))
 
-    def judged(self, group: Group) -> None:
+    def judged(self, group: Group, more: int) -> None:
         assert group.verdict is not None
-        self.writer.put(Judged(group=group.id, keep=group.verdict.keep, reason=group.verdict.reason))
+        self.writer.put(Judged(group=group.id, keep=group.verdict.keep, reason=group.verdict.reason, more=more))
 
     def delivered(self, batch: int, groups: list[Group], dropped: list[str]) -> None:
         ids = [group.id for group in groups]

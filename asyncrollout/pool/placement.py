@@ -36,7 +36,11 @@ class Placement:
         self.check_open()
         home: Home = self._loop_home
         if self._backend is not None and not seat.on_loop:
-            home = _least_loaded(await self._backend.wait_usable(seat.pinned), by_load=seat.weighs)
+            usable = await self._backend.wait_usable(seat.pinned)
+            near = seat.beside.home if seat.beside is not None else None
+            is_free = near is not None and near in usable and not near.stuck
+            home = near if near is not None and is_free else _least_loaded(usable, by_load=seat.weighs)
+            seat.beside = None  # from here on it may be anywhere
         if seat.weighs and not seat.load:
             seat.load = seat.last_seconds = self._usual_load()
         seat.home, seat.id = home, next(self._ids)  # a new id, since the old place may still be at work on its end

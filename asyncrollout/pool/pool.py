@@ -64,7 +64,7 @@ class EnvPool:
         checks.whole("max_restarts", max_restarts, 0)
         checks.seconds("step_timeout", step_timeout)
         checks.seconds("reset_timeout", reset_timeout)
-        self._workers = (workers or _cpus()) if backend == "process" else 0
+        self._workers = (workers or usable_cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
         self._rules = Rules(Limits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts)
@@ -135,14 +135,16 @@ class EnvPool:
         *,
         text: bool | None = None,
         worker: int | None = None,
+        beside: EnvHandle | None = None,
         expert: bool = False,
         record: Recorded | None = None,
         **env_kwargs: Any,
     ) -> EnvHandle:
         """An env to enter with `async with`, or to `await` and close yourself.
 
-        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; with `expert`,
-        each outcome carries the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
+        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; `beside` has it begin on
+        the worker of another env, with which it may share what is costly to make; with `expert`, each outcome carries
+        the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
         """
         self._placement.check_open()
         spec = find_env(spec_or_name)
@@ -162,7 +164,7 @@ class EnvPool:
         self._check_rank(spec.name, worker)
         camera = None if record is None else record.camera
         opening = Opening(replace(spec, kwargs=kwargs), text, expert, options, camera)
-        return self._handle(opening, worker, record)
+        return self._handle(opening, worker, record, beside)
 
     def _check_rank(self, name: str, worker: int | None) -> None:
         if worker is not None and (type(worker) is not int or worker not in range(self._workers)):
@@ -173,9 +175,12 @@ class EnvPool:
         self._placement.check_open()
         return self._handle(msgspec.structs.replace(seat.opening, camera=None), seat.pinned)
 
-    def _handle(self, opening: Opening, pinned: int | None, record: Recorded | None = None) -> EnvHandle:
+    def _handle(
+        self, opening: Opening, pinned: int | None, record: Recorded | None = None, beside: EnvHandle | None = None
+    ) -> EnvHandle:
         on_loop = self._lives_on_loop(opening, pinned)
-        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop)
+        near = None if beside is None else beside.seat
+        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=near)
         return EnvHandle(self, seat, record)
 
     def _lives_on_loop(self, opening: Opening, pinned: int | None) -> bool:
@@ -271,6 +276,6 @@ def _check_picklable(opening: Opening) -> None:
         ) from error
 
 
-def _cpus() -> int:
+def usable_cpus() -> int:
     """Those that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -41,11 +41,13 @@ class Seat:
         *,
         pinned: int | None,
         on_loop: bool,
+        beside: "Seat | None" = None,
     ) -> None:
         self.id = 0  # by which its home knows it; another one in each place
         self.opening = opening
         self.pinned = pinned
         self.on_loop = on_loop
+        self.beside = beside
         self.weighs = not on_loop and opening.spec.runs == "cpu"
         self.movable = self._may_move = pinned is None and opening.spec.replayable and rules.recover != "none"
         self.home: Home | None = None

@@ -144,7 +144,7 @@ class Worker:
             elif not self._behind.is_set():
                 self._behind.set()
         call_id, _, _, action = call
-        self._let_camera_catch_up(resident)
+        self._let_camera_catch_up(resident, slot)
         start = monotonic()
         self._page.begin(slot, call_id, start)
         try:
@@ -159,11 +159,12 @@ class Worker:
             self._give_up(call_id, slot)
         self._held.append((call_id, trouble, value, info, digest, seconds, state))
 
-    def _let_camera_catch_up(self, resident: Resident) -> None:
-        """Before a step, and not as a part of it: its time limit is the env's."""
+    def _let_camera_catch_up(self, resident: Resident, slot: int) -> None:
+        """Between steps, and not as a part of one, whose time limit is its env's."""
         camera = resident.hosted.camera
         if camera is not None and camera.is_behind:
             self._flush()
+            self._page.end(slot)
             camera.catch_up()
 
     def _play_other(self, call: Call, resident: Resident | None, slot: int) -> None:

@@ -350,9 +350,9 @@ class Rollouts:
         self._streams.start_soon(_run_within, stop, stream)
         return stream, stop
 
-    def _note(self, group: Group) -> None:
+    def _note(self, group: Group, more: int) -> None:
         self._delivery.tally.add(group)
-        self._watch.judged(group)
+        self._watch.judged(group, more)
         self._draws.tell(group)
 
     async def _play_drawn(self, draw: Draw) -> Group:

@@ -33,7 +33,8 @@ class Watching(Nobody):
 
     def drawn(self, draw: Draw) -> None: ...
 
-    def judged(self, group: Group) -> None:
+    def judged(self, group: Group, more: int) -> None:  # noqa: ARG002
+        """A group has its verdict, and so have `more` that were judged with it, which follow."""
         self._meter.judged(group)
 
     def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
@@ -95,9 +96,9 @@ class Recording(Watching):
     def drawn(self, draw: Draw) -> None:
         self._journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
 
-    def judged(self, group: Group) -> None:
-        self._journal.judged(group)
-        super().judged(group)
+    def judged(self, group: Group, more: int) -> None:
+        self._journal.judged(group, more)
+        super().judged(group, more)
 
     def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
         self._journal.given_up(groups, with_all_recorded=with_all_recorded)

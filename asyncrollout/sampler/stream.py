@@ -55,7 +55,7 @@ class GroupStream:
         ledger: Ledger,
         rules: StreamRules,
         version: Callable[[], int],
-        judged: Callable[[Group], None],
+        judged: Callable[[Group, int], None],
         had_valid: bool = False,
     ) -> None:
         self._draws = draws
@@ -212,8 +212,9 @@ class GroupStream:
         if self.failure is not None:
             return
         try:
-            for group in judge(*judged):
-                self._judged(group)
+            together = judge(*judged)
+            for place, group in enumerate(together, start=1):
+                self._judged(group, len(together) - place)
                 self._count_failures(group)
                 for dropped in self._tray.put(group):
                     self._end(dropped, "filtered")

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from functools import cache
 from pathlib import Path
+from time import monotonic
 from typing import IO
 
 from asyncrollout.errors import MissingExtraError
@@ -17,13 +18,15 @@ from asyncrollout.video.frames import Frame
 
 _MOST_HELD = 4 << 20  # bytes that wait for an encoder before it is waited for
 _LEAST_HELD_FRAMES = 3
-_PIPE = 1 << 20  # bytes; some twenty small frames go without anybody waking up
+_PIPE = 1 << 20  # bytes
+_LINGER = 0.1  # seconds that frames wait for others to go with: a frame on its own costs twice as much
+_BATCH = 8  # frames that go at once
 _NICE = 10
 _PATIENCE = 10.0  # seconds for an encoder to take a single byte
 _END_GRACE = 10.0
 _TERMINATE_GRACE = 2.0
 _LONGEST_COMPLAINT = 300
-_POLL = 1000  # milliseconds
+_POLL = 1.0
 
 
 @cache
@@ -50,7 +53,8 @@ def _command(ffmpeg: str, height: int, width: int, fps: float) -> list[str]:
 class Encoder:
     """Takes frames of one size without ever blocking; whoever may wait calls `catch_up` when it `is_behind`.
 
-    Most frames go straight into the pipe of the process. A thread opens it, passes on what did not fit, and closes it.
+    Frames go straight into the pipe of the process; those that come fast, a few at a time. A thread opens it, passes on
+    what was held back or did not fit, and closes it.
     `trouble` says why it takes no more frames. The file is locked until the process has ended, however it ends.
     """
 
@@ -63,6 +67,7 @@ class Encoder:
         self._changed = threading.Condition()
         self._waiting: deque[memoryview] = deque()
         self._held = 0
+        self._passed_on = 0.0  # when
         self._pipe: int | None = None
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,8 +96,9 @@ class Encoder:
             self.frames += 1
             self._waiting.append(memoryview(frame.tobytes()))
             self._held += self._bytes_of_frame
-            self._pass_on()
-            if self._waiting:
+            if len(self._waiting) >= _BATCH or monotonic() - self._passed_on > _LINGER:
+                self._pass_on()
+            if len(self._waiting) in (1, _BATCH):  # not each time: whoever is woken up needs the interpreter
                 self._changed.notify_all()
             return not self.trouble
 
@@ -101,13 +107,14 @@ class Encoder:
         with self._changed:
             while self.is_behind:
                 if not self._changed.wait(_PATIENCE):
-                    self._fail(f"the encoder has taken nothing for {_PATIENCE:g} s")
-                    if self._process is not None:
-                        self._process.kill()
+                    self._give_up()
 
     def end(self) -> None:
         """Take no more frames; what was taken is encoded, and the file is closed, by and by."""
         with self._changed:
+            self._pass_on()
+            if not self._closing and self._process is not None and self._process.poll() is not None:
+                self._fail("the encoder has ended")
             self._closing = True
             self._changed.notify_all()
 
@@ -153,18 +160,23 @@ class Encoder:
     def _has_more(self) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing or self.trouble)
-            return bool(self._waiting)
+            self._changed.wait_for(lambda: len(self._waiting) >= _BATCH or self._closing or self.trouble, _LINGER)
+            return bool(self._waiting) or not (self._closing or self.trouble)
 
     def _pump(self) -> None:
         assert self._pipe is not None
         poll = select.poll()
         poll.register(self._pipe, select.POLLOUT)
-        poll.poll(_POLL)
+        is_last = self._closing  # nobody calls `catch_up` any more
+        is_taking = poll.poll((_PATIENCE if is_last else _POLL) * 1000)
         with self._changed:
+            if is_last and not is_taking:
+                self._give_up()
             self._pass_on()
 
     def _pass_on(self) -> None:
         """As much as the pipe takes at once; the lock is held. Whoever waits for room hears of it."""
+        self._passed_on = monotonic()
         try:
             while self._waiting and self._pipe is not None:
                 sent = os.write(self._pipe, self._waiting[0])
@@ -192,6 +204,11 @@ class Encoder:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def _give_up(self) -> None:
+        self._fail(f"the encoder has taken nothing for {_PATIENCE:g} s")
+        if self._process is not None:
+            self._process.kill()
 
     def _fail(self, trouble: str) -> None:
         with self._changed:

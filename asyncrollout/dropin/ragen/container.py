@@ -75,9 +75,9 @@ class EnvironmentContainer(Fleet):
         if isinstance(result, RolloutError):
             self._last[index], self._done[index] = ("", []), True
             return "", 0.0, True, {"error": str(result)}
-        state, available = result.observation
-        self._last[index], self._done[index] = (state, available), result.done
-        return state, result.reward, result.done, result.info
+        state, info = result.observation, result.info
+        self._last[index], self._done[index] = (state, info["available"]), result.done
+        return state, result.reward, result.done, info["told"]
 
     def _check_length(self, what: str, given: Sequence[Any]) -> None:
         if len(given) != self.num_processes:

@@ -43,8 +43,13 @@ class RagenEnv:
         return self.describe()
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        reward, done, info = self.play_undescribed(action)
+        return self.describe(), reward, done, info
+
+    def play_undescribed(self, action: Any) -> tuple[float, bool, dict[str, Any]]:
+        """A step whose state is described only if somebody asks."""
         self._seen, reward, terminated, truncated, info = self._env.step(action)
-        return self.describe(), reward, terminated or truncated, {"action_is_valid": True, **info}
+        return float(reward), terminated or truncated, {"action_is_valid": True, **info}
 
     def render(self, mode: str | None = None) -> Any:
         """The state as text, or as an RGB picture if the mode, or `config.render_mode`, is "rgb_array"."""

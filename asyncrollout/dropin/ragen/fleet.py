@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from asyncrollout.dropin.ragen.settings import Plan
-from asyncrollout.errors import PoolError, RolloutError, UsageError
+from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.pool import EnvPool, run_all
 from asyncrollout.tasks import Background, task_group
@@ -49,15 +49,19 @@ class Fleet:
         self._loop_pool = EnvPool(backend="inline", **self._timeouts)
         self._pool: EnvPool | None = None
         self._pools = Background()
+        self._is_open = False
+        self._is_alone = False  # no workers could be started
 
     async def __aenter__(self) -> Self:
         await self._loop_pool.__aenter__()
         await self._pools.open()
+        self._is_open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         try:
             await self._pools.close()
         finally:
@@ -67,10 +71,12 @@ class Fleet:
         """Start an episode in each env; an env that failed is made anew, one that cannot be made is raised."""
         await self._settle()
         self._lost.clear()
-        async with task_group() as tasks:
-            for index, handle in enumerate(self._handles):
-                if handle is None:
-                    tasks.start_soon(self._open, index)
+        firsts = [index for index, member in enumerate(members) if member == 0]
+        for indices in (firsts, range(len(members))):  # the others go where the first of their group is
+            async with task_group() as tasks:
+                for index in indices:
+                    if self._handles[index] is None:
+                        tasks.start_soon(self._open, index, self._handles[index - members[index]])
         handles = [handle for handle in self._handles if handle is not None]
         return await run_all(
             handle.reset(seed=seed, member=member) for handle, seed, member in zip(handles, seeds, members, strict=True)
@@ -79,30 +85,30 @@ class Fleet:
     async def step(self, actions: Mapping[int, Any]) -> list[Result]:
         """Step some envs; results are in the order of the actions."""
         await self._settle()
-        return await run_all(self._play(index, action) for index, action in actions.items())
+        return await run_all(
+            self._fail(index) if (handle := self._handles[index]) is None else handle.step(action)
+            for index, action in actions.items()
+        )
 
     async def render(self, indices: Iterable[int]) -> list[Any]:
-        """Pictures of envs that were reset."""
-        return [await self._handle(index).render() for index in indices]
+        """Pictures, one after the other."""
+        handles = [(index, self._handles[index]) for index in indices]
+        return [await (self._fail(index) if handle is None else handle.render()) for index, handle in handles]
 
     def stats(self) -> PoolStats:
         """Of the workers, if there are any, else of the loop."""
         return (self._pool or self._loop_pool).stats()
 
-    async def _play(self, index: int, action: Any) -> Outcome:
-        return await self._handle(index).step(action)
-
-    def _handle(self, index: int) -> EnvHandle:
-        handle = self._handles[index]
-        if handle is None:
-            raise self._lost.get(index) or UsageError(f"env {index} was not reset: call reset() first")
-        return handle
+    async def _fail(self, index: int) -> Outcome:
+        raise self._lost.get(index) or UsageError(f"env {index} was not reset: call reset() first")
 
     def _wants_worker(self, index: int) -> bool:
-        return self.parallel and self._specs[index].runs != "light"
+        return self.parallel and not self._is_alone and self._specs[index].runs != "light"
 
     async def _settle(self) -> None:
         """Start the workers if any are wanted by now, and let envs go on where they should be."""
+        if not self._is_open:
+            raise ClosedError("these environments are closed: make others")
         indices = range(len(self._specs))
         if self._pool is None and any(map(self._wants_worker, indices)):
             await self._start_workers()
@@ -118,17 +124,17 @@ class Fleet:
             if not self._falls_back:
                 raise
             logger.warning("Failed to start worker processes: %s. Falling back to sequential processing", error)
-            self.parallel = False
+            self._is_alone = True
 
     async def _hold_workers(self, *, task_status: TaskStatus[EnvPool]) -> None:
         async with EnvPool(self._workers, **self._timeouts) as pool:
             task_status.started(pool)
             await anyio.sleep_forever()
 
-    async def _open(self, index: int) -> None:
+    async def _open(self, index: int, beside: EnvHandle | None) -> None:
         spec, pool = self._specs[index], self._home(index)
         try:
-            opening = pool.open(spec)
+            opening = pool.open(spec, beside=beside)
         except UsageError as error:  # it cannot be sent
             if not self._falls_back or pool is self._loop_pool:
                 raise

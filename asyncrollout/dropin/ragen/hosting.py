@@ -1,12 +1,15 @@
 """A RAGEN environment where it lives, in a worker or on the loop: one call of ours is one of its steps, or a turn."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+BETWEEN = "\x1f"
+"""Stands between the actions of a turn, which travel as one text: that is the cheapest to send."""
 
 
 class StepEnv:
-    """Plays one action at a time. Observations are `[state, what can be done]`."""
+    """Plays one action at a time. Observations are states; infos are what the environment told, and what it offers."""
 
     plays_by_chance = True  # so that `reset` is told which member of its group it is
 
@@ -31,13 +34,12 @@ class StepEnv:
         self._count = 0
         told = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
         self._shown, info = result if told else (result, {})
-        instruction = getattr(self._env, "instruction", None)
-        return self._seen(), {**info, "instruction": instruction() if callable(instruction) else ""}
+        return self._state(), {"told": info, **self._facts()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         chosen = self._known([action]) if isinstance(action, str) else [action]
         reward, done, info = self._play(chosen[0] if chosen else action)
-        return self._seen(), reward, done, self._is_cut_off and not done, info
+        return self._state(), reward, done, self._is_cut_off and not done, {"told": info, **self._facts()}
 
     def render(self) -> Any:
         """A picture, if the env can draw one."""
@@ -53,9 +55,12 @@ class StepEnv:
         return self._max_actions is not None and self._count >= self._max_actions
 
     def _play(self, action: Any) -> tuple[float, bool, dict[str, Any]]:
-        """RAGEN's four values, or Gymnasium's five."""
-        self._shown, reward, *ends, info = self._env.step(action)
+        """RAGEN's four values, or Gymnasium's five; ours need not describe states that nobody sees."""
         self._count += 1
+        if (play := getattr(self._env, "play_undescribed", None)) is not None:
+            reward, done, info = play(action)
+            return reward, done, info
+        self._shown, reward, *ends, info = self._env.step(action)
         return float(reward), any(ends), dict(info)
 
     def _known(self, words: list[str]) -> list[Any]:
@@ -67,16 +72,26 @@ class StepEnv:
         plain = (word.strip().lower() for word in words)
         return [actions[word] for word in plain if word in actions]
 
-    def _seen(self) -> list[Any]:
-        render, offered = getattr(self._env, "render", None), getattr(self._env, "get_all_actions", None)
-        return [render() if callable(render) else self._shown, list(offered()) if callable(offered) else []]
+    def _state(self) -> Any:
+        render = getattr(self._env, "render", None)
+        return render() if callable(render) else self._shown
+
+    def _facts(self) -> dict[str, Any]:
+        """What goes with a state."""
+        offered = getattr(self._env, "get_all_actions", None)
+        return {"available": list(offered()) if callable(offered) else []}
 
 
 class TurnEnv(StepEnv):
-    """Plays a turn, a list of actions in words. Observations also tell what was played, and whether all were known."""
+    """Plays a turn, which is actions in words. Infos also tell what was played, and whether all words were known."""
 
-    def step(self, action: Iterable[str]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        asked = list(action)
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        state, info = super().reset(seed=seed, options=options)
+        instruction = getattr(self._env, "instruction", None)
+        return state, {**info, "instruction": instruction() if callable(instruction) else ""}
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        asked = action.split(BETWEEN) if action else []
         known = self._known(asked)
         left = len(known) if self._max_actions is None else self._max_actions - self._count
         total, done, info, played = 0.0, False, {}, []
@@ -88,7 +103,8 @@ class TurnEnv(StepEnv):
             if done:
                 break
         is_valid = bool(known) and len(known) == len(asked)
-        return [*self._seen(), played, is_valid], total, done, self._is_cut_off and not done, info
+        facts = {"told": info, "played": played, "is_valid": is_valid}
+        return self._state(), total, done, self._is_cut_off and not done, facts
 
 
 def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

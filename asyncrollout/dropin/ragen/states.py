@@ -1,5 +1,6 @@
 """The state of every environment of a training step: histories of states, actions and rewards, turn by turn."""
 
+import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 from asyncrollout import checks
 from asyncrollout.dropin.portal import Opened
 from asyncrollout.dropin.ragen.fleet import Fleet, Result
+from asyncrollout.dropin.ragen.hosting import BETWEEN
 from asyncrollout.dropin.ragen.settings import Mode, Plan, read_plans, read_settings
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.types import PoolStats
@@ -75,7 +77,7 @@ class AsyncEnvStateManager:
         if seed is None:
             seed = self._next_seed
             self._next_seed += self.env_groups if self.mode == "train" else 0
-        checks.whole("seed", seed, 0)
+        checks.whole("seed", seed := operator.index(seed), 0)
         seeds = [seed + plan.group for plan in self._plans]
         members = [index % self.group_size for index in range(len(self._plans))]
         self._fleet.parallel = self.use_multiprocessing
@@ -87,7 +89,7 @@ class AsyncEnvStateManager:
         """Play a turn; the caches of the environments that are not done, in the order of the inputs."""
         inputs = self._read(all_env_inputs)
         self._fleet.parallel = self.use_multiprocessing
-        results = await self._fleet.step({env_id: given["actions"] for env_id, given in inputs.items()})
+        results = await self._fleet.step({env_id: BETWEEN.join(given["actions"]) for env_id, given in inputs.items()})
         for (env_id, given), result in zip(inputs.items(), results, strict=True):
             self._note(self.envs[env_id], self.rollout_cache[env_id], given, result)
         return [self.rollout_cache[env_id] for env_id in inputs if not self.envs[env_id]["status"].terminated]
@@ -131,8 +133,9 @@ class AsyncEnvStateManager:
                 )
             if env_id in inputs:
                 raise UsageError(f"env_id={env_id} is in the inputs twice: a turn of an environment is one entry")
-            if isinstance(given["actions"], str):
-                raise UsageError(f"env_id={env_id}: actions={given['actions']!r} is not a list of actions")
+            actions = given["actions"]
+            if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+                raise UsageError(f"env_id={env_id}: actions={actions!r:.200} is not a list of actions in words")
             inputs[int(env_id)] = given
         return {env_id: given for env_id, given in inputs.items() if not self.envs[env_id]["status"].terminated}
 
@@ -145,7 +148,7 @@ class AsyncEnvStateManager:
             status.terminated = status.truncated = True
             first["info"] = {"error": str(result)}
         else:
-            entry["instruction"], state = result.info["instruction"], result.observation[0]
+            entry["instruction"], state = result.info["instruction"], result.observation
         first |= _shown(state, entry["max_actions_per_traj"])
         return {**cache, "history": [first], "penalty": 0}
 
@@ -157,9 +160,9 @@ class AsyncEnvStateManager:
             state = history[-1].get("images", history[-1]["state"])
             status.terminated = status.truncated = True
         else:
-            state, _, played, is_valid = result.observation
-            reward, info = result.reward, result.info
-            if not is_valid:
+            state, reward = result.observation, result.reward
+            info, played = result.info["told"], result.info["played"]
+            if not result.info["is_valid"]:
                 cache["penalty"] -= self.format_penalty
             status.terminated = result.done
             status.truncated = result.done and not (result.terminated and info.get("success", False))
@@ -177,11 +180,34 @@ class EnvStateManager:
         self._manager = AsyncEnvStateManager(config, mode)
         self._opened = Opened(self._manager)
 
-    def __getattr__(self, name: str) -> Any:
-        """All that is no call: `envs`, `rollout_cache`, `env_groups`, `group_size`, `max_workers`, `mode`."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._manager, name)
+    @property
+    def envs(self) -> list[dict[str, Any]]:
+        """An entry for each environment: its tag, ids, config, status and budget of actions."""
+        return self._manager.envs
+
+    @property
+    def rollout_cache(self) -> list[Cache]:
+        return self._manager.rollout_cache
+
+    @property
+    def mode(self) -> Mode:
+        return self._manager.mode
+
+    @property
+    def env_groups(self) -> int:
+        return self._manager.env_groups
+
+    @property
+    def group_size(self) -> int:
+        return self._manager.group_size
+
+    @property
+    def max_workers(self) -> int:
+        return self._manager.max_workers
+
+    @property
+    def format_penalty(self) -> float:
+        return self._manager.format_penalty
 
     @property
     def use_multiprocessing(self) -> bool:
@@ -196,6 +222,15 @@ class EnvStateManager:
 
     def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
         return self._opened.run(self._manager.step, all_env_inputs)
+
+    def get_rollout_states(self) -> list[Cache]:
+        return self._manager.get_rollout_states()
+
+    def render(self) -> list[Any]:
+        return self._manager.render()
+
+    def stats(self) -> PoolStats:
+        return self._manager.stats()
 
     def close(self) -> None:
         self._opened.close()
