@@ -224,6 +224,30 @@ def test_writer_outlives_its_encoder(tmp_path: Path) -> None:
     assert is_whole(writer.path)
 
 
+def test_forgotten_writer_is_closed_as_garbage(tmp_path: Path) -> None:
+    writer = VideoWriter(tmp_path / "a.mp4")
+    writer.write(paint(3))
+    del writer
+    assert painted(tmp_path / "a.mp4") == [(0, 3)]
+    assert is_whole(tmp_path / "a.mp4")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_forked_copy_of_a_writer_leaves_the_video_alone(tmp_path: Path) -> None:
+    writer = VideoWriter(tmp_path / "a.mp4")
+    writer.write(paint(3))
+    child = os.fork()
+    if not child:
+        try:
+            writer.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    writer.write(paint(4))
+    writer.close()
+    assert painted(writer.path) == [(0, 3), (0, 4)]
+
+
 def test_encoder_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "_PATIENCE", 0.2)
     monkeypatch.setattr(encoder, "_MOST_HELD", 100_000)

@@ -1,9 +1,6 @@
-"""From a configuration to what it names: envs, policies, filters, hooks."""
+"""From a configuration to what it names: envs, filters, hooks; `players` has policies and agents."""
 
 import dataclasses
-import importlib
-import os
-import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,17 +11,13 @@ import anyio.to_thread
 import msgspec
 
 from asyncrollout import filters
-from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.cli.envs import allowed_env
 from asyncrollout.config import Config, read_tasks, schema
 from asyncrollout.config.evaluation import EvaluationConfig
 from asyncrollout.errors import UsageError
 from asyncrollout.metrics.sinks import Sink, open_sinks
-from asyncrollout.policies.embedded import ScriptedPolicy, SolverPolicy
-from asyncrollout.policies.local import local_llm
-from asyncrollout.policies.openai import OpenAIPolicy
+from asyncrollout.players import chat_agent, imported, open_policy
 from asyncrollout.pool.pool import EnvPool
-from asyncrollout.protocols import Policy
 from asyncrollout.rollout.group import Failures
 from asyncrollout.rollouts.facade import Rollouts
 from asyncrollout.sampler.draws import Share
@@ -74,10 +67,6 @@ async def open_rollouts(
             yield rollouts
 
 
-def chat_agent(policy: Policy, chosen: schema.Chat) -> ChatAgent:
-    return ChatAgent(policy, **{name: getattr(chosen, name) for name in chosen.__struct_fields__})
-
-
 def _open_metrics(config: Config, directory: Path) -> list[Sink]:
     """What draws curves, as configured; in each, a run that is resumed goes on under the id that it was given first."""
     if not config.metrics:
@@ -102,25 +91,6 @@ def share_of(entry: schema.EnvEntry, *, allow_import: bool) -> Share:
 
 
 @asynccontextmanager
-async def open_policy(chosen: schema.Policy) -> AsyncIterator[Policy]:
-    """The policy that a configuration names."""
-    match chosen:
-        case schema.Solver(error_rate=error_rate, latency=latency, seed=seed):
-            pair = (latency[0], latency[1]) if isinstance(latency, list) else latency
-            yield SolverPolicy(error_rate, pair, seed=seed)
-        case schema.Scripted(replies=replies):
-            yield ScriptedPolicy(replies)
-        case schema.Local():
-            async with local_llm(**msgspec.structs.asdict(chosen)) as policy:
-                yield policy
-        case schema.OpenAI():
-            options = msgspec.structs.asdict(chosen)
-            key = os.environ.get(options.pop("api_key_env"), "")
-            async with OpenAIPolicy(api_key=key, kind=options.pop("server"), **options) as policy:
-                yield policy
-
-
-@asynccontextmanager
 async def _open_pool(config: Config) -> AsyncIterator[EnvPool | None]:
     """A pool, if it is said where the envs are to run; else `Rollouts` finds out by itself."""
     if config.backend is None:
@@ -141,15 +111,3 @@ def _filter(config: Config) -> Any:
     name, arguments = config.keep.call
     chosen = getattr(filters, name)
     return chosen(**arguments) if arguments else chosen
-
-
-def imported(path: str, key: str) -> Any:
-    """What an import path names, from this directory, too; the configuration has it at `key`."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{key}: {path!r} cannot be imported: {error}") from error

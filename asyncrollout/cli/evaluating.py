@@ -1,22 +1,18 @@
 """Evaluations: envs on ranked processes, each with its video, and a table of what came of it."""
 
-import inspect
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import anyio
-import anyio.to_thread
 import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asyncrollout.agents.numeric import MarkovAgent
 from asyncrollout.cli.app import DONE, STOPPED, Output, Told
-from asyncrollout.cli.building import chat_agent, check_imports, imported, open_policy
+from asyncrollout.cli.building import check_imports
 from asyncrollout.cli.envs import allowed_env
 from asyncrollout.cli.outcomes import by_task, outcomes
 from asyncrollout.cli.stopping import stoppable
@@ -24,16 +20,10 @@ from asyncrollout.cli.summary import number
 from asyncrollout.config import schema
 from asyncrollout.config.evaluation import EvaluationConfig, Python, read_evaluation
 from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.evaluation.acting import DEVICES, open_manner
 from asyncrollout.evaluation.plan import Plan, make_plan
-from asyncrollout.evaluation.playing import Manner, play, videos_in
+from asyncrollout.evaluation.playing import play, videos_in
 from asyncrollout.evaluation.results import Episode, summarize
-from asyncrollout.policies.embedded import ScriptedPolicy
-from asyncrollout.protocols import Agent
-from asyncrollout.ranks import visible_devices
-from asyncrollout.registry import EnvSpec
-from asyncrollout.types import Generation, Request
-
-_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 async def eval(  # noqa: A001 (the command's name)
@@ -49,13 +39,11 @@ async def eval(  # noqa: A001 (the command's name)
     chosen = _with_policy(read_evaluation(config, overrides), base_url, model, policy)
     check_imports(chosen, allow_import=allow_import)
     spec = allowed_env(chosen.env.eval.env_type, allow_import=allow_import)
-    plan = make_plan(chosen, spec, visible=os.environ.get(_DEVICES))
+    plan = make_plan(chosen, spec, visible=os.environ.get(DEVICES))
     watch = _Watch(plan, output)
     async with stoppable() as stop:
         with stop.scope() as playing:
-            async with _opened_agent(chosen, spec) as (agent, text):
-                is_expert = isinstance(chosen.policy, schema.Solver)
-                manner = Manner(agent, text, is_expert, watch.step, watch.end)
+            async with open_manner(chosen, spec, watch.step, watch.end) as manner:
                 output.say(_introduced(plan, chosen))
                 with watch.shown():
                     await play(plan, chosen.env.eval, manner)
@@ -77,57 +65,6 @@ def _with_policy(
     if ":" not in path:
         raise UsageError(f"--policy {path!r} is no import path: write module:name")
     return msgspec.structs.replace(config, policy=Python(path))
-
-
-@asynccontextmanager
-async def _opened_agent(config: EvaluationConfig, spec: EnvSpec) -> AsyncIterator[tuple[Agent, bool]]:
-    """What plays, and whether it plays in words."""
-    if isinstance(config.policy, Python):
-        own = _own_policy(config, config.policy)
-        if hasattr(own, "open"):
-            yield own, spec.text is not None
-        elif not hasattr(own, "generate"):
-            yield MarkovAgent(ScriptedPolicy(_Acting(own))), False
-        elif spec.text is None:
-            yield MarkovAgent(own), False
-        else:
-            yield chat_agent(own, config.agent), True
-        return
-    if isinstance(config.policy, schema.Solver) and spec.text is None:
-        raise UsageError(f"policy: {spec.name} has no expert to play it: give a policy")
-    async with open_policy(config.policy) as policy:
-        yield chat_agent(policy, config.agent), True
-
-
-def _own_policy(config: EvaluationConfig, chosen: Python) -> Any:
-    """What a path names; if it is a class, or there are options for it, what it makes."""
-    if "rollout" in config.cluster.components:  # before its code loads what looks for GPUs
-        gpus = [gpu for worker in config.cluster.workers("rollout") for gpu in worker.gpus]
-        os.environ[_DEVICES] = visible_devices(sorted({*gpus}), os.environ.get(_DEVICES))
-    own = imported(chosen.path, "policy.path")
-    if inspect.isclass(own) or chosen.kwargs:
-        own = own(**chosen.kwargs)
-    if not (callable(own) or hasattr(own, "open") or hasattr(own, "generate")):
-        raise UsageError(f"policy.path: {chosen.path!r} is of type {type(own).__name__}: neither policy nor agent")
-    return own
-
-
-class _Acting:
-    """A function of an observation as one of a request. One that is no coroutine is called in a thread, by one episode
-    at a time, so that the envs go on meanwhile.
-    """
-
-    def __init__(self, act: Any) -> None:
-        self._act = act
-        self._is_async = inspect.iscoroutinefunction(act) or inspect.iscoroutinefunction(getattr(act, "__call__", None))  # noqa: B004
-        self._one = anyio.CapacityLimiter(1)
-
-    async def __call__(self, request: Request) -> Generation:
-        if self._is_async:
-            action = await self._act(request.data)
-        else:
-            action = await anyio.to_thread.run_sync(self._act, request.data, limiter=self._one, abandon_on_cancel=True)
-        return Generation("", action=action)
 
 
 class _Watch:

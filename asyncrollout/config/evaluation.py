@@ -10,7 +10,8 @@ from msgspec import Meta, field
 from asyncrollout.checks import nearest
 from asyncrollout.config import schema
 from asyncrollout.config.checking import Checker, Problem
-from asyncrollout.config.overrides import expanded
+from asyncrollout.config.document import Document
+from asyncrollout.config.overrides import expanded, override
 from asyncrollout.config.reading import load_mapping, read_text, told
 from asyncrollout.config.schema import EnvName, FrameRate, FromOne, FromZero, ImportPath, Part, Positive, Text
 from asyncrollout.errors import UsageError
@@ -112,7 +113,18 @@ def read_evaluation(path: FilePath, overrides: Sequence[str] = ()) -> Evaluation
 
 def parse_evaluation(text: str, overrides: Sequence[str] = (), where: str = "eval.yaml") -> EvaluationConfig:
     """As `read_evaluation`; `where` is the file's name, for errors."""
-    document = load_mapping(text, overrides, where, least=_LEAST)
+    return _checked(load_mapping(text, overrides, where, least=_LEAST), where)
+
+
+def as_evaluation(values: dict[str, Any], overrides: Sequence[str] = (), where: str = "config") -> EvaluationConfig:
+    """As `read_evaluation`, of what a file would hold."""
+    document = Document(values, {})
+    for assignment in overrides:
+        document = override(document, assignment)
+    return _checked(document, where)
+
+
+def _checked(document: Document, where: str) -> EvaluationConfig:
     values = expanded(document.value)
     problems = Checker(EvaluationConfig, document.places, []).problems(values)
     if not problems:

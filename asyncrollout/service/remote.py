@@ -39,7 +39,7 @@ class RemoteEnvPool(EnvPool):
         patience: float = 10.0,
         max_restarts: int = 10,
     ) -> None:
-        self._urls = [_checked(one) for one in (url if isinstance(url, list | tuple) else [url])]
+        self._urls = [checked_address(one) for one in (url if isinstance(url, list | tuple) else [url])]
         if not self._urls:
             raise UsageError("a remote pool needs the address of a server")
         checks.seconds("patience", patience)
@@ -126,7 +126,8 @@ class Hosts:
         return [seconds for host in self._hosts for seconds in host.clock.recent()]
 
 
-def _checked(url: Any) -> str:
+def checked_address(url: Any) -> str:
+    """The address of a server, without a slash at its end; what is none is refused."""
     parts = urlsplit(url) if isinstance(url, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r:.200} is no address of a server: write it as http://host:8200")

@@ -1,5 +1,7 @@
 """A video in a loop of one's own."""
 
+import os
+import weakref
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -14,23 +16,24 @@ class VideoWriter:
     """An MP4, picture by picture: grey, RGB or RGBA, of uint8 or floats, of any size; a context manager.
 
     Frames go to an encoder of its own, which `write` waits for if it is far behind. `close` waits until the file is
-    whole. If the encoder fails, `trouble` says why, and what was written until then is kept.
+    whole; one that is forgotten is closed as garbage, or when the program ends. If the encoder fails, `trouble` says
+    why, and what was written until then is kept.
     """
 
     def __init__(self, path: str | PathLike[str], *, fps: float = 10.0, max_bytes: int | None = None) -> None:
         self.path = Path(path)
         if self.path.suffix != ".mp4":
             raise UsageError(f"a video is an .mp4 file, and not {str(path)!r}")
-        self._stem = check_name(self.path.stem)
+        stem = check_name(self.path.stem)
         directory = self.path.parent
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make {directory}: {error.strerror or error}") from error
-        self._ffmpeg = find_ffmpeg()
-        part = new_part(directory, self._stem, new_take())
-        self._reel = Reel(part, fps=check_fps(fps), ffmpeg=self._ffmpeg, max_bytes=max_bytes)
-        self._is_open = True
+        ffmpeg = find_ffmpeg()
+        part = new_part(directory, stem, new_take())
+        self._reel = Reel(part, fps=check_fps(fps), ffmpeg=ffmpeg, max_bytes=max_bytes)
+        self._finish = weakref.finalize(self, _finish, self._reel, directory, stem, ffmpeg, os.getpid())
 
     @property
     def frames(self) -> int:
@@ -43,7 +46,7 @@ class VideoWriter:
         return self._reel.trouble
 
     def write(self, picture: Any) -> None:
-        if not self._is_open:
+        if not self._finish.alive:
             raise ClosedError(f"{self.path} is closed: make another VideoWriter")
         self._reel.write(picture)
         if self._reel.is_behind:
@@ -51,21 +54,24 @@ class VideoWriter:
 
     def close(self) -> None:
         """Without any picture there is no file."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        self._reel.end()
-        self._reel.wait()
-        part = self._reel.path
-        try:
-            if count_frames(part):
-                finish(self._ffmpeg, part, whole_file(self.path.parent, self._stem))
-            part.unlink(missing_ok=True)
-        except OSError as error:
-            self._reel.fail(str(error))
+        self._finish()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _finish(reel: Reel, directory: Path, stem: str, ffmpeg: str, pid: int) -> None:
+    if os.getpid() != pid:  # a copy in a forked process, which has no encoder
+        return
+    reel.end()
+    reel.wait()
+    part = reel.path
+    try:
+        if count_frames(part):
+            finish(ffmpeg, part, whole_file(directory, stem))
+        part.unlink(missing_ok=True)
+    except OSError as error:
+        reel.fail(str(error))

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrollout.dropin.configs import plain
 from asyncrollout.dropin.ragen.data import DataProto, objects
 from asyncrollout.dropin.ragen.managers import EnvironmentManagerBase, Observations
-from asyncrollout.dropin.ragen.settings import Algorithm, Count, Data, plain
+from asyncrollout.dropin.ragen.settings import Algorithm, Count, Data
 from asyncrollout.dropin.ragen.tokens import prompt_arrays
 from asyncrollout.errors import ExhaustedError, UsageError
 from asyncrollout.filters import varies

@@ -2,13 +2,13 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from asyncrollout.checks import nearest
 from asyncrollout.config.ragen_envs import KNOWN_TAGS, our_env
+from asyncrollout.dropin.configs import plain
 from asyncrollout.dropin.ragen import envs
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec, find_env
@@ -161,17 +161,6 @@ def read_settings(config: Any) -> Settings:
         return msgspec.convert(found, Settings)
     except msgspec.ValidationError as error:
         raise UsageError(f"config: {error}".replace("$.", "").replace("`", "'")) from error
-
-
-def plain(value: Any) -> Any:
-    """Mappings, sequences and objects with attributes, all the way down, as dicts and lists."""
-    if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(inner) for inner in value]
-    if hasattr(value, "__dict__") and not callable(value):
-        return {key: plain(inner) for key, inner in vars(value).items() if not key.startswith("_")}
-    return value
 
 
 def read_plans(settings: Settings, mode: Mode) -> list[Plan]:

@@ -1,0 +1,174 @@
+"""RLinf's placement, writers and evaluation for synchronous trainers, with the document's own files and code."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from asyncrollout import UsageError
+from asyncrollout.config.evaluation import VIDEO_DIRECTORY, parse_evaluation
+from asyncrollout.dropin.rlinf import (
+    HybridComponentPlacement,
+    create_video_writer,
+    create_video_writers,
+    evaluate,
+    write_video,
+)
+from asyncrollout.video import VideoWriter
+from asyncrollout_envs.sensors import find_pictures, tile
+from tests import test_evaluation_seed as seed
+from tests.evaluation_envs import act
+from tests.films import decode
+
+PAINTER = {"env_type": "tests.evaluation_envs:Painter", "max_episode_steps": 3}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def configured(**eval_: Any) -> dict[str, Any]:
+    return {"env": {"eval": {**PAINTER, **eval_}}}
+
+
+def as_object(value: Any) -> Any:
+    """With attributes for keys, as Hydra's configurations have them."""
+    if not isinstance(value, dict):
+        return value
+    return SimpleNamespace(**{key: as_object(inner) for key, inner in value.items()})
+
+
+@pytest.mark.parametrize("layout", seed.LAYOUTS)
+@pytest.mark.parametrize("form", [lambda text: yaml.safe_load(text), lambda text: as_object(yaml.safe_load(text))])
+def test_each_rank_has_the_writers_of_its_envs(layout: str, form: Any) -> None:
+    text, total, listed = seed.LAYOUTS[layout]
+    config = form(text)
+    placement = HybridComponentPlacement(config)
+    assert placement.components == ["env", "rollout"]
+    ranks = range(placement.get_world_size("env"))
+    assert placement.get_hardware_ranks("env") == [*ranks]
+    writers = [writer for rank in ranks for writer in create_video_writers(config, rank)]
+    assert len({writer.path for writer in writers}) == total
+    if listed is not None:
+        expected = re.findall(r"^\S+\.mp4", listed, re.MULTILINE)
+        assert [str(writer.path) for writer in writers] == [f"{VIDEO_DIRECTORY}/{name}" for name in expected]
+
+
+def test_no_videos_no_writers() -> None:
+    assert create_video_writers(parse_evaluation(seed.OFF)) == []
+    assert not [*Path().iterdir()]
+
+
+def test_code_blocks_write_frame_k_of_env_i_into_file_i_only() -> None:
+    """The document's blocks, with what they leave out (`...`) in its places; files without a picture never appear."""
+    envs, steps = 4, 3
+    creating = seed.CREATING.replace("(...)", "(fpath=f'behavior_video_{video_id}.mp4', resolution=(256, 384))")
+    writing = seed.WRITING.replace("...,", "np.expand_dims(tile(find_pictures(env_obs), 'low'), 0), mode='rgb',")
+    names: dict[str, Any] = {"self": seed.Evaluator(envs + 1), "rank": 1, "gpu": 3, "np": np}
+    names |= {"tile": tile, "find_pictures": find_pictures}
+    names |= {"create_video_writer": create_video_writer, "write_video": write_video}
+    exec(seed.BEFORE_WRITER + seed.WRITERS + creating, names)
+    for step in range(steps):
+        names["raw_obs"] = [seed.observation(env_idx, step) for env_idx in range(envs)]
+        exec(writing, names)
+    writers: list[VideoWriter] = names["self"].video_writers
+    for writer in writers:
+        writer.close()
+    assert len(writers) == envs + 1
+    assert sorted(path.name for path in Path().iterdir()) == [writer.path.name for writer in writers[:envs]]
+    for env_idx, writer in enumerate(writers[:envs]):
+        frames = decode(writer.path).astype(int)
+        assert frames.shape == (steps, 256, 384, 3)
+        for step, frame in enumerate(frames):
+            expected = seed.observation(env_idx, step)["robot_r1"]["robot_r1:zed_link:Camera:0"]["rgb"][0, 0]
+            assert abs(frame - expected.astype(int)).max() <= 8
+
+
+def test_one_picture_and_several() -> None:
+    writer = create_video_writer("a.mp4", rate=5)
+    write_video(np.zeros((16, 16, 3), np.uint8), writer)
+    write_video(np.zeros((2, 16, 16, 3), np.uint8), video_writer=writer, batch_size=2)
+    with pytest.raises(UsageError, match="mode='depth'"):
+        write_video(np.zeros((16, 16, 3), np.uint8), writer, mode="depth")
+    writer.close()
+    assert len(decode(Path("a.mp4"))) == 3
+
+
+async def test_evaluation_in_a_running_loop() -> None:
+    """As in a notebook; from a dict, with values put in, for a function of an observation."""
+    chosen = configured(total_num_envs=3, video_cfg={"video_base_dir": "films"})
+    chosen["cluster"] = {"component_placement": {"env": "0-1"}}
+    found = evaluate(chosen, "env.eval.seed=2", policy=act, allow_import=True)
+    ids = ["rank0_gpu0_env0", "rank0_gpu0_env1", "rank1_gpu1_env0"]
+    assert [(one.env, one.seed, one.success) for one in found.episodes] == [
+        (ids[0], 2, True),
+        (ids[1], 3, False),
+        (ids[2], 4, True),
+    ]
+    assert found.metrics == {
+        "eval/success_once": pytest.approx(2 / 3),
+        "eval/return": 0.5 + 1.5 + 2.5,
+        "eval/episode_len": 3.0,
+        "eval/num_trajectories": 3.0,
+    }
+    assert sorted(path.name for path in Path("films").iterdir()) == [f"behavior_video_{one}.mp4" for one in ids]
+
+
+def test_evaluation_of_a_file_by_its_expert() -> None:
+    Path("eval.yaml").write_text(seed.OFF)
+    found = evaluate("eval.yaml", "env.eval.env_type=frozen_lake", "env.eval.env_kwargs.is_slippery=false")
+    assert found.metrics["eval/success_once"] == 1.0
+    assert [path.name for path in Path().iterdir()] == ["eval.yaml"]
+
+
+def test_failed_episodes_are_data_and_in_no_figure() -> None:
+    off = {"save_video": False}
+    chosen = configured(total_num_envs=2, env_kwargs={"fails_at": 1}, video_cfg=off)
+    found = evaluate(as_object(chosen), policy=act, allow_import=True)
+    assert ["this one cannot" in one.error for one in found.episodes] == [False, True]
+    assert found.metrics["eval/num_trajectories"] == 1.0
+    nothing = evaluate(configured(env_kwargs={"fails_at": 0}, video_cfg=off), policy=act, allow_import=True)
+    assert nothing.metrics == {"eval/num_trajectories": 0.0}
+
+
+def test_a_policy_s_gpus_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    chosen = configured(video_cfg={"save_video": False})
+    chosen["cluster"] = {"component_placement": {"rollout": 2}}
+    chosen["policy"] = {"kind": "python", "path": "tests.evaluation_envs:Seeing"}
+    for _ in range(2):  # the second one counts among the same
+        assert evaluate(chosen, allow_import=True).metrics["eval/return"] == 3 * 7
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (configured(), r"names code to import, 'tests.evaluation_envs:Painter': allow it with allow_import=True"),
+        ({"env": {"eval": {"total_num_env": 4}}}, r"unknown key 'env.eval.total_num_env': did you mean"),
+        ({"cluster": {"component_placement": {"env": "0-x"}}}, r"component_placement: env: found '0-x'"),
+        (4, "a file's name or a dict is needed, not 4"),
+        ("nowhere.yaml", "nowhere.yaml"),
+    ],
+)
+def test_what_is_wrong_is_told(config: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        evaluate(config)
+
+
+def test_what_is_wrong_with_a_placement_is_told() -> None:
+    config = {"cluster": {"component_placement": {"env": "0-1"}}}
+    with pytest.raises(UsageError, match=r"no component 'envs': did you mean 'env'"):
+        HybridComponentPlacement(config).get_world_size("envs")
+    with pytest.raises(UsageError, match=r"cluster.component_placement: env: found '3-1': .*write 1-3"):
+        HybridComponentPlacement({"cluster": {"component_placement": {"env": "3-1"}}})
+    without: list[Any] = [{}, {"cluster": {}}, None]
+    for missing in without:
+        with pytest.raises(UsageError, match=r"cluster.component_placement is missing"):
+            HybridComponentPlacement(missing)
+    with pytest.raises(UsageError, match=r"rank=2: .* has 2 processes"):
+        create_video_writers(config, rank=2)
