@@ -4,6 +4,7 @@ A text is a list of parts, separated by commas. Each names GPUs (`5`, `0-3` or `
 one process for each, the processes that share them evenly: `0-3:0-7` are two on each GPU, `0-3:0-1` two GPUs for each.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -88,7 +89,7 @@ def spread(envs: int, workers: Sequence[Worker]) -> list[Seat]:
 
 def visible_devices(gpus: Sequence[int], visible: str | None) -> str:
     """What to set CUDA_VISIBLE_DEVICES to, where it is `visible` so far: GPUs are counted among those that it names."""
-    named = [name.strip() for name in (visible or "").split(",") if name.strip()]
+    named = _named(visible)
     if not named:
         return ",".join(map(str, gpus))
     if gpus[-1] >= len(named):
@@ -97,8 +98,14 @@ def visible_devices(gpus: Sequence[int], visible: str | None) -> str:
 
 
 def count_gpus() -> int:
-    """How many NVIDIA GPUs this machine has; one, if it has none, as all that there is."""
+    """How many GPUs CUDA_VISIBLE_DEVICES names, or else this machine has; one, if it has none, as all that there is."""
+    if named := _named(os.environ.get("CUDA_VISIBLE_DEVICES")):
+        return len(named)
     return max(len([*_NVIDIA.iterdir()]) if _NVIDIA.is_dir() else 0, 1)
+
+
+def _named(visible: str | None) -> list[str]:
+    return [name.strip() for name in (visible or "").split(",") if name.strip()]
 
 
 def _shared(ranks: list[int], on: list[int], text: str | int) -> Iterator[Worker]:

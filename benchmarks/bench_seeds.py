@@ -1,13 +1,15 @@
 """Our drop-ins against themselves without workers, and against the ways they replace; all in one run, on the same work.
 
-    python benchmarks/bench_seeds.py [--rounds N]
+    python benchmarks/bench_seeds.py [--rounds N] [--json]
 
 Sokoban: 64 environments in groups of 4, a reset and ten turns of two actions, again and again, as a trainer plays them.
-CPU-bound: 128 environments that compute for 2 ms in each step.
+CPU-bound: 128 environments that compute for 2 ms in each step. Meta-RL: the rows of `seeds_metarl.py`.
 """
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -151,10 +153,17 @@ def scaling_row(rounds: int) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured; medians are shown")
-    rounds = parser.parse_args().rounds
-    print(f"{rounds} rounds on {CPUS} CPUs ...", file=sys.stderr)
-    rows = [*sokoban_rows(rounds), scaling_row(rounds)]
-    print(aligned([["the same work", "ours", "rival", "ratio", "goal"], *(row.cells() for row in rows)]))
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
+    options = parser.parse_args()
+    print(f"{options.rounds} rounds on {CPUS} CPUs ...", file=sys.stderr)
+    rows = [*sokoban_rows(options.rounds), scaling_row(options.rounds)]
+    if options.json:
+        print("\n".join(json.dumps(row._asdict() | {"ratio": row.ratio}) for row in rows), flush=True)
+    else:
+        table = aligned([["the same work", "ours", "rival", "ratio", "goal"], *(row.cells() for row in rows)])
+        print(f"{table}\n", flush=True)
+    meta = [sys.executable, str(Path(__file__).with_name("seeds_metarl.py")), *["--json"] * options.json]
+    sys.exit(subprocess.run(meta, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,15 @@ def is_whole(path: Path) -> bool:
     return "moof" not in found and found.index("moov") < found.index("mdat")
 
 
+def full_disk(directory: Path) -> Path:
+    """An ffmpeg for which there is room to encode, but none for a second file."""
+    path = directory / "full_disk"
+    no_room = 'case "$*" in *faststart*) echo "No space left on device" >&2; exit 1;; esac'
+    path.write_text(f'#!/bin/sh\n{no_room}\nexec {find_ffmpeg()} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 def names(directory: Any) -> list[str]:
     return sorted(path.name for path in Path(directory).iterdir())
 

@@ -26,5 +26,5 @@ BY_CHANCE = ("frozen_lake-slippery",)
 SHARING = ("bandit", "bandit-many", "reasoning_gym")
 """Those whose splits may begin alike: the same two arms, words drawn anew, short questions that a package makes."""
 
-ELSEWHERE = ("behavior",)
-"""Those that need a simulator which is not here; their tests have a stand-in for it."""
+ELSEWHERE = ("AntDir-v0", "HalfCheetahVel-v0", "PointRobot-v0", "PointRobotSparse-v0", "behavior")
+"""Those with tests of their own: robots that are no text, and one whose simulator is not here."""

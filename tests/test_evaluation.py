@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from asyncrollout.evaluation.results import Episode, summarize
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation
 from asyncrollout.video.encoder import find_ffmpeg
-from asyncrollout.video.files import new_part, new_take
+from asyncrollout.video.files import claim, new_part, new_take
 from asyncrollout.video.reel import Reel
 from tests.evaluation_envs import STEP
 from tests.films import decode, is_whole, names
@@ -109,6 +110,7 @@ def test_what_is_told_to_programs(evaluate: Any) -> None:
     assert ended["success"]["low"] < 0.5 < ended["success"]["high"]
     assert ended["reward"] == {"mean": 4.5, "low": None, "high": None}
     assert ended["tasks"].keys() == {f"{ENVS}:Painter"}
+    assert ended["videos"] == 2
 
 
 def test_what_is_told_to_people(evaluate: Any) -> None:
@@ -121,6 +123,7 @@ def test_what_is_told_to_people(evaluate: Any) -> None:
     assert ["rank0_gpu0_env1", "set_table", "1", "yes", "1.000"] in [row[:5] for row in rows]
     assert ["all", "2", "100%"] in [row[:3] for row in rows]
     assert "confidence intervals" in out
+    assert "Videos: 2, logs/behavior_eval/video/eval/behavior_video_ENV.mp4" in out
 
 
 def test_episodes_do_not_depend_on_where_they_are_played(evaluate: Any) -> None:
@@ -212,6 +215,7 @@ def test_text_envs_without_a_limit_of_that_name_are_limited_from_outside(evaluat
         (["cluster.component_placement.rollout=x"], "rollout: found 'x'"),
         (["env.eval.env_type=sokoban", "env.eval.resolution=low"], "sokoban has none to choose"),
         (["env.eval.resolution=medium"], "env.eval.resolution"),
+        (["env.eval.video_cfg.fps=5000"], "env.eval.video_cfg.fps: found 5000"),
         (["env.eval.tasks=[sing]"], "task='sing' is no activity"),
         (["env.eval.env_kwargs.colour=red"], "takes no keyword 'colour'"),
         (["env.eval.env_kwargs.text=false"], "an evaluation decides that itself"),
@@ -240,6 +244,26 @@ def test_where_no_video_can_be_written(evaluate: Any) -> None:
     code, _, err = evaluate("env.eval.max_episode_steps=1")
     assert code == 1
     assert "cannot record videos in" in err
+
+
+def test_an_env_without_pictures_has_no_video_and_that_is_told(evaluate: Any) -> None:
+    code, out, err = evaluate("env.eval.env_type=countdown", "env.eval.total_num_envs=2")
+    assert code == 0
+    assert "Videos: none" in out
+    assert err.count("env_not_recorded") == 1
+    assert names(VIDEOS) == []
+
+
+def test_two_evaluations_at_once_do_not_overwrite_each_others_videos(evaluate: Any) -> None:
+    VIDEOS.mkdir(parents=True)
+    held, _ = claim(VIDEOS)
+    try:
+        code, _, err = evaluate(*PAINTER, *ACTING)
+    finally:
+        os.close(held)
+    assert code == 2
+    assert "another process records videos in" in err
+    assert names(VIDEOS) == []
 
 
 def test_videos_of_an_evaluation_before_are_set_aside(evaluate: Any) -> None:

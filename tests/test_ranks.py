@@ -154,3 +154,8 @@ def test_devices_are_counted_among_the_visible_ones() -> None:
     assert visible_devices((0, 1), "GPU-a,GPU-b") == "GPU-a,GPU-b"
     with pytest.raises(UsageError, match="GPU 2 is asked for, but CUDA_VISIBLE_DEVICES=4,6 names only 2"):
         visible_devices((2,), "4,6")
+
+
+def test_all_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,7")
+    assert gpus_of("all") == [(0,), (1,), (2,)]

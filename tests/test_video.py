@@ -29,7 +29,7 @@ from asyncrollout.video.files import (
     whole_file,
 )
 from asyncrollout.video.frames import fitted, to_rgb, video_size
-from tests.films import boxes, decode, is_whole, names, painted, until
+from tests.films import boxes, decode, full_disk, is_whole, names, painted, until
 from tests.playing import PATIENCE
 from tests.video_envs import colour
 
@@ -237,6 +237,38 @@ def test_encoder_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
         os.kill(taker._process.pid, signal.SIGSTOP)
         write_until_trouble(writer, paint(1, (128, 128)))
     assert "has taken nothing" in writer.trouble
+
+
+def test_encoder_that_hangs_at_the_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "_PATIENCE", 0.2)
+    monkeypatch.setattr(encoder, "_PIPE", 4096)
+    writer = VideoWriter(tmp_path / "a.mp4")
+    for actions in range(3):
+        writer.write(paint(actions, (128, 128)))
+    part = next(iter(tmp_path.iterdir()))
+    until(lambda: count_frames(part))
+    reel = writer._reel
+    assert reel._encoder is not None
+    assert reel._encoder._process is not None
+    os.kill(reel._encoder._process.pid, signal.SIGSTOP)
+    for actions in range(3, 6):
+        writer.write(paint(actions, (128, 128)))
+    reel.end()
+    assert reel.wait(PATIENCE)
+    writer.close()
+    assert "has taken nothing" in writer.trouble
+    assert painted(writer.path)[0] == (0, 0)
+
+
+def test_video_that_cannot_be_made_whole_plays_as_it_is(tmp_path: Path) -> None:
+    writer = VideoWriter(tmp_path / "a.mp4")
+    for actions in range(5):
+        writer.write(paint(actions))
+    writer._ffmpeg = str(full_disk(tmp_path))
+    writer.close()
+    assert "No space left on device" in writer.trouble
+    assert names(tmp_path) == ["a.mp4", "full_disk"]
+    assert painted(writer.path) == [(0, actions) for actions in range(5)]
 
 
 def test_slow_encoder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from asyncrollout.journal.batches import RunRecords
 from asyncrollout.video import VideoRecorder
 from asyncrollout.video.encoder import Encoder, find_ffmpeg
 from asyncrollout.video.files import count_frames, is_written, new_part, new_take
-from tests.films import decode, is_whole, names, painted, until
+from tests.films import decode, full_disk, is_whole, names, painted, until
 from tests.playing import BACKENDS, PATIENCE
 from tests.test_guards import running
 from tests.video_envs import ON_WORKER, PAINTER, TURNS
@@ -141,7 +141,7 @@ async def test_killed_encoders_leave_partial_videos_and_the_same_rollouts(tmp_pa
 
 async def test_camera_that_sees_nothing_hurts_nobody(tmp_path: Path) -> None:
     plain = await play(None)
-    for kind in ("none", "number", "text", "blind"):
+    for kind in ("none", "number", "odd", "text", "blind"):
         with structlog.testing.capture_logs() as logs:
             filmed = await play(tmp_path / kind, env_kwargs={"kind": kind})
         assert told(filmed) == told(plain)
@@ -153,6 +153,20 @@ async def test_camera_that_sees_nothing_hurts_nobody(tmp_path: Path) -> None:
     one = filmed[0]
     assert one.video is not None
     assert one.video.frames == [[0, 1], [1, 1], [1, 1], [1, 1]]
+
+
+async def test_full_disk_leaves_films_that_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ffmpeg = str(full_disk(tmp_path))
+    monkeypatch.setattr("asyncrollout.video.recorder.find_ffmpeg", lambda: ffmpeg)
+    with structlog.testing.capture_logs() as logs:
+        filmed = await play(tmp_path / "videos")
+    assert told(filmed) == told(await play(None))
+    assert [entry["event"] for entry in logs if "reason" in entry] == ["video_not_whole"]
+    assert names(tmp_path / "videos") == sorted(f"{one.uid}.mp4" for one in filmed)
+    for one in filmed:
+        assert one.video is not None
+        film = painted(tmp_path / "videos" / one.video.file)
+        assert film == [(painter(one), actions) for actions in range(one.video.frames[-1][1] + 1)]
 
 
 async def test_sizes_that_change_are_one_video(tmp_path: Path) -> None:

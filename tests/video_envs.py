@@ -58,13 +58,18 @@ class Painter:
         frame[:] = colour(self.painter, self.actions)
         if self.kind == "blind" and self.actions == 2:
             raise RuntimeError("it looks away")
-        return {"none": None, "text": "a text", "number": 7}.get(self.kind, frame)
+        return {"none": None, "text": "a text", "number": 7, "odd": Unseen()}.get(self.kind, frame)
 
     def snapshot(self) -> bytes:
         return bytes([self.painter, self.actions])
 
     def restore(self, state: bytes) -> None:
         self.painter, self.actions = state
+
+
+class Unseen:
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise KeyError("it has no pixels")
 
 
 class PainterText:

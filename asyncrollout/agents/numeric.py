@@ -102,7 +102,7 @@ class RandomPlayer:
 
     def __init__(self, actions: Any, seed: int) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._actions = actions
+        self._actions = copy.deepcopy(actions)  # seeding a space must not show to others who use it
         self._seed = seed
         self._turn = 0
 
@@ -110,9 +110,8 @@ class RandomPlayer:
         chance = sampling_seed(self._seed, self._turn)
         self._turn += 1
         if hasattr(self._actions, "sample"):
-            space = copy.deepcopy(self._actions)  # seeding it must not show to others who use it
-            space.seed(chance)
-            action = space.sample()
+            self._actions.seed(chance)
+            action = self._actions.sample()
         else:
             action = self._actions[chance % len(self._actions)]
         if isinstance(action, str):

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _REASONING = "reasoning_gym", "pip install 'asyncrollout[reasoning-gym]'"
 _OMNIGIBSON = "omnigibson", "pip install omnigibson"
 _SHIPPED = {
+    "AntDir-v0": ("8 torques", "run in a direction that only the reward tells", "mujoco"),
+    "HalfCheetahVel-v0": ("6 torques", "run at a speed that only the reward tells", "mujoco"),
+    "PointRobot-v0": ("a step in the plane", "walk to a goal that only the reward tells", None),
+    "PointRobotSparse-v0": ("a step in the plane", "find a goal that pays only where it is reached", None),
     "bandit": ("an arm's name", "choose the arm that pays more in the mean", None),
     "behavior": ("23 numbers", "BEHAVIOR's household activities in OmniGibson, on a GPU", _OMNIGIBSON),
     "countdown": ("an expression", "reach the target with all of the numbers", None),

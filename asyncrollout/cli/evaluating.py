@@ -25,7 +25,7 @@ from asyncrollout.config import schema
 from asyncrollout.config.evaluation import EvaluationConfig, Python, read_evaluation
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.evaluation.plan import Plan, make_plan
-from asyncrollout.evaluation.playing import Manner, play
+from asyncrollout.evaluation.playing import Manner, play, videos_in
 from asyncrollout.evaluation.results import Episode, summarize
 from asyncrollout.policies.embedded import ScriptedPolicy
 from asyncrollout.protocols import Agent
@@ -187,12 +187,14 @@ def _ended(plan: Plan, episodes: list[Episode], config: EvaluationConfig, output
     found = summarize(episodes)
     state = "stopped" if has_stopped else "done"
     tasks = msgspec.to_builtins(by_task(episodes))
-    output.record({"event": "ended", "state": state, **msgspec.to_builtins(found), "tasks": tasks})
+    video = config.env.eval.video_cfg
+    videos = len(videos_in(Path(video.video_base_dir), video.prefix)) if video.save_video else 0
+    output.record({"event": "ended", "state": state, **msgspec.to_builtins(found), "tasks": tasks, "videos": videos})
     if episodes:
         output.show(outcomes(episodes))
-    video = config.env.eval.video_cfg
     if video.save_video:
-        output.say(f"Videos: {video.video_base_dir}/{video.prefix}_ENV.mp4")
+        where = f"{videos}, {video.video_base_dir}/{video.prefix}_ENV.mp4"
+        output.say(f"Videos: {where if videos else 'none'}")
     if has_stopped:
         output.show(f"stopped after {len(episodes)} of {plan.episodes} episodes")
         return STOPPED

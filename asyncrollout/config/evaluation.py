@@ -12,7 +12,7 @@ from asyncrollout.config import schema
 from asyncrollout.config.checking import Checker, Problem
 from asyncrollout.config.overrides import expanded
 from asyncrollout.config.reading import load_mapping, read_text, told
-from asyncrollout.config.schema import EnvName, FromOne, FromZero, ImportPath, Part, Positive, Text
+from asyncrollout.config.schema import EnvName, FrameRate, FromOne, FromZero, ImportPath, Part, Positive, Text
 from asyncrollout.errors import UsageError
 from asyncrollout.ranks import Worker, parse_placement
 from asyncrollout.registry import env_names
@@ -41,7 +41,7 @@ class VideoCfg(Part, frozen=True):
     save_video: bool = True
     video_base_dir: Text = VIDEO_DIRECTORY
     prefix: FileName = "behavior_video"
-    fps: Positive | None = None
+    fps: FrameRate | None = None
     info_on_video: bool = False
 
 

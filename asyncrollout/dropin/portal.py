@@ -86,6 +86,11 @@ class LoopThread:
         """What the coroutine returns or raises."""
         return self.attend(partial(work, *args, **kwargs), Future.result)
 
+    def start(self, work: Callable[[], Awaitable[T]]) -> "Future[T]":
+        """Start a coroutine without waiting for it."""
+        self._check_caller()
+        return self._start(_Call(work))
+
     def attend(self, work: Callable[[], Awaitable[T]], wait: "Callable[[Future[T]], R]") -> R:
         """Start a coroutine and wait; an interrupt of the wait, such as Ctrl-C, cancels it and awaits its end."""
         self._check_caller()
@@ -150,6 +155,10 @@ class Opened(Generic[T]):
     def run(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a coroutine function where it was opened, and wait for the result."""
         return self._loop.run(work, *args, **kwargs)
+
+    def start(self, work: Callable[[], Awaitable[R]]) -> "Future[R]":
+        """Start a coroutine where it was opened, without waiting for it."""
+        return self._loop.start(work)
 
     def close(self) -> None:
         """Leave it and wait until that is done; a second time does nothing."""

@@ -108,6 +108,11 @@ async def _recorder(plan: Plan, chosen: Eval) -> AsyncIterator[VideoRecorder | N
         max_encoders=len(plan.parts),
         max_bytes=_NO_BOUND,
     ) as recorder:  # which has made whole by now what one that was killed left behind
+        if recorder.is_shared:
+            raise UsageError(
+                f"another process records videos in {directory}, which have the same names: "
+                "choose another directory, env.eval.video_cfg.video_base_dir=DIRECTORY"
+            )
         try:
             await anyio.to_thread.run_sync(_set_aside, directory, video.prefix)
         except OSError as error:
@@ -115,9 +120,14 @@ async def _recorder(plan: Plan, chosen: Eval) -> AsyncIterator[VideoRecorder | N
         yield recorder
 
 
+def videos_in(directory: Path, prefix: str) -> list[Path]:
+    """The videos of an evaluation."""
+    return sorted(directory.glob(f"{prefix}_rank*_gpu*_env*.mp4"))
+
+
 def _set_aside(directory: Path, prefix: str) -> None:
     """Videos of an evaluation before this one go to a directory of their own, so that those here are of this one."""
-    before = sorted(directory.glob(f"{prefix}_rank*_gpu*_env*.mp4"))
+    before = videos_in(directory, prefix)
     if not before:
         return
     number = 1

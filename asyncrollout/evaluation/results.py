@@ -13,7 +13,7 @@ from asyncrollout.video.files import stem_of
 
 
 class Episode(msgspec.Struct, frozen=True):
-    """One episode; `error` says why it has no outcome. `video` is its file's name, if it was filmed."""
+    """One episode; `error` says why it has no outcome. `video` is its file's name, if there are pictures."""
 
     env: str
     rank: int

@@ -64,7 +64,7 @@ class EnvPool:
         checks.whole("max_restarts", max_restarts, 0)
         checks.seconds("step_timeout", step_timeout)
         checks.seconds("reset_timeout", reset_timeout)
-        self._workers = (workers or _cpus()) if backend == "process" else 0
+        self._workers = (workers or usable_cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
         self._rules = Rules(Limits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts)
@@ -164,7 +164,7 @@ class EnvPool:
         self._check_rank(spec.name, worker)
         camera = None if record is None else record.camera
         opening = Opening(replace(spec, kwargs=kwargs), text, expert, options, camera)
-        return self._handle(opening, worker, record, None if beside is None else beside.seat)
+        return self._handle(opening, worker, record, beside)
 
     def _check_rank(self, name: str, worker: int | None) -> None:
         if worker is not None and (type(worker) is not int or worker not in range(self._workers)):
@@ -176,10 +176,11 @@ class EnvPool:
         return self._handle(msgspec.structs.replace(seat.opening, camera=None), seat.pinned)
 
     def _handle(
-        self, opening: Opening, pinned: int | None, record: Recorded | None = None, beside: Seat | None = None
+        self, opening: Opening, pinned: int | None, record: Recorded | None = None, beside: EnvHandle | None = None
     ) -> EnvHandle:
         on_loop = self._lives_on_loop(opening, pinned)
-        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=beside)
+        near = None if beside is None else beside.seat
+        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=near)
         return EnvHandle(self, seat, record)
 
     def _lives_on_loop(self, opening: Opening, pinned: int | None) -> bool:
@@ -275,6 +276,6 @@ def _check_picklable(opening: Opening) -> None:
         ) from error
 
 
-def _cpus() -> int:
+def usable_cpus() -> int:
     """Those that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

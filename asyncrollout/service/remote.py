@@ -63,11 +63,15 @@ class RemoteEnvPool(EnvPool):
         *,
         text: bool | None = None,
         worker: int | None = None,
+        beside: EnvHandle | None = None,
         expert: bool = False,
         record: Recorded | None = None,
         **env_kwargs: Any,
     ) -> EnvHandle:
-        """An env that the server knows by this name; `worker` is the number of the server that it is to live at."""
+        """An env that the server knows by this name; `worker` is the number of the server that it is to live at.
+
+        `beside` has it begin at the server of another env.
+        """
         self._placement.check_open()
         spec = _named(spec_or_name)
         if record is not None:
@@ -76,7 +80,7 @@ class RemoteEnvPool(EnvPool):
         kwargs = {**spec.kwargs, **env_kwargs, **{key: value for key, value in given.items() if value is not None}}
         self._check_rank(spec.name, worker)
         there = EnvSpec(name=spec.name, factory=spec.name, kwargs=kwargs, replayable=spec.replayable)
-        return self._handle(Opening(there, text=False, expert=False, options=TextOptions()), worker)
+        return self._handle(Opening(there, text=False, expert=False, options=TextOptions()), worker, beside=beside)
 
     def _lives_on_loop(self, opening: Opening, pinned: int | None) -> bool:  # noqa: ARG002
         return False

@@ -89,6 +89,8 @@ class Camera:
             self._reel.write(picture, caption)
         except UsageError as error:
             self._reel.fail(str(error))
+        except Exception as error:  # of an env's own kind of picture  # noqa: BLE001
+            self._reel.fail(f"what render() gives is no picture: {error!r:.300}")
 
     def fail(self, trouble: str, *, for_good: bool = False) -> None:
         self._is_sightless |= for_good
@@ -122,8 +124,8 @@ class Camera:
         )
 
     def _caption(self, action: Any) -> str:
-        turn = len(self._ends)
-        if not turn:
+        turn = len(self._ends) - 1  # as everywhere, the first is 0
+        if turn < 0:
             return "start"
         try:
             told = self._tell(action)[:_LONGEST_ACTION]

@@ -26,7 +26,7 @@ _PATIENCE = 10.0  # seconds for an encoder to take a single byte
 _END_GRACE = 10.0
 _TERMINATE_GRACE = 2.0
 _LONGEST_COMPLAINT = 300
-_POLL = 1000  # milliseconds
+_POLL = 1.0
 
 
 @cache
@@ -107,13 +107,14 @@ class Encoder:
         with self._changed:
             while self.is_behind:
                 if not self._changed.wait(_PATIENCE):
-                    self._fail(f"the encoder has taken nothing for {_PATIENCE:g} s")
-                    if self._process is not None:
-                        self._process.kill()
+                    self._give_up()
 
     def end(self) -> None:
         """Take no more frames; what was taken is encoded, and the file is closed, by and by."""
         with self._changed:
+            self._pass_on()
+            if not self._closing and self._process is not None and self._process.poll() is not None:
+                self._fail("the encoder has ended")
             self._closing = True
             self._changed.notify_all()
 
@@ -166,8 +167,11 @@ class Encoder:
         assert self._pipe is not None
         poll = select.poll()
         poll.register(self._pipe, select.POLLOUT)
-        poll.poll(_POLL)
+        is_last = self._closing  # nobody calls `catch_up` any more
+        is_taking = poll.poll((_PATIENCE if is_last else _POLL) * 1000)
         with self._changed:
+            if is_last and not is_taking:
+                self._give_up()
             self._pass_on()
 
     def _pass_on(self) -> None:
@@ -200,6 +204,11 @@ class Encoder:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def _give_up(self) -> None:
+        self._fail(f"the encoder has taken nothing for {_PATIENCE:g} s")
+        if self._process is not None:
+            self._process.kill()
 
     def _fail(self, trouble: str) -> None:
         with self._changed:

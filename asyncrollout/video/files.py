@@ -27,6 +27,7 @@ _LONGEST = 120
 _WAIT_FOR_ENCODER = 15.0  # seconds; more than an encoder is given to end
 _LOOK_EVERY = 0.02
 _REMUX = 20.0
+_LONGEST_COMPLAINT = 300
 _numbers = count(1)
 
 
@@ -79,17 +80,19 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def claim(directory: Path) -> tuple[int, bool]:
-    """Take note that videos are recorded here, until the descriptor is closed; and whether nobody else does so."""
+def claim(directory: Path) -> tuple[int, bool | None]:
+    """Take note that videos are recorded here, until the descriptor is closed; and whether others do so, if known."""
     held = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    is_alone = True
+    is_shared: bool | None = False
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        is_alone = False
-    with suppress(OSError):  # some file systems have no locks
+    except BlockingIOError:
+        is_shared = True
+    except OSError:  # some file systems have no locks
+        is_shared = None
+    with suppress(OSError):
         fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return held, is_alone
+    return held, is_shared
 
 
 def count_frames(path: Path) -> int:
@@ -118,21 +121,25 @@ def _remux_command(ffmpeg: str, part: Path, whole: Path) -> list[str]:
 
 
 def finish(ffmpeg: str, part: Path, whole: Path) -> None:
-    """Make a part, whose encoder has ended, the whole file; an `OSError` if that cannot be, and then it stays.
+    """Make a part, whose encoder has ended, the whole file; it is named so as it is if that cannot be, for it plays.
 
-    It is a process of its own that does it, for some hundredths of a second: call it in a thread.
+    An `OSError` then says why. It is a process of its own that does it, for some hundredths of a second: call it in a
+    thread.
     """
     made = part.with_suffix(_WHOLE)
     try:
         command = _remux_command(ffmpeg, part, made)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_REMUX, check=False)  # noqa: S603
         if done.returncode:
-            complaint = done.stderr.decode(errors="replace").strip()[:300]
-            raise OSError(f"{part.name} cannot be made whole: {complaint}")
+            complaint = done.stderr.decode(errors="replace").strip()[-_LONGEST_COMPLAINT:]  # the cause comes last
+            raise OSError(f"{whole.name} cannot be made whole: {complaint}")
         made.replace(whole)
         part.unlink(missing_ok=True)
-    except subprocess.TimeoutExpired as error:
-        raise OSError(f"{part.name} was not made whole within {_REMUX:g} s") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        part.replace(whole)  # which takes no room on a full disk
+        if isinstance(error, OSError):
+            raise
+        raise OSError(f"{whole.name} was not made whole within {_REMUX:g} s") from error
     finally:
         made.unlink(missing_ok=True)
 
@@ -165,7 +172,7 @@ def finish_left_parts(ffmpeg: str, directory: Path) -> int:
     """What a killed process has left: the best part of each episode becomes its video, unless there is a newer one."""
     finished = 0
     for part, whole in _sort_out_left_parts(directory).items():
-        with suppress(OSError):  # it can be played as it is, and the next one may try again
+        with suppress(OSError):  # it can be played as it is
             finish(ffmpeg, part, whole)
             finished += 1
     return finished

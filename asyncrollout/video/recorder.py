@@ -71,6 +71,8 @@ class VideoRecorder:
         """Episodes that were not filmed, by reason."""
         self.finished = 0
         """Files that were made whole."""
+        self.is_shared: bool | None = None
+        """Whether, when it was opened, another recorder had the same directory; None if that cannot be known."""
         self._fps = None if fps is None else check_fps(fps)
         self._overlay = overlay
         self._max_encoders = max_encoders
@@ -108,8 +110,8 @@ class VideoRecorder:
         probe = directory / f".{new_take()}"
         probe.touch()
         probe.unlink()
-        self._claim, is_alone = claim(directory)
-        recovered = finish_left_parts(self._ffmpeg, directory) if is_alone else 0
+        self._claim, self.is_shared = claim(directory)
+        recovered = finish_left_parts(self._ffmpeg, directory) if self.is_shared is False else 0
         if recovered:
             log.info("videos_recovered", videos=recovered, directory=str(directory))
         self._used = sum(size_of(path) for path in directory.glob("*.mp4"))
@@ -183,7 +185,8 @@ class VideoRecorder:
             self._tell_once(last.trouble, event, name=last.stem, frames=last.frames)
         elif recording.kind not in self._sightless:
             self._sightless.add(recording.kind)
-            log.info("env_not_recorded", env=recording.kind, name=last.stem, reason=last.trouble)
+            tell = log.info if recording.kind else log.warning  # it was asked for by name
+            tell("env_not_recorded", env=recording.kind, name=last.stem, reason=last.trouble)
 
     def settle(self, recording: Recording, *, keep: bool) -> None:
         """Make its files whole, or remove them, by and by."""

@@ -1,0 +1,150 @@
+"""A learner's own agent as a policy of ours: what it is given, and what becomes of its actions and its memory."""
+
+import inspect
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent
+from asyncrollout.checks import one_of
+from asyncrollout.policies.batched import BatchedPolicy
+from asyncrollout.protocols import Agent
+from asyncrollout.types import Generation, Request
+
+_BATCH_AXIS = 1  # of a hidden state: layers, batch, size
+
+
+class AGENT_ARCHS(StrEnum):  # noqa: N801 (the name that configurations know)
+    """What an agent acts on, and what is stored: steps, or whole episodes.
+
+    A memory is carried through an episode. With `Memory_Markov` only the critic has one, and is trained on episodes.
+    """
+
+    Markov = "markov"
+    Memory = "memory"
+    Memory_Markov = "memory-markov"
+
+
+def as_arch(value: Any) -> AGENT_ARCHS:
+    """Also that of another enum of the same names."""
+    text = str(getattr(value, "value", value)).lower().replace("_", "-")
+    one_of("agent_arch", text, [arch.value for arch in AGENT_ARCHS])
+    return AGENT_ARCHS(text)
+
+
+@asynccontextmanager
+async def opened_agent(acting: "Acting", *, in_batches: bool) -> AsyncIterator[Agent]:
+    """An agent to play with. In batches, it is asked in a thread for all who wait; else on the event loop, for each."""
+    agent = MemoryAgent if acting.arch is AGENT_ARCHS.Memory else MarkovAgent
+    if in_batches:
+        async with BatchedPolicy(acting, max_wait=0.0) as policy:
+            yield agent(policy)
+    else:
+        yield agent(_Direct(acting))
+
+
+@dataclass(frozen=True)
+class _Direct:
+    """Answers at once: who plays has an env to wait for."""
+
+    acting: "Acting"
+
+    async def generate(self, request: Request) -> Generation:
+        return self.acting([request])[0]
+
+
+class Acting:
+    """Asks `act(obs, deterministic=False)`; a memory with `prev_internal_state`, `prev_action`, `reward` and `obs`.
+
+    All have a batch axis. The first of what `act` gives is the action (one-hot, or a number, where actions are
+    discrete); a memory gives `((action, ...), state)`. A torch module is given tensors on its device. An `act` that
+    takes `rng` is given a generator that depends on the rollout's seed and the turn alone.
+    """
+
+    def __init__(self, agent: Any, arch: AGENT_ARCHS, *, discrete: bool) -> None:
+        self.arch = arch
+        self._agent = agent
+        self._discrete = discrete
+        self._takes_rng = "rng" in inspect.signature(agent.act).parameters
+        self._torch: Any = None
+        if callable(getattr(agent, "parameters", None)):  # a module of torch, which is then installed
+            import torch  # noqa: PLC0415
+
+            self._torch = torch
+            first = next(iter(agent.parameters()), None)
+            self._device = None if first is None else first.device
+
+    def __call__(self, requests: list[Request]) -> list[Generation]:
+        chance = {"rng": np.random.default_rng(requests[0].sampling.seed)} if self._takes_rng else {}
+        with self._no_grad():
+            if self.arch is not AGENT_ARCHS.Memory:
+                seen = self._given(_stacked([request.data for request in requests]))
+                told = self._agent.act(seen, deterministic=False, **chance)
+                actions = told[0] if isinstance(told, tuple) else told
+                return [Generation("", action=action) for action in self._played(actions)]
+            return self._recall([request.data for request in requests], chance)
+
+    def _recall(self, recalled: Sequence[Any], chance: dict[str, Any]) -> list[Generation]:
+        before = [self._before(one) for one in recalled]
+        told, states = self._agent.act(
+            prev_internal_state=self._joined([state for _, _, state in before], _BATCH_AXIS),
+            prev_action=self._joined([action for action, _, _ in before], 0),
+            reward=self._joined([reward for _, reward, _ in before], 0),
+            obs=self._given(_stacked([one.observation for one in recalled])),
+            deterministic=False,
+            **chance,
+        )
+        raw = told[0] if isinstance(told, tuple) else told
+        alone = len(recalled) == 1
+        return [
+            Generation("", action=action, state=(raw if alone else raw[at : at + 1], _part(states, at, alone=alone)))
+            for at, action in enumerate(self._played(raw))
+        ]
+
+    def _before(self, recalled: Any) -> tuple[Any, Any, Any]:
+        """The last action as the agent gave it, its reward, and the state after it."""
+        if recalled.state is None:
+            first: tuple[Any, Any, Any] = self._agent.get_initial_info()
+            return first
+        action, state = recalled.state
+        return action, self._given(np.array([[recalled.reward]])), state
+
+    def _played(self, actions: Any) -> list[Any]:
+        """What the env is given, for each row."""
+        rows = np.asarray(actions.detach().cpu() if hasattr(actions, "detach") else actions)
+        if not self._discrete:
+            return list(rows.astype(np.float32))
+        return [int(row.argmax()) if row.size > 1 else int(row.item()) for row in rows]
+
+    def _given(self, values: np.ndarray[Any, Any]) -> Any:
+        values = values.astype(np.float32, copy=False)
+        return values if self._torch is None else self._torch.as_tensor(values, device=self._device)
+
+    def _joined(self, parts: Sequence[Any], axis: int) -> Any:
+        if len(parts) == 1:
+            return parts[0]
+        if isinstance(parts[0], tuple | list):  # as the two states of an LSTM
+            return tuple(self._joined(inner, axis) for inner in zip(*parts, strict=True))
+        return np.concatenate(parts, axis) if self._torch is None else self._torch.cat(list(parts), axis)
+
+    def _no_grad(self) -> AbstractContextManager[Any]:
+        """Which a thread does not inherit."""
+        manager: AbstractContextManager[Any] = nullcontext() if self._torch is None else self._torch.no_grad()
+        return manager
+
+
+def _stacked(observations: Sequence[Any]) -> np.ndarray[Any, Any]:
+    return np.stack(observations) if len(observations) > 1 else np.asarray(observations[0])[None]
+
+
+def _part(states: Any, at: int, *, alone: bool) -> Any:
+    """One episode's part of a batch of hidden states."""
+    if alone:
+        return states
+    if isinstance(states, tuple | list):
+        return tuple(_part(inner, at, alone=False) for inner in states)
+    return states[:, at : at + 1]

@@ -1,0 +1,101 @@
+"""Rollouts for a learner: each env plays its share at its own pace, and what was played goes into the storage."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio.lowlevel
+import msgspec
+import numpy as np
+
+from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.dropin.metarl.acting import AGENT_ARCHS
+from asyncrollout.dropin.metarl.serving import ServedEnv
+from asyncrollout.protocols import Agent, Playable
+from asyncrollout.rollout.episode import run_rollout
+from asyncrollout.tasks import task_group
+from asyncrollout.trajectories import Limits, StopReason, Trajectory
+from asyncrollout.types import Outcome
+
+_NO_LIMITS = Limits(invalid=None)  # actions of numbers are none that could not be read
+
+
+class Play(msgspec.Struct, frozen=True):
+    """What a rollout begins with."""
+
+    seed: int
+    task: Any = None
+
+
+def drawn_plays(seed: int, first: int, count: int, tasks: Sequence[Any]) -> list[Play]:
+    """Those of the rollouts from number `first` on; the same ones whoever plays them."""
+    numbers = range(first, first + count)
+    return [
+        Play(
+            sampling_seed(seed, "rollout", number),
+            tasks[sampling_seed(seed, "task", number) % len(tasks)] if len(tasks) else None,
+        )
+        for number in numbers
+    ]
+
+
+class LocalEnv:
+    """A learner's own env, to be played where the event loop runs."""
+
+    worked: float | None = None
+
+    def __init__(self, env: Any) -> None:
+        self.name = type(env).__name__
+        self._env = ServedEnv(env)
+
+    async def reset(self, *, seed: int, task: Any, member: int) -> Outcome:  # noqa: ARG002
+        observation, info = self._env.reset(seed=seed, options=None if task is None else {"task": task})
+        return Outcome(observation, info=info)
+
+    async def step(self, action: Any) -> Outcome:
+        await anyio.lowlevel.checkpoint()  # who never waits could not be cancelled
+        return Outcome(*self._env.step(action))
+
+
+async def play_shares(envs: Sequence[Playable], agent: Agent, plays: Sequence[Play]) -> list[Trajectory]:
+    """Env i of n plays the rollouts i, i + n, i + 2n, ... and waits for no other; the first failure is raised."""
+    played: dict[int, Trajectory] = {}
+
+    async def play_share(rank: int) -> None:
+        for number in range(rank, len(plays), len(envs)):
+            play = plays[number]
+            trajectory = await run_rollout(envs[rank], agent, seed=play.seed, task=play.task, limits=_NO_LIMITS)
+            if trajectory.error is not None:
+                raise trajectory.error
+            played[number] = trajectory
+
+    async with task_group() as tasks:
+        for rank in range(min(len(envs), len(plays))):
+            tasks.start_soon(play_share, rank)
+    return [played[number] for number in range(len(plays))]
+
+
+def store(trajectory: Trajectory, storage: Any, arch: AGENT_ARCHS) -> int:
+    """Add a rollout to a storage, by steps or as a whole; how often it was at the goal."""
+    turns = trajectory.turns
+    seen = np.stack([turn.observation for turn in turns] + [trajectory.final])
+    actions = np.stack([np.ravel(turn.action) for turn in turns])
+    rewards = np.array([[turn.reward] for turn in turns])
+    reached = [turn.info.get("is_goal_state") for turn in turns]
+    ends = [False] * (len(turns) - 1) + [trajectory.stop_reason is StopReason.TERMINATED]
+    # Where an env tells its goal, only that is terminal: the episode goes on, and its value ends.
+    terminals = np.array([[end if goal is None else goal] for end, goal in zip(ends, reached, strict=True)])
+    rows = {
+        "observation": seen[:-1],
+        "action": actions,
+        "reward": rewards,
+        "terminal": terminals,
+        "next_observation": seen[1:],
+    }
+    if arch is not AGENT_ARCHS.Markov:
+        storage.add_episode(**{f"{key}s": values for key, values in rows.items()})
+    elif hasattr(storage, "add_samples"):  # all at once: a tenth of the time
+        storage.add_samples(**rows)
+    else:
+        for at in range(len(turns)):
+            storage.add_sample(**{key: values[at] for key, values in rows.items()})
+    return sum(map(bool, reached))

@@ -1,0 +1,121 @@
+"""What a learner collects with: give it an `agent`, and it has the methods that the training loop calls."""
+
+from typing import Any
+
+from asyncrollout.agents.numeric import RandomAgent
+from asyncrollout.checks import whole
+from asyncrollout.dropin import portal
+from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, Acting, as_arch, opened_agent
+from asyncrollout.dropin.metarl.collecting import LocalEnv, Play, drawn_plays, play_shares, store
+from asyncrollout.dropin.metarl.making import make_env, make_parallel_env
+from asyncrollout.dropin.metarl.parallel import ParallelEnvManager
+from asyncrollout.dropin.metarl.storage import SeqReplayBuffer, SimpleReplayBuffer
+from asyncrollout.errors import UsageError
+from asyncrollout.protocols import Playable
+from asyncrollout.trajectories import Trajectory
+
+
+class Learner:
+    """To inherit from. `agent`, `agent_arch` and `policy_storage` are yours; so is all of the learning.
+
+    Rollout n of a learner has a seed and a task that follow from `seed` and n alone: who plays it, one env or many
+    in processes, makes no difference. With `acts_in_batches` the agent is asked once for all envs that wait, which is
+    faster for a large network, and may differ in the last bit of a number.
+    """
+
+    seed: int = 0
+    agent: Any = None
+    agent_arch: Any = AGENT_ARCHS.Markov
+    policy_storage: Any = None
+    acts_in_batches = False
+    train_tasks: Any = ()
+    train_env: Any = None
+    train_env_parallel: ParallelEnvManager | None = None
+    eval_env: Any = None
+    _n_env_steps_total = 0
+    _n_rollouts_total = 0
+    _successes_in_buffer = 0
+
+    def init_env(  # noqa: PLR0917 (as it is documented)
+        self,
+        env_type: str,
+        env_name: str,
+        max_rollouts_per_task: int,
+        num_train_tasks: int,
+        num_eval_tasks: int,
+        num_parallel_workers: int = 4,
+        **kwargs: Any,
+    ) -> None:
+        """Make the envs of a configuration: one to train in, one to evaluate in; with more than one worker, a pool."""
+        if env_type != "meta":
+            raise UsageError(f"env_type={env_type!r} is not 'meta', the only kind of env that is made here")
+        whole("num_parallel_workers", num_parallel_workers, 0)
+        tasks: dict[str, Any] = {"num_train_tasks": num_train_tasks, "num_eval_tasks": num_eval_tasks}
+        self.train_env_parallel = None
+        if num_parallel_workers > 1:
+            self.train_env_parallel = make_parallel_env(
+                env_name, max_rollouts_per_task, num_parallel_workers, self.seed, **tasks, **kwargs
+            )
+        self.train_env = make_env(env_name, max_rollouts_per_task, self.seed, **tasks, **kwargs)
+        self.eval_env = make_env(env_name, max_rollouts_per_task, self.seed + 1, **tasks, **kwargs)
+        self.train_tasks = range(num_train_tasks)
+        self.eval_tasks = range(num_train_tasks, num_train_tasks + num_eval_tasks)
+        self.max_rollouts_per_task = max_rollouts_per_task
+        self.max_trajectory_len = self.train_env.horizon_bamdp
+        self.obs_dim = self.train_env.observation_space.shape[0]
+        self.act_continuous = not _is_discrete(self.train_env.action_space)
+        self.act_dim = self.train_env.action_space.shape[0] if self.act_continuous else self.train_env.action_space.n
+
+    def init_storage(
+        self, buffer_size: float = 1e6, sampled_seq_len: int = -1, sample_weight_baseline: float = 0.0
+    ) -> None:
+        """A storage of steps, or of episodes for an agent with a memory; -1 is the length of a whole rollout."""
+        sizes = (int(buffer_size), self.obs_dim, self.act_dim if self.act_continuous else 1)
+        if as_arch(self.agent_arch) is AGENT_ARCHS.Markov:
+            self.policy_storage = SimpleReplayBuffer(*sizes, seed=self.seed)
+        else:
+            length = self.max_trajectory_len if sampled_seq_len == -1 else sampled_seq_len
+            self.policy_storage = SeqReplayBuffer(*sizes, length, sample_weight_baseline, seed=self.seed)
+
+    def collect_rollouts(self, num_rollouts: int, random_actions: bool = False) -> int:
+        """One rollout after the other, in `train_env`."""
+        return self.collect_rollouts_parallel(num_rollouts, random_actions, None)
+
+    def collect_rollouts_parallel(
+        self, num_rollouts: int, random_actions: bool = False, parallel_env: ParallelEnvManager | None = None
+    ) -> int:
+        """Play rollouts, add them to `policy_storage` in the order of their numbers, and tell how many steps they took.
+
+        Each env of `parallel_env` plays its share at its own pace; without one, `train_env` plays all.
+        """
+        whole("num_rollouts", num_rollouts, 1)
+        arch = as_arch(self.agent_arch)
+        env = self.train_env if parallel_env is None else parallel_env
+        envs: list[Playable] = [LocalEnv(env)] if parallel_env is None else [one.handle for one in parallel_env.envs]
+        acting = None if random_actions else Acting(self.agent, arch, discrete=_is_discrete(env.action_space))
+        tasks = self.train_tasks if env.n_tasks is not None else ()
+        plays = drawn_plays(self.seed, self._n_rollouts_total, num_rollouts, tasks)
+        played = portal.run(self._play, envs, plays, acting, env.action_space)
+        steps = sum(len(trajectory.turns) for trajectory in played)
+        self._successes_in_buffer += sum(store(trajectory, self.policy_storage, arch) for trajectory in played)
+        self._n_env_steps_total += steps
+        self._n_rollouts_total += num_rollouts
+        return steps
+
+    async def _play(
+        self, envs: list[Playable], plays: list[Play], acting: Acting | None, action_space: Any
+    ) -> list[Trajectory]:
+        if acting is None:
+            return await play_shares(envs, RandomAgent(action_space), plays)
+        async with opened_agent(acting, in_batches=self.acts_in_batches) as agent:
+            return await play_shares(envs, agent, plays)
+
+    def close(self) -> None:
+        """Close the envs and end their processes; a second time does nothing."""
+        for env in (self.train_env_parallel, self.train_env, self.eval_env):
+            if env is not None:
+                env.close()
+
+
+def _is_discrete(space: Any) -> bool:
+    return type(space).__name__ == "Discrete"

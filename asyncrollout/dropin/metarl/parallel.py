@@ -1,0 +1,165 @@
+"""Many envs in worker processes, for a learner that is synchronous."""
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Literal
+
+from asyncrollout.checks import one_of, whole
+from asyncrollout.dropin import portal
+from asyncrollout.dropin.metarl.member import Member
+from asyncrollout.dropin.metarl.serving import pickled
+from asyncrollout.dropin.metarl.wrapper import Transition
+from asyncrollout.errors import UsageError
+from asyncrollout.pool.handle import EnvHandle
+from asyncrollout.pool.pool import EnvPool, usable_cpus
+from asyncrollout.registry import EnvSpec
+from asyncrollout.tasks import task_group
+from asyncrollout.types import Recovery
+
+POOL_OPTIONS = ("processes", "recover", "step_timeout")
+"""What a manager can be told about its processes."""
+
+_START_METHODS = ("spawn", "fork", "forkserver")
+_PROCESSES, _MOST_PROCESSES = 16, 64  # one for each env up to so many, more where there are more CPUs
+_MOST_SENT = 1024
+
+
+class ParallelEnvManager:
+    """One env from each function; several share a process if there are more than 16, or more than `processes`.
+
+    Processes are always spawned, whatever `start_method` says. A dead one is replaced, and its envs are brought back
+    to where they were (`recover="none"` raises `EnvCrashed` instead). Closed by `close()`, as garbage, or at exit.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        start_method: Literal["spawn", "fork", "forkserver"] | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        name: str = "env",
+        processes: int | None = None,
+        recover: Recovery = "replay",
+        step_timeout: float = 60.0,
+    ) -> None:
+        if start_method is not None:
+            one_of("start_method", start_method, _START_METHODS)
+        if not env_fns:
+            raise UsageError("ParallelEnvManager needs at least one function that makes an env")
+        whole("processes", 1 if processes is None else processes, 1)
+        self.num_envs = len(env_fns)
+        specs = [env_spec(f"{name}[{rank}]", make) for rank, make in enumerate(env_fns)]
+        workers = _processes(self.num_envs, processes)
+        ranks = list(range(workers)) if workers == self.num_envs else [None] * self.num_envs
+        pool = EnvPool(workers, recover=recover, step_timeout=step_timeout)
+        self._opened = portal.Opened(opened_members(pool, specs, ranks, self._checked(seeds, "seeds")))
+        self.envs = self._opened.value
+        self.remotes = tuple(Remote(env, self._opened) for env in self.envs)
+        told = self._opened.run(self.envs[0].described)
+        self.observation_space = told["observation_space"]
+        self.action_space = told["action_space"]
+        self.n_tasks: int | None = told["n_tasks"]
+        self.horizon_bamdp: int | None = told["horizon_bamdp"]
+        self._max_episode_steps: int | None = told["_max_episode_steps"]
+        self.closed = False
+
+    def reset(self, idx: int, **kwargs: Any) -> Any:
+        """Begin an episode of one env, with its `task` if it has tasks: the observation."""
+        return self._opened.run(self.envs[idx].reset, **kwargs)
+
+    def step(self, idx: int, action: Any) -> Transition:
+        return self._opened.run(self.envs[idx].step, action)
+
+    def reset_all(self, tasks: Sequence[Any] | None = None) -> list[Any]:
+        """Begin an episode of every env at once, each with its own task."""
+        each = zip(self.envs, self._checked(tasks, "tasks"), strict=True)
+        return self._opened.run(_all, [partial(env.reset, task) for env, task in each])
+
+    def step_all(self, actions: Sequence[Any]) -> list[Transition]:
+        each = zip(self.envs, self._checked(actions, "actions"), strict=True)
+        return self._opened.run(_all, [partial(env.step, action) for env, action in each])
+
+    def get_attr(self, name: str) -> list[Any]:
+        """An attribute of every env."""
+        return self._opened.run(_all, [partial(env.get_attr, name) for env in self.envs])
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """What the episodes of each env are drawn from, from its next reset on."""
+        for env, seed in zip(self.envs, self._checked(seeds, "seeds"), strict=True):
+            env.seed(seed)
+
+    def close(self) -> None:
+        """Close all envs and end all processes; a second time does nothing."""
+        self.closed = True
+        self._opened.close()
+
+    def _checked(self, values: Sequence[Any] | None, what: str) -> Sequence[Any]:
+        if values is None:
+            return [None] * self.num_envs
+        if len(values) != self.num_envs:
+            raise UsageError(f"{len(values)} {what} for {self.num_envs} envs")
+        return values
+
+
+class Remote:
+    """One env of a manager like the end of a pipe: `send` does not wait, each `recv` waits for the next answer."""
+
+    def __init__(self, env: Member, opened: portal.Opened[Any]) -> None:
+        self._env = env
+        self._opened = opened  # as long as somebody has a remote, there is somebody at the other end
+        self._sent: deque[Future[tuple[str, Any]]] = deque()
+
+    def send(self, command: tuple[str, Any]) -> None:
+        """("reset", {"task": 3}), ("step", action), ("get_attr", {"attr": name}) or ("seed", {"seed": 7})."""
+        if len(self._sent) >= _MOST_SENT:
+            raise UsageError(f"{self._env.name}: {_MOST_SENT} commands were sent without a recv()")
+        self._sent.append(self._opened.start(self._env.obeying(command)))
+
+    def recv(self) -> tuple[str, Any]:
+        """("obs", observation), ("transition", (obs, reward, done, info)), ("attr", value) or ("done", None)."""
+        if not self._sent:
+            raise UsageError(f"{self._env.name}: recv() without a send() before it, which would wait for ever")
+        try:
+            return self._sent[0].result()
+        finally:
+            if self._sent[0].done():  # else the wait was interrupted, and can be gone on with
+                self._sent.popleft()
+
+
+@asynccontextmanager
+async def opened_members(
+    pool: EnvPool, specs: Sequence[EnvSpec], ranks: Sequence[int | None], seeds: Sequence[int | None]
+) -> AsyncIterator[list[Member]]:
+    """A pool with these envs, made at the same time; each stays on the worker of its rank, if it has one."""
+    async with pool:
+        handles = await _all([partial(_opened, pool, spec, rank) for spec, rank in zip(specs, ranks, strict=True)])
+        yield [Member(handle, seed) for handle, seed in zip(handles, seeds, strict=True)]
+
+
+def env_spec(name: str, make: Callable[[], Any]) -> EnvSpec:
+    """An env in a worker process, from a function that makes it there."""
+    return EnvSpec(name=name, factory="asyncrollout.dropin.metarl.serving:serve", kwargs={"make": pickled(make)})
+
+
+async def _opened(pool: EnvPool, spec: EnvSpec, rank: int | None) -> EnvHandle:
+    return await pool.open(spec, worker=rank)
+
+
+async def _all(calls: Iterable[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Any]:
+    """Their results, in order; the first failure is raised."""
+    results: dict[int, Any] = {}
+
+    async def run(place: int, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        results[place] = await call()
+
+    async with task_group() as tasks:
+        for place, call in enumerate(calls):
+            tasks.start_soon(run, place, call)
+    return [results[place] for place in sorted(results)]
+
+
+def _processes(envs: int, wanted: int | None) -> int:
+    return min(envs, max(_PROCESSES, min(usable_cpus(), _MOST_PROCESSES)) if wanted is None else wanted)

@@ -1,0 +1,182 @@
+"""Meta-RL: rollouts collected by envs in processes, against one env, bare loops, and a loop in lock-step.
+
+    python benchmarks/seeds_metarl.py [--rounds 5] [--json]
+
+All contenders play the same rollouts with the same agent. They take turns, and the best time of each counts: others
+may use the machine. How much faster two plain processes are than one says what the machine had to give meanwhile. A
+goal that is missed is printed, and is no error.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks.meta_envs`, in workers, too
+
+if __name__ != "__mp_main__":  # every worker runs this file again, and must not pay for what only the parent needs
+    import argparse
+    import json
+    import multiprocessing
+    import time
+    from concurrent.futures import ProcessPoolExecutor
+    from functools import partial
+    from importlib.util import find_spec
+
+    import numpy as np
+
+    from asyncrollout.dropin.metarl import Learner, ParallelEnvManager, SimpleReplayBuffer, make_env, make_parallel_env
+    from asyncrollout.dropin.metarl.collecting import drawn_plays
+    from benchmarks.meta_envs import ANT, TASKS, Agent, Paced, bare_loop, bare_loop_in_process
+    from benchmarks.tables import aligned
+
+ENVS, PROCESSES, ROLLOUTS = 8, 2, 16
+PACED_ENVS, PACED_ROLLOUTS = 4, 16
+
+
+class Row(NamedTuple):
+    what: str
+    ours: float
+    unit: str = ""
+    rival: float | None = None
+    ratio: float | None = None
+    goal: str = "-"
+    met: bool | None = None  # None where there is no goal
+
+
+def collect(rollouts, manager, *, sizes, in_batches=False, **attributes):
+    """How many steps a learner of ours took, which begins anew each time."""
+    learner = Learner()
+    learner.acts_in_batches = in_batches
+    learner.policy_storage = SimpleReplayBuffer(rollouts * 200, *sizes)
+    vars(learner).update(attributes)
+    return learner.collect_rollouts_parallel(rollouts, parallel_env=manager)
+
+
+def in_lock_step(manager, agent, plays, sizes):
+    """As the guide shows it: every round waits for the slowest env of those that still play."""
+    storage, steps = SimpleReplayBuffer(len(plays) * 200, *sizes), 0
+    shares = [list(plays[rank :: manager.num_envs]) for rank in range(manager.num_envs)]
+    seen = {}
+
+    def begin(ranks):
+        for rank in ranks:
+            seed, task = shares[rank].pop(0)
+            manager.remotes[rank].send(("reset", {"task": task, "seed": seed}))
+        for rank in ranks:
+            seen[rank] = manager.remotes[rank].recv()[1]
+
+    begin([rank for rank, share in enumerate(shares) if share])
+    while seen:
+        actions = {rank: agent.act(obs[None].astype(np.float32))[0][0] for rank, obs in seen.items()}
+        for rank, action in actions.items():
+            manager.remotes[rank].send(("step", action))
+        ended = []
+        for rank, action in actions.items():
+            then, reward, done, _ = manager.remotes[rank].recv()[1]
+            storage.add_sample(seen[rank], action, reward, done, then)
+            seen[rank] = then
+            steps += 1
+            ended += [rank] if done else []
+        for rank in ended:
+            del seen[rank]
+        begin([rank for rank in ended if shares[rank]])
+    return steps
+
+
+def best_of(rounds, contenders):
+    """The best steps per second of each, by name; they take turns, and must have played the same."""
+    best = dict.fromkeys(contenders, 0.0)
+    for number in range(rounds + 1):
+        counts = set()
+        for name, play in contenders.items():
+            began = time.perf_counter()
+            steps = play()
+            seconds = time.perf_counter() - began
+            counts.add(steps)
+            if number:  # the first round is for all of them to get ready
+                best[name] = max(best[name], steps / seconds)
+        assert len(counts) == 1, f"these are not the same rollouts: {counts}"
+    return best
+
+
+def ant_rows(rounds):
+    env, agent = make_env("AntDir-v0", 1, seed=0, **TASKS), Agent(*ANT)
+    plays = [(play.seed, play.task) for play in drawn_plays(0, 0, ROLLOUTS, range(50))]
+    ours = partial(collect, ROLLOUTS, sizes=ANT, agent=agent, train_env=env, train_tasks=range(50))
+    manager = make_parallel_env("AntDir-v0", 1, ENVS, seed=0, processes=PROCESSES, **TASKS)
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as executor:
+        halves = [plays[rank::PROCESSES] for rank in range(PROCESSES)]
+        speeds = best_of(
+            rounds,
+            {
+                "ours": lambda: ours(manager),
+                "in batches": lambda: ours(manager, in_batches=True),
+                "one env": lambda: ours(None),
+                "bare": lambda: bare_loop(env, agent, plays),
+                "two bare": lambda: sum(executor.map(bare_loop_in_process, halves)),
+                "lock-step": lambda: in_lock_step(manager, agent, plays, ANT),
+            },
+        )
+    manager.close()
+    what = f"AntDir, {ENVS} envs on {PROCESSES} processes"
+
+    def row(name, against, rival, **goal):
+        return Row(f"{what} {against}", speeds[name], "steps/s", speeds[rival], speeds[name] / speeds[rival], **goal)
+
+    yield row("ours", "vs one env", "one env", goal=">= 1.6x", met=speeds["ours"] >= 1.6 * speeds["one env"])
+    yield row("ours", "vs a bare loop", "bare")
+    yield row("ours", "vs bare loops in 2 processes, nothing brought back", "two bare")
+    yield row("ours", "vs lock-step over pipes", "lock-step")
+    yield row("in batches", "asked in batches, vs one env", "one env")
+    ratio = speeds["two bare"] / speeds["bare"]
+    yield Row("AntDir, bare loops in 2 processes vs in one", speeds["two bare"], "steps/s", speeds["bare"], ratio)
+
+
+def paced_rows(rounds):
+    agent, sizes = Agent(2, 1), (2, 1)
+    plays = [(play.seed, play.task) for play in drawn_plays(0, 0, PACED_ROLLOUTS, ())]
+    manager = ParallelEnvManager([Paced] * PACED_ENVS)
+    speeds = best_of(
+        rounds,
+        {
+            "ours": lambda: collect(PACED_ROLLOUTS, manager, agent=agent, sizes=sizes),
+            "lock-step": lambda: in_lock_step(manager, agent, plays, sizes),
+        },
+    )
+    manager.close()
+    ours, rival = speeds["ours"], speeds["lock-step"]
+    what = f"{PACED_ENVS} envs whose steps wait 1 ms, some 10 ms, episodes of 10 to 50"
+    yield Row(f"{what}, vs lock-step over pipes", ours, "steps/s", rival, ours / rival, ">= 1.5x", ours >= 1.5 * rival)
+
+
+def rows(rounds=5):
+    """What there is to tell, one row after the other."""
+    if find_spec("mujoco") is None:
+        print("meta-RL: AntDir is left out: pip install 'asyncrollout[mujoco]'", file=sys.stderr)
+    else:
+        print("meta-RL: AntDir ...", file=sys.stderr, flush=True)
+        yield from ant_rows(rounds)
+    print("meta-RL: envs that wait ...", file=sys.stderr, flush=True)
+    yield from paced_rows(rounds)
+
+
+def cells(row):
+    met = {True: "yes", False: "no", None: "-"}[row.met]
+    return row.what, f"{row.ours:,.0f} {row.unit}", f"{row.rival:,.0f} {row.unit}", f"{row.ratio:.2f}x", row.goal, met
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each contender plays")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
+    options = parser.parse_args()
+    found = list(rows(options.rounds))
+    head = ("what", "ours", "rival", "ratio", "goal", "met")
+    told = "\n".join(json.dumps(row._asdict()) for row in found)
+    print(told if options.json else aligned([head, *map(cells, found)]))
+
+
+if __name__ == "__main__":
+    main()
