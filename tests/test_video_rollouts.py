@@ -344,6 +344,18 @@ async def test_what_a_killed_run_left_of_finished_rollouts_is_finished(tmp_path:
     assert len(decode(videos / "g0.0.mp4")) == 1
 
 
+async def test_what_a_killed_run_left_is_removed_if_it_is_not_wanted(tmp_path: Path) -> None:
+    await play(tmp_path, group_size=8, groups=1)
+    assert len(names(tmp_path)) == 8  # as if parts of all were made whole by a resume, which plays them once more
+    record = VideoRecorder(tmp_path, keep="extremes")
+    policy = ar.ScriptedPolicy(replies)
+    async with ar.Rollouts(PAINTER, policy=policy, record=record, group_size=8, limits=Limits(turns=4)) as rollouts:
+        batch = await rollouts.collect(groups=1)
+    kept = sorted(one.video.file for one in batch.groups[0].trajectories if one.video is not None)
+    assert 0 < len(kept) <= 2
+    assert names(tmp_path) == kept
+
+
 @pytest.mark.parametrize("options", BACKENDS.values(), ids=BACKENDS)
 async def test_handle_with_several_episodes_has_a_file_for_each(tmp_path: Path, options: dict[str, Any]) -> None:
     async with ar.EnvPool(**options) as pool, VideoRecorder(tmp_path, fps=2, overlay=True) as recorder:

@@ -168,9 +168,9 @@ class VideoRecorder:
         """As `film`, held; the file is named after the rollout."""
         return self.film(name_for(uid), kind=kind, hold=True)
 
-    def remove(self, file: str) -> None:
-        """A whole video that is not wanted any more."""
-        path = whole_file(self._home(), check_name(file.removesuffix(".mp4")))
+    def remove(self, uid: str) -> None:
+        """A rollout's whole video, if there is one: an earlier process has left it, and it is not wanted any more."""
+        path = whole_file(self._home(), name_for(uid))
         self._used -= size_of(path)
         _unlink(path)
 
