@@ -1,5 +1,6 @@
 """Robots of MuJoCo with tasks: an ant and a direction, a half cheetah and a speed."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,8 +38,9 @@ class _Robot(Tasked):
         state, _, terminated, _, told = self._robot.step(np.asarray(action))
         return state, self._reward(told), terminated, {}
 
+    @abstractmethod
     def _reward(self, told: dict[str, Any]) -> float:
-        raise NotImplementedError
+        """Of a step, by what the simulator tells of it."""
 
     def render(self) -> Any:
         return self._robot.render()
