@@ -288,7 +288,7 @@ def test_video_that_cannot_be_made_whole_plays_as_it_is(tmp_path: Path) -> None:
     writer = VideoWriter(tmp_path / "a.mp4")
     for actions in range(5):
         writer.write(paint(actions))
-    writer._ffmpeg = str(full_disk(tmp_path))
+    writer._reel.ffmpeg = str(full_disk(tmp_path))
     writer.close()
     assert "No space left on device" in writer.trouble
     assert names(tmp_path) == ["a.mp4", "full_disk"]
