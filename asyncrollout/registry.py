@@ -12,7 +12,7 @@ from asyncrollout.errors import UnknownEnvError, UsageError
 from asyncrollout.types import Placement
 
 ENTRY_POINT_GROUP = "asyncrollout.envs"
-_GYMNASIUM = "gymnasium:"
+GYMNASIUM = "gymnasium:"
 _PLACEMENTS = ("cpu", "light", "io")
 
 Factory = str | Callable[..., Any]
@@ -66,8 +66,8 @@ def find_env(spec_or_name: EnvSpec | str) -> EnvSpec:
         return _registered[name]
     if name in _entry_points():
         return _load_entry_point(name)
-    if name.startswith(_GYMNASIUM) and len(name) > len(_GYMNASIUM):
-        gym_id = name.removeprefix(_GYMNASIUM)
+    if name.startswith(GYMNASIUM) and len(name) > len(GYMNASIUM):
+        gym_id = name.removeprefix(GYMNASIUM)
         return EnvSpec(name=name, factory="asyncrollout.registry:make_gymnasium", kwargs={"id": gym_id})
     if ":" in name:
         return EnvSpec(name=name, factory=name)
@@ -77,7 +77,7 @@ def find_env(spec_or_name: EnvSpec | str) -> EnvSpec:
 
 def is_import_path(name: str) -> bool:
     """Whether to find this env may run code that its name points to; Gymnasium, too, imports what precedes a colon."""
-    return ":" in name.removeprefix(_GYMNASIUM)
+    return ":" in name.removeprefix(GYMNASIUM)
 
 
 def env_names() -> list[str]:

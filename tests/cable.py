@@ -9,7 +9,10 @@ from anyio.abc import SocketAttribute, SocketStream
 
 
 class Cable:
-    """`url` leads to the server. Cut, it drops what is connected; muted, it swallows what the server says."""
+    """`url` leads to the server. Cut, it drops what is connected; muted, it swallows what the server says.
+
+    It is heard again when the client connects anew.
+    """
 
     def __init__(self, server_url: str) -> None:
         self._server = urlsplit(server_url)
@@ -33,6 +36,7 @@ class Cable:
 
     async def _connected(self, client: SocketStream) -> None:
         self.connections += 1
+        self.muted = False
         if self.severed:
             await anyio.aclose_forcefully(client)
             return

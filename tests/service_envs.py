@@ -85,6 +85,14 @@ class Gallery(Counter):
         return {"ok": "5000" in service_url, "error": "" if "5000" in service_url else "nobody is there"}
 
 
+class Frank(Counter):
+    """Its info has an `error` of its own, and a number that is too large for msgpack."""
+
+    def step(self, action: Any) -> Step:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"error": "that was not wise", "large": 2**70}
+
+
 class GalleryText(CounterText):
     def describe(self, observation: str) -> Observation:
         pictures = (self.env.render(), self.env.render() + 1)
@@ -109,6 +117,7 @@ KNOWN = [
     EnvSpec(name="gated", factory=f"{ENVS}:Gated"),
     EnvSpec(name="dice", factory=f"{ENVS}:Dice"),
     EnvSpec(name="bag", factory=f"{ENVS}:BagEnv"),
+    EnvSpec(name="frank", factory=f"{HERE}:Frank"),
     EnvSpec(name="rounds", factory=f"{HERE}:Rounds"),
     EnvSpec(name="async_rounds", factory=f"{HERE}:AsyncRounds", runs="io"),
     EnvSpec(name="slow", factory=f"{ENVS}:Slow"),

@@ -17,7 +17,7 @@ import pytest
 from asyncrollout import ClosedError, EnvPool, UsageError
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.portal import Opened
-from tests.scripts.processes import LIMIT, wait_until
+from tests.scripts.processes import LIMIT, marked, wait_until
 from tests.test_guards import mark, read_line, running  # noqa: F401 (a fixture)
 
 
@@ -209,3 +209,13 @@ def test_ctrl_c_in_a_terminal_cancels_the_call_and_the_program_can_go_on(mark: s
         out, err = process.communicate(timeout=2 * LIMIT)
     assert "again total 12 total 12" in out
     assert (process.returncode, err) == (0, "")
+
+
+def test_a_killed_program_leaves_no_worker(mark: str) -> None:  # noqa: F811
+    with running("sync_forgotten.py", "interrupt") as process:
+        while read_line(process) != "waiting\n":
+            pass
+        assert len(marked(mark)) >= 3  # it and two workers
+        process.kill()
+        process.wait()
+    assert wait_until(lambda: not marked(mark), LIMIT)

@@ -314,7 +314,7 @@ def test_exhaustion_follows_a_policy(policy: str, caplog: pytest.LogCaptureFixtu
     collector = TrajectoryCollector(rules)
     actor, manager = Actor(lambda text: "<action>back</action>"), walk_manager(groups=3)
     if policy != "fill":
-        with pytest.raises(ExhaustedError, match=r"0 of 3 groups were kept in 2 tries.*6 had equal rewards"):
+        with pytest.raises(ExhaustedError, match=r"0 of 3 groups were kept in 2 tries.*6 had equal rewards or failed"):
             collector.multi_turn_loop(DataProto(), actor, manager)
         return
     batch = collector.multi_turn_loop(DataProto(), actor, manager)
@@ -322,6 +322,19 @@ def test_exhaustion_follows_a_policy(policy: str, caplog: pytest.LogCaptureFixtu
     assert not any(batch.non_tensor_batch["kept"])
     assert "0 of 3 groups were kept in 2 tries" in caplog.text
     assert len(actor.asked) == 2 * 4
+
+
+def test_a_group_with_a_failure_is_not_kept_for_its_variance() -> None:
+    words = iter(["forth", "raise"] * 6)
+    collector = TrajectoryCollector(
+        {"env": {"max_steps": 1}, "algorithm": {"filter_groups": {"enable": True, "max_num_gen_batches": 1}}}
+    )
+    found = places(
+        collector.multi_turn_loop(DataProto(), Actor(lambda text: f"<action>{next(words)}</action>"), walk_manager())
+    )
+    assert found["failed"] == [False, True] * 3
+    assert len(set(found["episode_rewards"])) > 1
+    assert not any(found["kept"])
 
 
 def test_retries_play_new_puzzles() -> None:

@@ -279,6 +279,8 @@ def test_options_that_do_not_go_together(write: Write, tmp_path: Path) -> None:
         VideoEnv(data_path={})
     with pytest.raises(UsageError, match="data_path=3"):
         VideoEnv(data_path=3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="video_data_config_path='3' is no path"):
+        VideoEnv(video_data_config_path=3)  # type: ignore[arg-type]
 
 
 def test_whoever_serves_others_says_where_data_are(
@@ -288,6 +290,7 @@ def test_whoever_serves_others_says_where_data_are(
     VideoEnv(video_data_config_path=made / "data.yaml")
     with pytest.raises(UsageError, match="refused: ASYNCROLLOUT_DATA_DIR allows data in"):
         VideoEnv(data_path=write(QUESTION))
+    assert VideoEnv().get_split_size()  # the clips that are made here
     outside = config(tmp_path, {"dataset": {"data_root": str(made)}})
     with pytest.raises(UsageError, match="refused: ASYNCROLLOUT_DATA_DIR"):
         VideoEnv(video_data_config_path=outside)

@@ -166,6 +166,11 @@ WRONG_USES: dict[str, tuple[Use, type[RolloutError], list[str]]] = {
     ),
     "unknown class": (opening(f"{ENVS}:Countr"), UsageError, ["Countr", "did you mean 'Counter'"]),
     "unknown module": (opening("no_such:Env"), RolloutError, ["env 'no_such:Env'", "no_such"]),
+    "gymnasium id in an option": (
+        opening("gymnasium:CartPole-v1", id="this:CartPole-v1"),
+        UsageError,
+        ["this:CartPole-v1", "the one in its name, 'CartPole-v1'"],
+    ),
     "unknown gymnasium id": (opening("gymnasium:CartPol-v1"), RolloutError, ["gymnasium:CartPol-v1", "CartPole"]),
     "not an env": (opening("builtins:dict"), UsageError, ["env 'builtins:dict'", "dict has no reset()"]),
     "coroutines without io": (opening(f"{ENVS}:AsyncCounter"), UsageError, ["AsyncCounter", "runs='io'"]),

@@ -9,10 +9,14 @@ import aiohttp
 import anyio
 import msgspec
 import numpy as np
+import psutil
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from anyio.abc import TaskStatus
 
 from asyncrollout import (
+    ChatAgent,
     EnvCrashed,
     EnvDiverged,
     EnvError,
@@ -20,16 +24,30 @@ from asyncrollout import (
     PoolError,
     RemoteEnvPool,
     Rollouts,
+    ScriptedPolicy,
     SolverPolicy,
     UnknownEnvError,
     UsageError,
     registry,
+    run_group,
 )
 from asyncrollout.pool import wire
 from asyncrollout.pool.wire import Op
 from asyncrollout.service import channel, host
-from asyncrollout.service.access import read_token
-from asyncrollout.service.exchange import CLIENT_HEADER, PATH, Answer, Call, Outbox, decode, encode, read_frame
+from asyncrollout.service.access import Token, read_token
+from asyncrollout.service.admission import Admission
+from asyncrollout.service.exchange import (
+    CLIENT_HEADER,
+    PATH,
+    PROTOCOL,
+    Answer,
+    Call,
+    Hello,
+    Outbox,
+    decode,
+    encode,
+    read_frame,
+)
 from asyncrollout.service.server import Caps, EnvServer
 from asyncrollout.testing import same
 from asyncrollout.video import VideoRecorder
@@ -143,6 +161,16 @@ def _timeless(turn: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if not name.endswith("_seconds") and name != "timings"}
 
 
+async def test_an_env_that_only_the_server_knows() -> None:
+    admission = Admission(find={"maze": SPECS["text"]}.__getitem__)
+    async with remote(admission=admission) as (_, pool):
+        async with Rollouts("maze", policy=ScriptedPolicy(["add 1"] * 9), pool=pool, group_size=2, seed=4) as rollouts:
+            batch = await rollouts.collect(groups=1)
+        group = await run_group(pool, "maze", ChatAgent(ScriptedPolicy(["add 1"] * 9)), seed=4, size=1)
+    played = [*batch.groups[0].trajectories, *group.trajectories]
+    assert [(one.env, one.error, len(one.turns) > 0) for one in played] == [("maze", None, True)] * 3
+
+
 async def test_calls_forks_snapshots() -> None:
     async with remote() as (_, pool):
         async with pool.open("text") as env:
@@ -250,12 +278,16 @@ async def test_what_only_pickle_can_carry_stays() -> None:
                 await env.step({"x": Point(1, "x")})
             assert (await env.step("a")).observation == "a"
         async with pool.open("bag") as env:
-            with pytest.raises(UsageError, match="what it returned cannot be sent over a network"):
+            with pytest.raises(EnvError, match="what it returned cannot be sent over a network"):
                 await env.reset(seed=1)
         async with pool.open("text") as env:
             await env.reset(seed=1)
             with pytest.raises(UsageError, match="import path"):
                 await env.call("add", "os:system")
+        async with pool.open("snapshot") as env:
+            await env.reset(seed=1)
+            with pytest.raises(UsageError, match="takes its state from a network"):
+                await env.call("restore", b"")
 
 
 async def test_what_is_too_large_stays() -> None:
@@ -292,6 +324,21 @@ async def test_tokens() -> None:
             assert CANARY not in "".join([repr(caught.value), repr(caught.value.__context__), str(vars(caught.value))])
         async with RemoteEnvPool(server.url, token=CANARY) as pool, pool.open("counter") as env:
             await env.reset(seed=1)
+        tokens = [read_token(CANARY, where="")]
+    async with (
+        started(tokens=tokens) as server,
+        RemoteEnvPool(server.url, token=CANARY) as pool,
+        pool.open("counter") as env,
+    ):
+        await env.reset(seed=1)
+        await server.close_expired()
+        await env.step(1)
+        assert pool.stats().workers[0].restarts == 0
+        tokens[0] = Token(CANARY.encode(), expires=0)
+        await server.close_expired()
+        with anyio.fail_after(PATIENCE), pytest.raises(PoolError, match="401, this token expired at 1970") as lost:
+            await env.step(1)
+        assert CANARY not in str(lost.value)
     addresses: list[Any] = [f"http://{CANARY}@127.0.0.1:1", f"http://127.0.0.1:1?token={CANARY}", "127.0.0.1:1", 3, []]
     for bad in addresses:
         with pytest.raises(UsageError, match=r"host and port|address of") as caught:
@@ -451,6 +498,48 @@ async def test_a_dead_server_is_named() -> None:
                     await pool.open("frozen_lake")
 
 
+async def test_a_server_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing closes the connection: a heartbeat finds out. What is on its way then is asked for again."""
+    monkeypatch.setattr(host, "_HEARTBEAT", 0.1)
+    with anyio.fail_after(PATIENCE):
+        async with cabled() as (_, cable, pool), pool.open("counter") as env:
+            await play(env, 3, ACTIONS[:3])
+            cable.muted = True
+            seen = await env.step(ACTIONS[3])
+            assert same(seen, expected(SPECS["counter"], 3, ACTIONS)[4])
+            assert pool.stats().workers[0].restarts == 1
+            assert pool.stats().restored == 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "trouble"),
+    [(None, "closed the connection 6 times without an answer"), (b"\xc1", "is no server of ours: this is no frame")],
+)
+async def test_a_server_that_never_answers_is_given_up(reply: bytes | None, trouble: str) -> None:
+    connections = 0
+
+    async def talk(request: web.Request) -> web.WebSocketResponse:
+        nonlocal connections
+        connections += 1
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_bytes(msgspec.msgpack.encode(Hello(PROTOCOL, 1 << 20)))
+        await socket.receive()
+        if reply is not None:
+            await socket.send_bytes(reply)
+        await socket.close()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get(PATH, talk)])
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        with anyio.fail_after(PATIENCE), pytest.raises(PoolError, match=f"no server is left: {url} {trouble}"):
+            async with RemoteEnvPool(url, patience=0.1) as pool:
+                await pool.open("counter")
+    assert connections == (6 if reply is None else 1)
+
+
 async def test_envs_of_a_dead_server_go_on_at_another() -> None:
     leaving = Leaving()
     async with started() as staying, anyio.create_task_group() as tasks:
@@ -468,10 +557,38 @@ async def test_envs_of_a_dead_server_go_on_at_another() -> None:
             assert pool.stats().restored == 2
 
 
+async def test_nothing_is_left_of_envs_that_were_closed() -> None:
+    """By either way, and by pools that leave without closing theirs."""
+    with serve() as (process, url), anyio.fail_after(PATIENCE):
+        server = psutil.Process(process.pid)
+
+        async def cycle(times: int) -> tuple[int, int, int]:
+            async with aiohttp.ClientSession() as session:
+                for number in range(times):
+                    configs = {f"{number}": {"env_name": "bandit"}, f"{number}b": {"env_name": "sokoban"}}
+                    async with session.post(url + "/environments", json={"ids2configs": configs}) as response:
+                        assert (await response.json())["errors"] == {}
+                    async with session.post(url + "/batch/close", json={"env_ids": [*configs]}) as response:
+                        assert response.status == 200
+                    async with RemoteEnvPool(url) as pool:
+                        await (await pool.open("bandit")).reset(seed=number)
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/stats") as response:
+                told = await response.json()
+            assert (told["environments"], told["pools"], told["workers"]["envs"]) == (0, 0, 0)
+            return server.num_fds(), len(server.children(recursive=True)), server.memory_info().rss
+
+        fds, children, rss = await cycle(5)
+        fds_after, children_after, rss_after = await cycle(25)
+        assert children_after == children
+        assert fds_after < fds + 10  # connections that are just being closed
+        assert rss_after - rss < 5 << 20
+
+
 # What strangers send
 
 
-async def test_nonsense_on_the_wire() -> None:
+async def test_nonsense_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "_MOST_UNSENT", 100)
     evil = msgspec.msgpack.encode(msgspec.msgpack.Ext(wire.Code.PICKLE, wire.to_pickle(Point(1, "x"))))
     async with remote() as (server, pool), aiohttp.ClientSession() as session:
         headers = {CLIENT_HEADER: "0" * 32}
@@ -502,6 +619,12 @@ async def test_nonsense_on_the_wire() -> None:
             assert [key for key, answer in told.items() if answer.failure is None] == [(1, 1), (1, 3), (3, 1)]
             assert told[3, 1].gone
             assert "unknown extension 5" in str(told[1, 4].failure)
+            await socket.send_bytes(msgspec.msgpack.encode([Call(3, 1, Op.STEP)] * 400))  # more answers than may wait
+            while (await socket.receive()).type is aiohttp.WSMsgType.BINARY:
+                pass
+            assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
+        async with session.ws_connect(server.url + PATH, headers=headers) as socket:
+            await socket.receive_bytes()
             await socket.send_bytes(b"\xc1 nonsense")
             assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
         async with session.ws_connect(server.url + PATH, headers=headers) as socket:
@@ -512,8 +635,22 @@ async def test_nonsense_on_the_wire() -> None:
             assert same(await play(env, 3, ACTIONS), expected(SPECS["counter"], 3, ACTIONS))
 
 
+def _extension(code: int, content: Any) -> bytes:
+    return msgspec.msgpack.encode(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(content)))
+
+
 @pytest.mark.parametrize(
-    "raw", [b"", b"\xc1", b"\xc7\x00\x05", b"\xc7\x02\x02\x92\xa1", b"\xc7\x02\x64\xc1\xc0", b"\xc7\x03\x64\x81\xa1$"]
+    "raw",
+    [
+        b"",
+        b"\xc1",
+        b"\xc7\x00\x05",
+        b"\xc7\x02\x02\x92\xa1",
+        b"\xc7\x02\x64\xc1\xc0",
+        b"\xc7\x03\x64\x81\xa1$",
+        _extension(wire.Code.SCALAR, ["<i4", b""]),
+        _extension(wire.Code.ARRAY, ["(1,", [1], b"a"]),
+    ],
 )
 def test_values_of_strangers_are_refused(raw: bytes) -> None:
     with pytest.raises(UsageError):

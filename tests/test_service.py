@@ -277,7 +277,8 @@ async def test_as_many_at_work_as_there_are_workers(tmp_path: Path) -> None:
     log.touch()
     async with EnvService(BaseServiceConfig(max_workers=4)) as service:
         ids = [f"env_{number}" for number in range(8)]
-        await service.create_environments_batch(dict.fromkeys(ids, config("rounds", log=str(log), together=4)))
+        pinned = [config("rounds", log=str(log), together=4, worker=number % 4) for number in range(8)]  # none moves
+        await service.create_environments_batch(dict(zip(ids, pinned, strict=True)))
         await service.reset_batch(dict.fromkeys(ids, 0))
         results = await service.step_batch(dict.fromkeys(ids, 1))
     assert not [result[3]["error"] for result in results.values() if "error" in result[3]]
@@ -322,6 +323,7 @@ def test_arrays_come_back_equal(array: Any) -> None:
 
 def test_values_as_json() -> None:
     told = to_json({"set": {2, 1}, "tuple": (1, np.int8(2)), 3: np.bool_(True), "odd": object, "text": "\ud800"})
+    assert to_json({2**64: -(2**70)}) == {str(2**64): str(-(2**70))}
     assert told == {"set": [1, 2], "tuple": [1, 2], 3: True, "odd": "<class 'object'>", "text": "?"}
 
     class Mute:

@@ -107,6 +107,14 @@ def encoders() -> list[psutil.Process]:
     return found
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """With all its threads: until then its pipe takes frames."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+    except psutil.NoSuchProcess:
+        return True
+
+
 @pytest.mark.parametrize("way", ["loop", "process"])
 async def test_killed_encoders_leave_partial_videos_and_the_same_rollouts(tmp_path: Path, way: str) -> None:
     waiting: list[str] = []
@@ -117,7 +125,7 @@ async def test_killed_encoders_leave_partial_videos_and_the_same_rollouts(tmp_pa
         killed = encoders()
         for one in killed:
             one.kill()
-        until(lambda: not any(one.is_running() and one.status() != "zombie" for one in killed))
+        until(lambda: all(map(has_ended, killed)))
 
     async def kill_then_reply(request: Request) -> str:
         if request.turn == 2:
@@ -132,11 +140,30 @@ async def test_killed_encoders_leave_partial_videos_and_the_same_rollouts(tmp_pa
     plain = await play(None, env=env)
     filmed = await play(tmp_path, kill_then_reply, env=env)
     assert told(filmed) == told(plain)
-    assert all(one.video is not None and one.video.partial for one in filmed)
+    assert [one.video and one.video.partial for one in filmed] == [True] * 4
     for name in names(tmp_path):
         assert is_whole(tmp_path / name)
         assert len(painted(tmp_path / name)) in (2, 3)
     assert len(names(tmp_path)) == 4
+
+
+async def test_encoder_that_dies_after_the_last_frame_is_told(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with ar.EnvPool(backend="inline") as pool, VideoRecorder(tmp_path) as recorder:
+            async with pool.open(PAINTER, record=recorder.film("a")) as env:
+                await env.reset(seed=0)
+                for _ in range(3):
+                    await env.step(1)
+                await anyio.to_thread.run_sync(
+                    until, lambda: any(count_frames(part) >= 2 for part in tmp_path.iterdir())
+                )
+                (encoder,) = encoders()
+                encoder.suspend()
+                for _ in range(3):
+                    await env.step(1)
+            encoder.kill()
+    assert [entry["event"] for entry in logs if "reason" in entry] == ["video_not_whole"]
+    assert len(painted(tmp_path / "a.mp4")) in (3, 4)
 
 
 async def test_camera_that_sees_nothing_hurts_nobody(tmp_path: Path) -> None:
@@ -317,6 +344,18 @@ async def test_what_a_killed_run_left_of_finished_rollouts_is_finished(tmp_path:
     assert len(decode(videos / "g0.0.mp4")) == 1
 
 
+async def test_what_a_killed_run_left_is_removed_if_it_is_not_wanted(tmp_path: Path) -> None:
+    await play(tmp_path, group_size=8, groups=1)
+    assert len(names(tmp_path)) == 8  # as if parts of all were made whole by a resume, which plays them once more
+    record = VideoRecorder(tmp_path, keep="extremes")
+    policy = ar.ScriptedPolicy(replies)
+    async with ar.Rollouts(PAINTER, policy=policy, record=record, group_size=8, limits=Limits(turns=4)) as rollouts:
+        batch = await rollouts.collect(groups=1)
+    kept = sorted(one.video.file for one in batch.groups[0].trajectories if one.video is not None)
+    assert 0 < len(kept) <= 2
+    assert names(tmp_path) == kept
+
+
 @pytest.mark.parametrize("options", BACKENDS.values(), ids=BACKENDS)
 async def test_handle_with_several_episodes_has_a_file_for_each(tmp_path: Path, options: dict[str, Any]) -> None:
     async with ar.EnvPool(**options) as pool, VideoRecorder(tmp_path, fps=2, overlay=True) as recorder:
@@ -420,6 +459,9 @@ async def test_directory_that_cannot_be_written_to_is_told_at_once(tmp_path: Pat
     (tmp_path / "file").touch()
     with pytest.raises(ar.JournalError, match="cannot record videos"):
         await play(tmp_path / "file")
+    (tmp_path / "left" / "g0.0.mp4.a.1.part").mkdir(parents=True)
+    with pytest.raises(ar.JournalError, match="Is a directory"):
+        await play(tmp_path / "left")
     with pytest.raises(ar.UsageError, match="where do the videos go"):
         async with VideoRecorder():
             pass

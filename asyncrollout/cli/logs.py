@@ -5,9 +5,9 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -23,12 +23,15 @@ _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
 
 
 @contextmanager
-def logging_to(directory: Path | None, *, console: bool) -> Iterator["EventSink"]:
-    """Send structlog's events to `directory`/events.jsonl, and warnings to stderr if `console`, until the end."""
+def logging_to(directory: Path | None, *, console: bool, secrets: Sequence[str] = ()) -> Iterator["EventSink"]:
+    """Send structlog's events to `directory`/events.jsonl, and warnings to stderr if `console`, until the end.
+
+    Neither shows these secrets, or those that the environment holds.
+    """
     before = structlog.get_config() if structlog.is_configured() else None
     with ExitStack() as stack:
         file = stack.enter_context(_opened(directory)) if directory is not None else None
-        sink = EventSink(file, console)
+        sink = EventSink(file, console, [*known_secrets(), *secrets])
         structlog.configure(
             processors=[
                 structlog.contextvars.merge_contextvars,
@@ -56,9 +59,9 @@ class EventSink:
 
     file: BinaryIO | None
     console: bool
+    secrets: Sequence[str]
     dropped: int = 0
     _torn: bool = False
-    _secrets: list[str] = field(default_factory=known_secrets)
 
     def __call__(self, _logger: Any, _method: str, event: structlog.typing.EventDict) -> NoReturn:
         try:
@@ -97,7 +100,7 @@ class EventSink:
         return self._hide(value if isinstance(value, str) else repr(value))
 
     def _hide(self, text: str) -> str:
-        return hide(text, self._secrets)
+        return hide(text, self.secrets)
 
 
 def _opened(directory: Path) -> BinaryIO:

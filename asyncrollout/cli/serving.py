@@ -68,7 +68,7 @@ async def serve(
         grace=grace,
     )
     with (
-        logging_to(log_dir, console=not output.quiet),
+        logging_to(log_dir, console=not output.quiet, secrets=[token.secret.decode() for token in tokens]),
         anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
     ):
         async with task_group() as watching:

@@ -6,7 +6,7 @@ from typing import Any
 
 from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
-from asyncrollout.registry import EnvSpec, load_factory, make_gymnasium
+from asyncrollout.registry import GYMNASIUM, EnvSpec, load_factory, make_gymnasium
 
 _MODE = "render_mode"
 
@@ -25,6 +25,9 @@ def make_env(spec: EnvSpec, *, filmed: bool = False) -> Any:
 
 def _make(spec: EnvSpec) -> Any:
     factory = load_factory(spec.factory)
+    named = spec.name.removeprefix(GYMNASIUM)
+    if factory is make_gymnasium and spec.name != named != spec.kwargs.get("id"):  # by its name it was allowed
+        raise UsageError(f"id={spec.kwargs.get('id')!r:.100}: its id is the one in its name, {named!r}")
     try:
         return factory(**spec.kwargs)
     except TypeError as error:

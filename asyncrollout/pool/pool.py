@@ -128,6 +128,10 @@ class EnvPool:
         self._placement.seats.clear()
         tasks.cancel_scope.cancel()
 
+    def find(self, spec_or_name: EnvSpec | str) -> EnvSpec:
+        """What an env of this name is in this pool."""
+        return find_env(spec_or_name)
+
     def open(
         self,
         spec_or_name: EnvSpec | str,
@@ -147,7 +151,7 @@ class EnvPool:
         the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
         """
         self._placement.check_open()
-        spec = find_env(spec_or_name)
+        spec = self.find(spec_or_name)
         if text is not None and not isinstance(text, bool):
             raise UsageError(f"env {spec.name!r}: text={text!r} is neither True nor False")
         text = spec.text is not None if text is None else text

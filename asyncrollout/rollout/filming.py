@@ -44,8 +44,8 @@ class GroupFilms:
             film = self._films.pop(member.uid, None)
             if film is not None:
                 film.settle(keep=member.uid in wanted)
-            elif member.video is not None and member.uid not in wanted:
-                self._recorder.remove(member.video.file)
+            if member.uid not in wanted:
+                self._recorder.remove(member.uid)
             members.append(member if member.uid in wanted else msgspec.structs.replace(member, video=None))
         return msgspec.structs.replace(group, trajectories=members)
 

@@ -11,7 +11,7 @@ from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.errors import EnvCrashed, EnvError, ProviderError, UsageError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
-from asyncrollout.registry import EnvSpec, find_env
+from asyncrollout.registry import EnvSpec
 from asyncrollout.rollout.episode import as_data, run_rollout
 from asyncrollout.rollout.filming import GroupFilms
 from asyncrollout.rollout.progress import Progress
@@ -77,7 +77,7 @@ async def run_group(
     """
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"a group has at least one member: size={size!r}")
-    spec = find_env(env)
+    spec = pool.find(env)
     films = GroupFilms(record, tag or spec.name)
     group = _Playing(
         pool=pool,

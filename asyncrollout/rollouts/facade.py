@@ -22,7 +22,7 @@ from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.policies.compose import nested
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
-from asyncrollout.registry import EnvSpec
+from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rollout.group import Failures, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
 from asyncrollout.rollouts.delivery import Delivery
@@ -119,7 +119,7 @@ class Rollouts:
         checks.seconds("stall_seconds", stall_seconds)
         checks.one_of("order", order, ("finish", "start"))
         checks.one_of("on_exhausted", on_exhausted, ("raise", "short", "fill"))
-        self._shares = {share.tag: share for share in read_envs(env, env_kwargs)}
+        self._shares = {share.tag: share for share in read_envs(env, env_kwargs, pool.find if pool else find_env)}
         self._agent, self._policy = read_agent(policy, agent)
         self._parts_of_policy = [*nested(getattr(self._agent, "policy", None))]
         self._expert = any(getattr(part, "needs_expert", False) for part in self._parts_of_policy)

@@ -31,27 +31,30 @@ class Pausable(Protocol):
     async def resume(self, version: int | None) -> None: ...
 
 
-def read_envs(env: Any, env_kwargs: Mapping[str, Any] | None) -> list[Share]:
-    """One env, or several with tags and shares; each with its `EnvSpec`."""
+Find = Callable[[EnvSpec | str], EnvSpec]
+
+
+def read_envs(env: Any, env_kwargs: Mapping[str, Any] | None, find: Find = find_env) -> list[Share]:
+    """One env, or several with tags and shares; each with the `EnvSpec` that `find` gives."""
     if isinstance(env, str | EnvSpec):
         env = [Share(env, env_kwargs=dict(env_kwargs or {}))]
     elif env_kwargs:
         raise UsageError("env_kwargs is for one env: with several, each entry of env=[...] has its own")
     if not isinstance(env, Sequence) or not env:
         raise UsageError(f"env={env!r:.100} is neither the name of an env nor a list of them")
-    shares = [_read_share(entry, place) for place, entry in enumerate(env)]
+    shares = [_read_share(entry, place, find) for place, entry in enumerate(env)]
     tags = [share.tag for share in shares]
     if len({*tags}) < len(tags):
         raise UsageError(f"env: the tags {tags} are not all different: give each entry its own tag=")
     return shares
 
 
-def _read_share(entry: Any, place: int) -> Share:
+def _read_share(entry: Any, place: int, find: Find) -> Share:
     try:
         share = entry if isinstance(entry, Share) else msgspec.convert(entry, Share)
     except msgspec.ValidationError as error:
         raise UsageError(f"env[{place}]: {error}") from error
-    spec = find_env(share.env)
+    spec = find(share.env)
     return msgspec.structs.replace(share, env=spec, tag=share.tag or spec.name)
 
 

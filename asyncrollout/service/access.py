@@ -49,6 +49,8 @@ def gather_tokens(given: str | None, file: str | os.PathLike[str] | None) -> lis
         except (OSError, UnicodeDecodeError, ValueError) as error:
             raise UsageError(f"tokens cannot be read from {str(file)!r}: {error}") from error
         told = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+        if not told:  # whoever names a file does not mean that all may come
+            raise UsageError(f"no token is in {str(file)!r}: write one on each line")
         tokens += [read_token(line, where=f"{file}, line {number}") for number, line in told]
     return tokens
 

@@ -11,7 +11,8 @@ from asyncrollout.registry import EnvSpec, find_env, is_import_path
 
 _NAMES_OF_PATHS = ("path", "paths", "file", "files", "dir", "directory", "root")
 _LONGEST = 250
-_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")  # module:attribute
+_IMPORT_PATH = re.compile(r"[^\s:/]+:[^\W\d]\S*")  # module:attribute, and Gymnasium's module:namespace/Name-v0
+_HARMLESS = bool | int | float | None
 
 
 def registered_env(name: str) -> EnvSpec:
@@ -46,6 +47,8 @@ class Admission:
             raise UsageError(f"an env is named by a text, not by {name!r:.100}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
             raise UsageError(f"the options of env {name!r:.100} are no dict: {kwargs!r:.100}")
+        if "record" in kwargs:
+            raise UsageError(f"env {name!r:.100}: record is for whoever runs the server")
         return self._find(name), {key: self.admit_value(key, value) for key, value in kwargs.items()}
 
     def admit_value(self, name: str, value: Any) -> Any:
@@ -53,9 +56,11 @@ class Admission:
         if isinstance(value, Mapping):
             inner = {key: name if _names_path(name) else str(key) for key in value}
             return {key: self.admit_value(inner[key], item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple | set | frozenset):
             return type(value)(self.admit_value(name, item) for item in value)
         if not isinstance(value, str):
+            if _names_path(name) and not isinstance(value, _HARMLESS):  # bytes, too, open files
+                raise UsageError(f"{name}={value!r:.100} is no path: write it as a text")
             return value
         if _IMPORT_PATH.fullmatch(value) and not self._allow_import:
             raise UsageError(f"{name}={value[:100]!r} is an import path, and this server imports nothing for others")

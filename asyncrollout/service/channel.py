@@ -16,8 +16,8 @@ from asyncrollout.service.sessions import Client, Sessions
 log = structlog.get_logger(__name__)
 
 _HEARTBEAT = 30.0  # seconds
+_MOST_UNSENT = 10_000  # answers; a pool that takes them has two for each env at most
 _CLIENT_ID = re.compile(r"[0-9a-f]{32}")
-_GOING_AWAY, _NOT_UNDERSTOOD = 1001, 1002
 
 
 class ServerChannel:
@@ -64,13 +64,16 @@ class ServerChannel:
             try:
                 calls = read_frame(message.data, Call)
             except UsageError as error:
-                await self._socket.close(code=_NOT_UNDERSTOOD, message=str(error)[:100].encode())
+                await self._socket.close(code=aiohttp.WSCloseCode.PROTOCOL_ERROR, message=str(error)[:100].encode())
                 break
             for call in calls:
                 if call.op == Op.STOP:
                     return True
                 if not self._stopping:
                     self._sessions.begin(client, call)
+            if len(self._outbox) > _MOST_UNSENT:
+                await self._socket.close(code=aiohttp.WSCloseCode.POLICY_VIOLATION, message=b"answers are not taken")
+                break
         return False
 
     async def _write(self) -> None:
@@ -83,10 +86,10 @@ class ServerChannel:
         """Begin no more calls."""
         self._stopping = True
 
-    async def close(self) -> None:
+    async def close(self, code: int, reason: str) -> None:
         """Send what is ready, and leave."""
         try:
             await self._outbox.flush(self._socket.send_bytes, self._largest)
-            await self._socket.close(code=_GOING_AWAY, message=b"the server stops")
+            await self._socket.close(code=code, message=reason.encode())
         except (aiohttp.ClientError, OSError):
             return

@@ -74,7 +74,6 @@ class _Unpacker(wire.Unpacker):
 
 
 _unpack = _Unpacker(trusted=False).decode
-_MISREAD = (msgspec.DecodeError, ValueError, TypeError, RecursionError, MemoryError, OverflowError, AttributeError)
 
 
 def encode(value: Any) -> msgspec.Raw:
@@ -93,7 +92,7 @@ def decode(raw: msgspec.Raw) -> Any:
     """What `encode` was given; a `UsageError` if the bytes make no sense."""
     try:
         return _unpack(raw)
-    except _MISREAD as error:
+    except Exception as error:  # numpy raises all sorts for types that are none
         raise UsageError(f"these bytes hold no value: {error}") from error
 
 
@@ -137,6 +136,9 @@ class Outbox:
     def __init__(self) -> None:
         self._parts: list[Any] = []
         self._filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
     def put(self, part: Call | Answer) -> None:
         self._parts.append(part)

@@ -28,6 +28,7 @@ from asyncrollout.service.exchange import (
     encode,
     read_frame,
 )
+from asyncrollout.tasks import task_group
 from asyncrollout.types import Durations, WorkerStats
 
 log = structlog.get_logger(__name__)
@@ -180,15 +181,21 @@ class Host:
         """Send and receive until the connection is lost."""
         socket = self._socket
         assert socket is not None
-        async with anyio.create_task_group() as tasks:
+        async with task_group() as tasks:
             tasks.start_soon(self._write, socket)
             async for message in socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     break
-                for answer in read_frame(message.data, Answer):
+                for answer in self._answers(message.data):
                     self._losses = 0
                     self._take(answer)
             tasks.cancel_scope.cancel()
+
+    def _answers(self, frame: bytes) -> list[Answer]:
+        try:
+            return read_frame(frame, Answer)
+        except UsageError as error:
+            raise PoolError(f"{self.url} is no server of ours: {error}") from error
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:

@@ -41,6 +41,8 @@ def _picture(image: Any) -> Any:
 
 def to_json(value: Any, depth: int = 0) -> Any:
     """The value as JSON has it: sets and tuples as lists, numpy's numbers as Python's, anything unknown as text."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # msgpack, and many who read JSON, have no such
+        return str(value)
     if value is None or (isinstance(value, bool | int | float) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, str):
@@ -48,7 +50,7 @@ def to_json(value: Any, depth: int = 0) -> Any:
     if depth > _DEEPEST:
         raise UsageError(f"a value is nested more than {_DEEPEST} deep")
     if isinstance(value, dict):
-        return {key if type(key) is int else to_json(str(key)): to_json(item, depth + 1) for key, item in value.items()}
+        return {to_json(key if type(key) is int else str(key)): to_json(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item, depth + 1) for item in value]
     if isinstance(value, set | frozenset):

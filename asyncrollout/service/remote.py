@@ -16,7 +16,7 @@ from asyncrollout.pool.home import Backend, Home
 from asyncrollout.pool.hosted import Opening
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Recorded
-from asyncrollout.registry import EnvSpec, find_env
+from asyncrollout.registry import EnvSpec
 from asyncrollout.service.access import VARIABLE
 from asyncrollout.service.host import Host
 from asyncrollout.types import TextOptions, WorkerStats
@@ -56,6 +56,13 @@ class RemoteEnvPool(EnvPool):
             ]
         )
 
+    def find(self, spec_or_name: EnvSpec | str) -> EnvSpec:
+        """What is known here of an env; the server may know more of them."""
+        try:
+            return super().find(spec_or_name)
+        except UnknownEnvError:
+            return EnvSpec(name=str(spec_or_name), factory=str(spec_or_name))
+
     def open(
         self,
         spec_or_name: EnvSpec | str,
@@ -73,7 +80,7 @@ class RemoteEnvPool(EnvPool):
         `beside` has it begin at the server of another env.
         """
         self._placement.check_open()
-        spec = _named(spec_or_name)
+        spec = self.find(spec_or_name)
         if record is not None:
             raise UsageError(f"env {spec.name!r} lives at a server: envs are filmed by the process that they live in")
         given = {"text": text, "expert": expert or None}
@@ -117,16 +124,6 @@ class Hosts:
 
     def recent_seconds(self) -> list[float]:
         return [seconds for host in self._hosts for seconds in host.clock.recent()]
-
-
-def _named(spec_or_name: EnvSpec | str) -> EnvSpec:
-    """What is known here of an env; the server may know more of them."""
-    if isinstance(spec_or_name, EnvSpec):
-        return spec_or_name
-    try:
-        return find_env(spec_or_name)
-    except UnknownEnvError:
-        return EnvSpec(name=spec_or_name, factory=spec_or_name)
 
 
 def checked_address(url: Any) -> str:

@@ -64,6 +64,7 @@ class Routes:
         self._admission = admission
         self._reserve = reserve
         self._largest = largest_body
+        self._making: set[str] = set()
 
     def table(self) -> list[web.RouteDef]:
         service = self._service
@@ -106,7 +107,7 @@ class Routes:
         admitted: dict[str, Any] = {}
         for env_id, config in configs.items():
             try:
-                if env_id in self._service.environments:
+                if env_id in self._service.environments or env_id in self._making:
                     raise UsageError(f"Environment {env_id} exists already: close it first, or choose another id")
                 spec, kwargs = self._admission.admit(config.get("env_name"), config.get("env_config") or {})
                 admitted[env_id] = {"env_name": spec, "env_config": kwargs}
@@ -114,7 +115,11 @@ class Routes:
                 errors[env_id] = str(error)
                 self._service.note_failure(env_id, str(error))
         with self._reserve(len(admitted)):
-            await self._service.create_environments_batch(admitted)
+            self._making |= admitted.keys()
+            try:
+                await self._service.create_environments_batch(admitted)
+            finally:
+                self._making -= admitted.keys()
         missing = [env_id for env_id in admitted if env_id not in self._service.environments]
         errors |= {env_id: self._service.failures.get(env_id, "it was closed at once") for env_id in missing}
         if configs and len(errors) == len(configs):
@@ -137,14 +142,14 @@ class Routes:
             given = await read_body(request, OneSeed, self._largest)
         results = await self._service.reset_batch({env_id: {"seed": given.seed, "extra_info": given.extra_info}})
         observation, info = results[env_id]
-        return _one(request, info, {"observation": observation, "info": info})
+        return _one(request, {"observation": observation, "info": info})
 
     async def _step_one(self, request: web.Request) -> web.Response:
         env_id = self._known(request)
         given = await read_body(request, OneAction, self._largest)
         results = await self._service.step_batch({env_id: given.action})
         observation, reward, done, info = results[env_id]
-        return _one(request, info, {"observation": observation, "reward": reward, "done": done, "info": info})
+        return _one(request, {"observation": observation, "reward": reward, "done": done, "info": info})
 
     async def _reward_one(self, request: web.Request) -> web.Response:
         env_id = self._known(request)
@@ -167,8 +172,8 @@ class Routes:
         return env_id
 
 
-def _one(request: web.Request, info: dict[str, Any], content: dict[str, Any]) -> web.Response:
+def _one(request: web.Request, content: dict[str, Any]) -> web.Response:
     """A single env's error has a status, too: it is no result of a batch."""
-    if "error" in info:
-        raise RefusedError(422, str(info["error"]))
+    if not content["observation"]:  # an env may tell an `error` in its own info
+        raise RefusedError(422, str(content["info"]["error"]))
     return answer(request, content)

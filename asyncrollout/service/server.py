@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+import aiohttp
 import anyio
 import msgspec
 import structlog
@@ -78,7 +79,7 @@ class EnvServer:
         self._pool = pool
         self._service = EnvService(max_workers=caps.envs, pool=pool)  # the pool has its own bound
         self._sessions = Sessions(pool, self._admission, lambda: self._check_room(0))
-        self._channels: set[ServerChannel] = set()
+        self._channels: dict[ServerChannel, web.Request] = {}
         self._background = Background()
         self._parts = AsyncExitStack()
         self._making = 0
@@ -142,7 +143,7 @@ class EnvServer:
                 await self._requests.end()
             with anyio.move_on_after(_LEAVE_SECONDS):
                 for channel in [*self._channels]:
-                    await channel.close()
+                    await channel.close(aiohttp.WSCloseCode.GOING_AWAY, "the server stops")
             await runner.cleanup()
 
     def hurry(self) -> None:
@@ -155,6 +156,7 @@ class EnvServer:
         while True:
             await anyio.sleep(min(_LOOK_EVERY, self._caps.idle_seconds))
             await self.close_idle(time.monotonic())
+            await self.close_expired()
 
     async def close_idle(self, now: float) -> None:
         """Close the envs that, at this time of the monotonic clock, have not been used for too long."""
@@ -163,6 +165,15 @@ class EnvServer:
         closed += await self._sessions.close_idle(since, now - min(_AWAY_SECONDS, self._caps.idle_seconds))
         if closed:
             log.info("idle_envs_closed", count=closed, open=self._open)
+
+    async def close_expired(self) -> None:
+        """Part from the remote pools whose token has expired since they came."""
+        for channel, request in [*self._channels.items()]:
+            reason = self._refused(request)
+            if reason is not None:
+                log.info("pool_refused", error=reason)
+                with anyio.move_on_after(_LEAVE_SECONDS):
+                    await channel.close(aiohttp.WSCloseCode.POLICY_VIOLATION, reason)
 
     @property
     def _open(self) -> int:
@@ -211,13 +222,16 @@ class EnvServer:
         except UsageError as error:
             return self._refusal(request, 400, str(error))
         except Exception:
-            log.exception("request_failed", path=request.path[:200])
+            log.exception("request_failed", path=self._hidden(request.path[:200]))
             return self._refusal(request, 500, "the server has a bug, and its log the traceback")
 
     def _refusal(self, request: web.Request, status: int, text: str, headers: Any = None) -> web.Response:
-        shown = hide(text, [*(token.secret.decode() for token in self._tokens), *known_secrets()])
-        log.info("request_refused", method=request.method, path=request.path[:200], status=status, error=shown)
+        shown, path = self._hidden(text), self._hidden(request.path[:200])
+        log.info("request_refused", method=request.method, path=path, status=status, error=shown)
         return answer(request, {"error": shown}, status=status, headers=headers)
+
+    def _hidden(self, text: str) -> str:
+        return hide(text, [*(token.secret.decode() for token in self._tokens), *known_secrets()])
 
     def _check_access(self, request: web.Request) -> None:
         if "Origin" in request.headers:  # a web page that somebody here looks at: no client of ours sends it
@@ -252,11 +266,11 @@ class EnvServer:
         if len(self._channels) >= self._caps.requests:
             raise RefusedError(503, f"{len(self._channels)} remote pools are connected, which is all that can be")
         channel = ServerChannel(self._sessions, self._caps.body_bytes)
-        self._channels.add(channel)
+        self._channels[channel] = request
         try:
             return await channel.run(request)
         finally:
-            self._channels.discard(channel)
+            del self._channels[channel]
 
 
 def _is_this_machine(host: str) -> bool:

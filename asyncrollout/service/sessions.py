@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import anyio
 import structlog
 
-from asyncrollout.errors import EnvCrashed, RolloutError, UsageError
+from asyncrollout.errors import EnvCrashed, EnvError, RolloutError, UsageError
 from asyncrollout.pool import wire
 from asyncrollout.pool.failure import failure
 from asyncrollout.pool.handle import EnvHandle
@@ -130,10 +130,11 @@ class Sessions:
         finally:
             session.waiting -= 1
         session.idle_since = time.monotonic()
-        if session.handle is None:  # it could not be opened, or is closed
-            client.sessions.pop(call.env, None)
-        elif client.sessions.get(call.env) is not session:  # its pool left while it was opened
+        is_kept = client.sessions.get(call.env) is session
+        if session.handle is not None and not is_kept:  # its pool left while it was opened
             await session.handle.close()
+        elif session.handle is None and is_kept:  # it could not be opened, or is closed
+            del client.sessions[call.env]
         if session.number == call.number:
             session.answer = answer
         client.tell(answer)
@@ -169,7 +170,7 @@ class Sessions:
         try:
             return _with_value(call, outcome, value, seconds)
         except wire.UnsendableError as error:
-            raise UsageError(f"what it returned cannot be sent over a network: {error}") from error
+            raise EnvError(f"what it returned cannot be sent over a network: {error}") from error
 
     async def _open(self, payload: Any) -> EnvHandle:
         name, kwargs = _parts(payload, 2)
@@ -197,6 +198,8 @@ class Sessions:
         is_right = isinstance(method, str) and isinstance(args, list | tuple) and isinstance(kwargs, dict)
         if not is_right or not all(isinstance(key, str) for key in kwargs):
             raise UsageError("a call has a method's name, a list of arguments and a dict of those with names")
+        if method == "restore":
+            raise UsageError("no env here takes its state from a network: an env may read it with pickle")
         admit = self._admission.admit_value
         return Called(
             method, tuple(admit("", one) for one in args), {key: admit(key, one) for key, one in kwargs.items()}
@@ -223,9 +226,9 @@ class Sessions:
 
     async def _close(self, client: Client, envs: list[int]) -> None:
         for env in envs:
-            session = client.sessions.pop(env)
-            handle, session.handle = session.handle, None
-            if handle is not None:
+            session = client.sessions.pop(env, None)
+            if session is not None and session.handle is not None:  # else it left while others were closed
+                handle, session.handle = session.handle, None
                 await handle.close()
 
 

@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from functools import cache
 from pathlib import Path
-from time import monotonic
 from typing import IO
 
 from asyncrollout.errors import MissingExtraError
@@ -18,9 +17,7 @@ from asyncrollout.video.frames import Frame
 
 _MOST_HELD = 4 << 20  # bytes that wait for an encoder before it is waited for
 _LEAST_HELD_FRAMES = 3
-_PIPE = 1 << 20  # bytes
-_LINGER = 0.1  # seconds that frames wait for others to go with: a frame on its own costs twice as much
-_BATCH = 8  # frames that go at once
+_PIPE = 1 << 20  # bytes; some twenty small frames go without anybody waking up
 _NICE = 10
 _PATIENCE = 10.0  # seconds for an encoder to take a single byte
 _END_GRACE = 10.0
@@ -53,8 +50,8 @@ def _command(ffmpeg: str, height: int, width: int, fps: float) -> list[str]:
 class Encoder:
     """Takes frames of one size without ever blocking; whoever may wait calls `catch_up` when it `is_behind`.
 
-    Frames go straight into the pipe of the process; those that come fast, a few at a time. A thread opens it, passes on
-    what was held back or did not fit, and closes it.
+    Most frames go straight into the pipe of the process, each at once: a kill must not cost more than one. A thread
+    opens the pipe, passes on what did not fit, and closes it.
     `trouble` says why it takes no more frames. The file is locked until the process has ended, however it ends.
     """
 
@@ -67,7 +64,6 @@ class Encoder:
         self._changed = threading.Condition()
         self._waiting: deque[memoryview] = deque()
         self._held = 0
-        self._passed_on = 0.0  # when
         self._pipe: int | None = None
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,9 +92,8 @@ class Encoder:
             self.frames += 1
             self._waiting.append(memoryview(frame.tobytes()))
             self._held += self._bytes_of_frame
-            if len(self._waiting) >= _BATCH or monotonic() - self._passed_on > _LINGER:
-                self._pass_on()
-            if len(self._waiting) in (1, _BATCH):  # not each time: whoever is woken up needs the interpreter
+            self._pass_on()
+            if self._waiting:
                 self._changed.notify_all()
             return not self.trouble
 
@@ -160,8 +155,7 @@ class Encoder:
     def _has_more(self) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing or self.trouble)
-            self._changed.wait_for(lambda: len(self._waiting) >= _BATCH or self._closing or self.trouble, _LINGER)
-            return bool(self._waiting) or not (self._closing or self.trouble)
+            return bool(self._waiting)
 
     def _pump(self) -> None:
         assert self._pipe is not None
@@ -176,7 +170,6 @@ class Encoder:
 
     def _pass_on(self) -> None:
         """As much as the pipe takes at once; the lock is held. Whoever waits for room hears of it."""
-        self._passed_on = monotonic()
         try:
             while self._waiting and self._pipe is not None:
                 sent = os.write(self._pipe, self._waiting[0])

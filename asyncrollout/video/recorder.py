@@ -111,7 +111,11 @@ class VideoRecorder:
         probe.touch()
         probe.unlink()
         self._claim, self.is_shared = claim(directory)
-        recovered = finish_left_parts(self._ffmpeg, directory) if self.is_shared is False else 0
+        try:
+            recovered = finish_left_parts(self._ffmpeg, directory) if self.is_shared is False else 0
+        except OSError:
+            os.close(self._claim)
+            raise
         if recovered:
             log.info("videos_recovered", videos=recovered, directory=str(directory))
         self._used = sum(size_of(path) for path in directory.glob("*.mp4"))
@@ -164,9 +168,9 @@ class VideoRecorder:
         """As `film`, held; the file is named after the rollout."""
         return self.film(name_for(uid), kind=kind, hold=True)
 
-    def remove(self, file: str) -> None:
-        """A whole video that is not wanted any more."""
-        path = whole_file(self._home(), check_name(file.removesuffix(".mp4")))
+    def remove(self, uid: str) -> None:
+        """A rollout's whole video, if there is one: an earlier process has left it, and it is not wanted any more."""
+        path = whole_file(self._home(), name_for(uid))
         self._used -= size_of(path)
         _unlink(path)
 
@@ -207,7 +211,9 @@ class VideoRecorder:
         name = recording.options.name
         for stem, parts in (await anyio.to_thread.run_sync(recording.parts)).items():
             is_wanted = keep and self._filming.get(name) is recording
-            best = await recording.best_of(parts) if is_wanted else None
+            best, missing = (await recording.best_of(parts) if is_wanted else None) or (None, 0)
+            if missing:
+                self._tell_once("its encoder ended before the env", "video_not_whole", name=stem, missing=missing)
             if best is not None:
                 await self._finish(best, whole_file(self._home(), stem))
             for part in parts:

@@ -71,12 +71,16 @@ class Recording:
         """The files of each episode; several, if the env was moved, or its process killed."""
         return parts_in(self.options.directory, self.options.name, self.options.take)
 
-    async def best_of(self, parts: list[Path]) -> Path | None:
-        """Once its encoder has ended: the part that the camera told of, or else the longest; None if all are empty."""
+    async def best_of(self, parts: list[Path]) -> tuple[Path, int] | None:
+        """Once its encoder has ended: the part that the camera told of, or else the longest; None if all are empty.
+
+        And how many of its frames are missing, if that was not known when the env was closed.
+        """
         told = {film.part for film in self.footage}
         candidates = [part for part in parts if part.name in told] or parts
         for part in candidates:
             await until_released(part)
         lengths = await anyio.to_thread.run_sync(lambda: {part: count_frames(part) for part in candidates})
         best = max(candidates, key=lambda part: lengths[part])
-        return best if lengths[best] else None
+        promised = next((film.frames for film in self.footage if film.part == best.name and not film.trouble), 0)
+        return (best, max(promised - lengths[best], 0)) if lengths[best] else None

@@ -15,7 +15,7 @@ class Reel:
     def __init__(self, path: Path, *, fps: float, ffmpeg: str, max_bytes: int | None = None) -> None:
         self.path = path
         self.fps = fps
-        self.ffmpeg = ffmpeg
+        self._ffmpeg = ffmpeg
         self._max_bytes = max_bytes
         self._size = (0, 0)
         self._encoder: Encoder | None = None
@@ -41,7 +41,9 @@ class Reel:
         if self._encoder is None and not self._trouble:
             self._size = video_size(frame)
             try:
-                self._encoder = Encoder(self.path, *self._size, self.fps, ffmpeg=self.ffmpeg, max_bytes=self._max_bytes)
+                self._encoder = Encoder(
+                    self.path, *self._size, self.fps, ffmpeg=self._ffmpeg, max_bytes=self._max_bytes
+                )
             except (OSError, RuntimeError) as error:  # no directory, no room, no more threads
                 self._trouble = f"cannot write to {self.path.parent}: {getattr(error, 'strerror', None) or error}"
         if self._encoder is not None and not self.trouble:

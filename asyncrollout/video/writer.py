@@ -30,9 +30,10 @@ class VideoWriter:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot make {directory}: {error.strerror or error}") from error
+        ffmpeg = find_ffmpeg()
         part = new_part(directory, stem, new_take())
-        self._reel = Reel(part, fps=check_fps(fps), ffmpeg=find_ffmpeg(), max_bytes=max_bytes)
-        self._finish = weakref.finalize(self, _finish, self._reel, directory, stem, os.getpid())
+        self._reel = Reel(part, fps=check_fps(fps), ffmpeg=ffmpeg, max_bytes=max_bytes)
+        self._finish = weakref.finalize(self, _finish, self._reel, directory, stem, ffmpeg, os.getpid())
 
     @property
     def frames(self) -> int:
@@ -62,7 +63,7 @@ class VideoWriter:
         self.close()
 
 
-def _finish(reel: Reel, directory: Path, stem: str, pid: int) -> None:
+def _finish(reel: Reel, directory: Path, stem: str, ffmpeg: str, pid: int) -> None:
     if os.getpid() != pid:  # a copy in a forked process, which has no encoder
         return
     reel.end()
@@ -70,7 +71,7 @@ def _finish(reel: Reel, directory: Path, stem: str, pid: int) -> None:
     part = reel.path
     try:
         if count_frames(part):
-            finish(reel.ffmpeg, part, whole_file(directory, stem))
+            finish(ffmpeg, part, whole_file(directory, stem))
         part.unlink(missing_ok=True)
     except OSError as error:
         reel.fail(str(error))

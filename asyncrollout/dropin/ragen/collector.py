@@ -42,7 +42,10 @@ class _Settings(msgspec.Struct, frozen=True):
 
 
 class Episode(msgspec.Struct):
-    """One environment's turns, as rows of a batch to be. `kept` is false for one that only fills the batch up."""
+    """One environment's turns, as rows of a batch to be.
+
+    `kept` is false for one that only fills the batch up, `failed` is true for one whose environment gave an error.
+    """
 
     group: str
     uid: str
@@ -51,6 +54,7 @@ class Episode(msgspec.Struct):
     reward: float = 0.0
     success: float = 0.0
     kept: bool = True
+    failed: bool = False
 
 
 class TrajectoryCollector:
@@ -84,6 +88,8 @@ class TrajectoryCollector:
         observations, infos = envs.reset()
         episodes = _episodes(len(observations["text"]), envs.envs.group_n)
         done = np.array(["error" in info for info in infos])
+        for index in np.flatnonzero(done):
+            episodes[index].failed = True
         for _ in range(self._settings.turns):
             playing = np.flatnonzero(~done)
             if not playing.size:
@@ -94,9 +100,10 @@ class TrajectoryCollector:
             for index, text in zip(playing, self._texts(answers, len(playing)), strict=True):
                 said[index] = text
             observations, rewards, ends, infos = envs.step(said)
+            answered = batch.union(answers)
             for row, index in enumerate(playing):
                 turn = {"rewards": rewards[index], "is_action_valid": infos[index]["is_action_valid"]}
-                _add(episodes[index], batch.union(answers), row, turn, infos[index])
+                _add(episodes[index], answered, row, turn, infos[index])
             done |= ends
         success = envs.success_evaluator(total_infos=[episode.infos for episode in episodes])["success_rate"]
         for episode, solved in zip(episodes, success, strict=True):
@@ -107,7 +114,7 @@ class TrajectoryCollector:
     def dynamic_multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase
     ) -> list[list[Episode]]:
-        """Groups whose rewards are not all equal, played until there are enough, or the tries are used up."""
+        """Groups without failures whose rewards are not all equal, until there are enough, or the tries are used up."""
         rules = self._settings.algorithm.filter_groups
         target = self._settings.data.train_batch_size or envs.envs.num_processes // envs.envs.group_n
         kept, self.carried = self.carried, []
@@ -116,9 +123,8 @@ class TrajectoryCollector:
             if len(kept) >= target:
                 break
             for group in self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs):
-                is_kept = len(group) == 1 or varies([episode.reward for episode in group])
-                (kept if is_kept else dropped).append(group)
-            logger.info("%d of %d groups after %d tries; %d had equal rewards", len(kept), target, tries, len(dropped))
+                (kept if _is_kept(group) else dropped).append(group)
+            logger.info("%d of %d groups after %d tries; %d were dropped", len(kept), target, tries, len(dropped))
         if len(kept) < target:
             return self._exhausted(kept, dropped, target)
         self.carried = kept[target:]
@@ -150,10 +156,12 @@ class TrajectoryCollector:
         rules = self._settings.algorithm.filter_groups
         told = (
             f"{len(kept)} of {target} groups were kept in {rules.max_num_gen_batches} tries "
-            f"(algorithm.filter_groups.max_num_gen_batches); {len(dropped)} had equal rewards"
+            f"(algorithm.filter_groups.max_num_gen_batches); {len(dropped)} had equal rewards or failed"
         )
         if rules.on_exhausted == "raise" or (rules.on_exhausted == "short" and not kept):
+            self.carried = kept
             raise ExhaustedError(told)
+        dropped.sort(key=lambda group: any(episode.failed for episode in group))  # these come last
         fill = dropped[: target - len(kept)] if rules.on_exhausted == "fill" else []
         logger.warning("%s: %s", told, f"{len(fill)} of these fill the batch" if fill else "the batch is short")
         for episode in (episode for group in fill for episode in group):
@@ -174,6 +182,12 @@ def response_texts(answers: Any, tokenizer: Any) -> list[str]:
     return list(tokenizer.batch_decode(answers.batch["responses"], skip_special_tokens=True))
 
 
+def _is_kept(group: Sequence[Episode]) -> bool:
+    if any(episode.failed for episode in group):
+        return False
+    return len(group) == 1 or varies([episode.reward for episode in group])
+
+
 def _episodes(count: int, group_n: int) -> list[Episode]:
     groups = [str(uuid.uuid4()) for _ in range(count // group_n)]
     return [Episode(groups[index // group_n], str(uuid.uuid4()), [], []) for index in range(count)]
@@ -184,6 +198,7 @@ def _add(episode: Episode, batch: DataProto, row: int, turn: dict[str, Any], inf
     episode.rows.append({**{key: column[row] for key, column in columns.items()}, **turn})
     episode.infos.append(info)
     episode.reward += float(turn["rewards"])
+    episode.failed |= "error" in info
 
 
 def _data_source(gen_batch: Any, row: int) -> Any:
@@ -203,6 +218,7 @@ def _gathered(episodes: Sequence[Episode]) -> DataProto:
             "episode_lengths": len(episode.rows),
             "success_rate": episode.success,
             "kept": episode.kept,
+            "failed": episode.failed,
         }
         for episode in episodes
         for turn, row in enumerate(episode.rows)

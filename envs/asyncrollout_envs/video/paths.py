@@ -46,7 +46,7 @@ def video_file(root: Path, names: tuple[str, ...]) -> Path:
 
 
 def data_file(what: str, path: str | os.PathLike[str], *, within: tuple[Path, ...] = ()) -> Path:
-    """A file or directory that a config names; relative ones are in the first of the directories `within`.
+    """A file or directory that a config names, which is in one of the directories `within`; relative ones in the first.
 
     With none of these it may be anywhere, unless `$ASYNCROLLOUT_DATA_DIR` says where.
     """
@@ -54,13 +54,13 @@ def data_file(what: str, path: str | os.PathLike[str], *, within: tuple[Path, ..
         given = Path(path).expanduser()
         found = (within[0] / given if within else given).resolve()
         exists = found.exists()
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise UsageError(f"video: {what}={str(path)[:300]!r} is no path that can be read: {error}") from None
     if within and not any(found.is_relative_to(one) for one in within):
-        places = " nor ".join(repr(str(one)) for one in within)
-        raise UsageError(f"video: {what}={str(path)!r} is refused: it is neither in {places}")
+        places = " nor in ".join(repr(str(one)) for one in dict.fromkeys(within))
+        raise UsageError(f"video: {what}={str(path)!r} is refused: it is not in {places}")
     allowed = os.environ.get(DATA_DIRECTORY)
-    if allowed and not found.is_relative_to(Path(allowed).resolve()):
+    if allowed and not within and not found.is_relative_to(Path(allowed).resolve()):
         raise UsageError(f"video: {what}={str(path)!r} is refused: {DATA_DIRECTORY} allows data in {allowed!r} only")
     if not exists:
         raise UsageError(f"video: {what}={str(path)!r}: there is no such file or directory")

@@ -147,8 +147,9 @@ def _named(path: Path, content: Mapping[str, Any]) -> Data:
     dataset = content.get("dataset")
     _check_keys(path, dataset, "dataset", ("data_root", *_ANNOTATIONS))
     assert isinstance(dataset, dict)
-    here = path.parent
-    root = _directory(data_file("dataset.data_root", here / str(dataset.get("data_root") or ".")))
+    here = path.parent.resolve()  # allowed, as the config was, or our own
+    named = here / str(dataset.get("data_root") or ".")
+    root = here if named == here else _directory(data_file("dataset.data_root", named))
     splits = {}
     for key, split in _ANNOTATIONS.items():
         names = dataset.get(key) or []
