@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from asyncrollout import UsageError
-from asyncrollout.config.evaluation import VIDEO_DIRECTORY, parse_evaluation
+from asyncrollout.config.evaluation import VIDEO_DIRECTORY
 from asyncrollout.dropin.rlinf import (
     HybridComponentPlacement,
     create_video_writer,
@@ -44,7 +44,7 @@ def as_object(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("layout", seed.LAYOUTS)
-@pytest.mark.parametrize("form", [lambda text: yaml.safe_load(text), lambda text: as_object(yaml.safe_load(text))])
+@pytest.mark.parametrize("form", [yaml.safe_load, lambda text: as_object(yaml.safe_load(text))])
 def test_each_rank_has_the_writers_of_its_envs(layout: str, form: Any) -> None:
     text, total, listed = seed.LAYOUTS[layout]
     config = form(text)
@@ -60,8 +60,9 @@ def test_each_rank_has_the_writers_of_its_envs(layout: str, form: Any) -> None:
 
 
 def test_no_videos_no_writers() -> None:
-    assert create_video_writers(parse_evaluation(seed.OFF)) == []
-    assert not [*Path().iterdir()]
+    Path("eval.yaml").write_text(seed.OFF)
+    assert create_video_writers("eval.yaml") == []
+    assert [path.name for path in Path().iterdir()] == ["eval.yaml"]
 
 
 def test_code_blocks_write_frame_k_of_env_i_into_file_i_only() -> None:

@@ -1,7 +1,6 @@
 """RLinf's interfaces for evaluations: where components run, a video of each environment, and the evaluation itself."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +143,9 @@ def _tell(episode: Episode) -> None:
 
 
 def _read(config: Any, *overrides: str) -> EvaluationConfig:
-    if isinstance(config, EvaluationConfig) and not overrides:
-        return config
     if isinstance(config, str | os.PathLike):
         return read_evaluation(Path(config), overrides)
-    found = msgspec.to_builtins(config) if isinstance(config, msgspec.Struct) else plain(config)
-    if not isinstance(found, Mapping):
+    found = plain(config)
+    if not isinstance(found, dict):
         raise UsageError(f"config: a file's name or a dict is needed, not {config!r:.100}")
-    return as_evaluation(dict(found), overrides)
+    return as_evaluation(found, overrides)
