@@ -92,6 +92,18 @@ def test_an_interrupt_cancels_the_call_alone() -> None:
         assert portal.run(double, 2) == 4
 
 
+def test_an_interrupt_that_another_thread_received_is_seen() -> None:
+    """Nothing wakes the waiting thread up then."""
+
+    async def hang() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        await anyio.sleep_forever()
+
+    with pytest.raises(KeyboardInterrupt):
+        portal.run(hang)
+    assert portal.run(double, 2) == 4
+
+
 def test_what_is_opened_is_left_once() -> None:
     notes: list[str] = []
     opened = Opened(noted(notes))

@@ -23,8 +23,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+_LOOK_FOR_SIGNALS = 0.2  # seconds
 _END_GRACE = 10.0  # seconds for an interrupted call to come to its end
 _EXIT_GRACE = 30.0  # seconds for all that was left open, when the program ends
+
+
+def awaited(future: "Future[T]") -> T:
+    """Its result. A signal that comes just before a lock is waited for is not seen until the wait ends: so it ends."""
+    while not future.done():
+        with suppress(TimeoutError):
+            return future.result(_LOOK_FOR_SIGNALS)
+    return future.result()
 
 
 class _Call(Generic[T]):
@@ -84,7 +93,7 @@ class LoopThread:
 
     def run(self, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """What the coroutine returns or raises."""
-        return self.attend(partial(work, *args, **kwargs), Future.result)
+        return self.attend(partial(work, *args, **kwargs), awaited)
 
     def start(self, work: Callable[[], Awaitable[T]]) -> "Future[T]":
         """Start a coroutine without waiting for it."""
@@ -146,7 +155,7 @@ class Opened(Generic[T]):
 
         def wait_entered(left: "Future[None]") -> tuple[T, anyio.Event]:
             self._left = left
-            return entered.result()
+            return awaited(entered)
 
         self.value, leave = self._loop.attend(partial(_hold, manager, entered), wait_entered)
         self._leave = weakref.finalize(self, self._loop.call_soon, leave.set)
@@ -165,7 +174,7 @@ class Opened(Generic[T]):
         self._leave()
         if self._loop.can_be_awaited:
             with suppress(CancelledError):  # the loop was closed before
-                self._left.result()
+                awaited(self._left)
 
     def __enter__(self) -> Self:
         return self

@@ -123,7 +123,7 @@ class Remote:
         if not self._sent:
             raise UsageError(f"{self._env.name}: recv() without a send() before it, which would wait for ever")
         try:
-            return self._sent[0].result()
+            return portal.awaited(self._sent[0])
         finally:
             if self._sent[0].done():  # else the wait was interrupted, and can be gone on with
                 self._sent.popleft()
