@@ -73,6 +73,8 @@ def test_workers_make_no_difference_also_when_they_die() -> None:
 
 def test_lists_of_a_wrong_length_are_refused() -> None:
     container = sokoban(parallel=False)
+    with pytest.raises(UsageError, match=r"call reset\(\) first"):
+        container.step(ACTIONS)
     container.reset()
     for call in (lambda: container.step([1]), lambda: container.reset(seeds=[1])):
         with pytest.raises(UsageError, match="for 12 environments"):

@@ -133,10 +133,14 @@ def test_a_format_penalty_of_either_sign_costs(amount: float) -> None:
     [
         ({"env_id": 9, "actions": []}, "env_id=9: there are 2 environments"),
         ({"env_id": 0, "actions": "up"}, "actions='up' is not a list"),
+        ({"env_id": 0, "llm_response": "up"}, "needs 'env_id' and 'actions'"),
+        ("up", "'up' is no input of an environment"),
     ],
 )
-def test_wrong_inputs_are_told(wrong: dict[str, Any], told: str) -> None:
+def test_wrong_inputs_are_told(wrong: Any, told: str) -> None:
     manager = EnvStateManager(config("bandit"))
+    with pytest.raises(UsageError, match=r"call reset\(\) first"):
+        manager.get_rollout_states()
     manager.reset()
     with pytest.raises(UsageError, match=told):
         manager.step([wrong])
@@ -394,9 +398,9 @@ def test_a_closed_manager_says_so() -> None:
     manager.reset()
     manager.close()
     manager.close()
-    with pytest.raises(ClosedError, match="make others"):
+    with pytest.raises(ClosedError, match="closed: make another"):
         manager.reset()
-    with pytest.raises(ClosedError, match="make others"):
+    with pytest.raises(ClosedError, match="closed: make another"):
         manager.step([{"env_id": 0, "actions": ["1"]}])
 
 
