@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,16 @@ from asyncrollout.dropin.ragen import (
     EnvStateManager,
 )
 from asyncrollout.pool import wire
-from tests.ragen_envs import WORKER_TYPES, Unpicklable, WalkConfig, config, registered, turn, worker_pids  # noqa: F401 (a fixture)
+from tests.ragen_envs import (
+    WORKER_TYPES,
+    CountedEnv,
+    Unpicklable,
+    WalkConfig,
+    config,
+    registered,  # noqa: F401 (a fixture)
+    turn,
+    worker_pids,
+)
 from tests.scripts.processes import alive
 
 TURNS = 5
@@ -257,6 +267,17 @@ def test_members_of_a_group_share_a_worker() -> None:
     ranks = [handle.worker for handle in manager._manager._fleet._handles if handle is not None]
     assert [len(set(ranks[start : start + 3])) for start in range(0, 12, 3)] == [1] * 4
     assert [ranks.count(rank) for rank in range(2)] == [6, 6]
+    manager.close()
+
+
+def test_every_env_is_made_once_in_one_worker_whatever_is_reset_or_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTERED_ENVS, "counted", CountedEnv)
+    monkeypatch.setitem(REGISTERED_ENV_CONFIGS, "counted", WalkConfig)
+    manager = EnvStateManager(config("counted", groups=4, size=2, max_workers=2))
+    for _ in range(3):
+        manager.reset()
+        manager.step([{"env_id": env_id, "actions": ["forth"]} for env_id in range(8)])
+        assert Counter(manager.render()) == {f"{pid} 4": 4 for pid in pids(manager)}
     manager.close()
 
 
