@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -374,11 +375,12 @@ def test_an_env_that_cannot_be_made_is_raised_with_its_name() -> None:
 
 def test_any_object_with_the_keys_is_a_config() -> None:
     settings = config("bandit")
+    kind = Enum("Kind", {"BANDIT": "bandit"}).BANDIT  # type: ignore[attr-defined]
     found = SimpleNamespace(
         es_manager=SimpleNamespace(
             train=SimpleNamespace(**settings["es_manager"]["train"]), format_penalty=-0.5, use_multiprocessing=True
         ),
-        custom_envs=SimpleNamespace(bandit=SimpleNamespace(**settings["custom_envs"]["bandit"])),
+        custom_envs=SimpleNamespace(bandit=SimpleNamespace(**settings["custom_envs"]["bandit"] | {"env_type": kind})),
     )
     manager = EnvStateManager(found)
     assert (manager.format_penalty, len(manager.reset())) == (0.5, 2)
