@@ -86,6 +86,20 @@ class Unpicklable(WalkEnv):
         raise TypeError("a simulator's handle stays in its process")
 
 
+class OnlyHere:
+    """Makes walks, but cannot be loaded in another process."""
+
+    def __call__(self, config: WalkConfig) -> WalkEnv:
+        return WalkEnv(config)
+
+    def __reduce__(self) -> Any:
+        return _load_simulator, ()
+
+
+def _load_simulator() -> OnlyHere:
+    raise ImportError("libsimulator.so cannot be opened")
+
+
 def _in_workers(env: type[RagenEnv]) -> type[RagenEnv]:
     """Our light envs, to be played in worker processes all the same."""
     return type(f"Worker{env.__name__}", (env,), {"runs": "cpu", "__module__": __name__})

@@ -26,6 +26,7 @@ from asyncrollout.pool import wire
 from tests.ragen_envs import (
     WORKER_TYPES,
     CountedEnv,
+    OnlyHere,
     Unpicklable,
     WalkConfig,
     config,
@@ -368,6 +369,17 @@ def test_an_env_that_cannot_be_made_is_raised_with_its_name() -> None:
     manager = EnvStateManager(settings)
     with pytest.raises(UsageError, match=r"env 'sokoban'.*'num_boxen': did you mean 'num_boxes'"):
         manager.reset()
+
+
+def test_what_a_worker_cannot_load_is_told_with_its_name_and_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTERED_ENVS, "simulator", OnlyHere())
+    monkeypatch.setitem(REGISTERED_ENV_CONFIGS, "simulator", WalkConfig)
+    manager = EnvStateManager(config("simulator", max_workers=1))
+    with pytest.raises(UsageError, match=r"env 'simulator'.*its worker: ImportError: libsimulator\.so"):
+        manager.reset()
+    manager.use_multiprocessing = False
+    assert len(manager.reset()) == 2
+    manager.close()
 
 
 # The configuration
