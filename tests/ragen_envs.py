@@ -68,9 +68,36 @@ class WalkEnv:
         """Nothing is open."""
 
 
+class CountedEnv(WalkEnv):
+    """Shows its process, and how many of its kind were made there."""
+
+    made = 0
+
+    def __init__(self, config: WalkConfig) -> None:
+        super().__init__(config)
+        CountedEnv.made += 1
+
+    def render(self, mode: str = "") -> Any:
+        return f"{os.getpid()} {self.made}"
+
+
 class Unpicklable(WalkEnv):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a simulator's handle stays in its process")
+
+
+class OnlyHere:
+    """Makes walks, but cannot be loaded in another process."""
+
+    def __call__(self, config: WalkConfig) -> WalkEnv:
+        return WalkEnv(config)
+
+    def __reduce__(self) -> Any:
+        return _load_simulator, ()
+
+
+def _load_simulator() -> OnlyHere:
+    raise ImportError("libsimulator.so cannot be opened")
 
 
 def _in_workers(env: type[RagenEnv]) -> type[RagenEnv]:

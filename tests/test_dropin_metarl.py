@@ -297,13 +297,17 @@ def test_what_a_worker_cannot_import_is_told_with_its_traceback() -> None:
 def test_the_end_of_a_manager() -> None:
     manager = point_robots(2)
     manager.reset_all()
+    with pytest.raises(UsageError, match="idx=2: there are 2 envs"):
+        manager.reset(2)
     manager.remotes[0].send(("step", np.zeros(2)))
     manager.close()
     manager.close()
     assert manager.closed
     assert workers() == []
-    with pytest.raises(ClosedError):
-        manager.step(1, np.zeros(2))
+    calls = (lambda: manager.step(0, np.zeros(2)), manager.reset_all, lambda: manager.remotes[0].send(("reset", None)))
+    for call in calls:
+        with pytest.raises(ClosedError, match="make another"):
+            call()
     forgotten = point_robots(2)
     assert len(workers()) == 2
     del forgotten

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrollout import ProviderError, UsageError
+from asyncrollout import ClosedError, ProviderError, UsageError
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl import (
     AGENT_ARCHS,
@@ -235,6 +235,23 @@ def test_an_agent_that_fails_and_one_that_gives_an_action_alone() -> None:
 def test_a_rollout_number_is_needed() -> None:
     with pytest.raises(UsageError, match="num_rollouts=0 is not a whole number from 1"):
         learner(Chance(2, 1)).collect_rollouts_parallel(0)
+
+
+def test_what_is_missing_is_told_before_anything_is_played() -> None:
+    agent = Chance(2, 1)
+    for attribute, value, told in (
+        ("train_env", None, r"call init_env\(\) first"),
+        ("policy_storage", None, r"call init_storage\(\) first"),
+        ("agent", "me", r"agent='me' has no act\(\)"),
+    ):
+        made = learner(agent)
+        setattr(made, attribute, value)
+        with pytest.raises(UsageError, match=told):
+            made.collect_rollouts(1)
+    with_pool = managed(1)
+    with_pool.close()
+    with pytest.raises(ClosedError, match="make another"):
+        learner(agent).collect_rollouts_parallel(1, False, with_pool)
 
 
 @pytest.mark.parametrize("arch", [AGENT_ARCHS.Markov, "memory"])

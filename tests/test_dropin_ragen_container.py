@@ -3,8 +3,10 @@
 import logging
 import os
 import signal
+import threading
 from typing import Any
 
+import psutil
 import pytest
 
 from asyncrollout import UsageError
@@ -73,6 +75,8 @@ def test_workers_make_no_difference_also_when_they_die() -> None:
 
 def test_lists_of_a_wrong_length_are_refused() -> None:
     container = sokoban(parallel=False)
+    with pytest.raises(UsageError, match=r"call reset\(\) first"):
+        container.step(ACTIONS)
     container.reset()
     for call in (lambda: container.step([1]), lambda: container.reset(seeds=[1])):
         with pytest.raises(UsageError, match="for 12 environments"):
@@ -101,6 +105,18 @@ def test_pictures_and_actions_are_lists_of_all() -> None:
     shop = MultiProcessEnvironmentContainer("webshop", 1, 1, 0, parallel=False)
     shop.reset()
     assert shop.get_available_actions() == [["search[<words>]"]]
+
+
+def test_a_hundred_containers_leave_nothing() -> None:
+    me = psutil.Process()
+    before: tuple[int, int, int] | None = None
+    for number in range(100):  # some of them with a process
+        container = MultiProcessEnvironmentContainer("bandit" if number % 33 else "sokoban", 2, 2, number, workers=1)
+        container.reset()
+        container.close()
+        left = (me.num_fds(), len(me.children()), threading.active_count())
+        before = before or left
+        assert left == before
 
 
 async def test_the_same_calls_are_coroutines() -> None:

@@ -242,8 +242,8 @@ def test_failing_environments_fall_back_with_both_lines(caplog: pytest.LogCaptur
         proxy.rollout(DataProto(), val=True)
 
 
-def walk_manager(groups: int = 3, size: int = 2) -> EnvironmentManagerBase:
-    container = MultiProcessEnvironmentContainer("walk", groups, size, 1, parallel=False)
+def walk_manager(groups: int = 3, size: int = 2, **kwargs: Any) -> EnvironmentManagerBase:
+    container = MultiProcessEnvironmentContainer("walk", groups, size, 1, kwargs, parallel=False)
     return EnvironmentManagerBase(container, create_projection_function("generic"), "walk")
 
 
@@ -267,6 +267,26 @@ def test_a_vanilla_loop_gives_a_row_for_each_turn() -> None:
     assert all(found["active_masks"])
     assert found["data_source"][:1] == ["a"]
     assert set(found["data_source"]) == {"a", "b", "default"}
+
+
+def test_pictures_stay_objects_and_arrays_of_any_shape_stay_arrays() -> None:
+    class Model:
+        turn = 0
+
+        def generate_sequences(self, prompts: DataProto) -> DataProto:
+            self.turn += 1
+            shapes = {"score": (), "responses": (self.turn,), "hidden": (2, self.turn)}
+            arrays = {key: np.full((len(prompts), *shape), self.turn) for key, shape in shapes.items()}
+            return DataProto(arrays, {"response_texts": ["<action>back</action>"] * len(prompts)})
+
+    envs = walk_manager(1, 1, render_mode="rgb_array")
+    batch = TrajectoryCollector({"env": {"max_steps": 2}}).multi_turn_loop(DataProto(), Model(), envs)
+    assert {key: value.tolist() for key, value in batch.batch.items()} == {
+        "score": [1, 2], "responses": [[1, 0], [2, 2]], "hidden": [[[1, 0], [1, 0]], [[2, 2], [2, 2]]]
+    }  # fmt: skip
+    pictures = [shown["image"][0] for shown in batch.non_tensor_batch["multi_modal_data"]]
+    assert [picture.shape for picture in pictures] == [(4, 4, 3)] * 2
+    assert all(map(np.array_equal, pictures, batch.non_tensor_batch["anchor_obs"]))
 
 
 def test_turns_are_bounded() -> None:

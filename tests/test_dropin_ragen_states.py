@@ -7,6 +7,8 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections import Counter
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,17 @@ from asyncrollout.dropin.ragen import (
     EnvStateManager,
 )
 from asyncrollout.pool import wire
-from tests.ragen_envs import WORKER_TYPES, Unpicklable, WalkConfig, config, registered, turn, worker_pids  # noqa: F401 (a fixture)
+from tests.ragen_envs import (
+    WORKER_TYPES,
+    CountedEnv,
+    OnlyHere,
+    Unpicklable,
+    WalkConfig,
+    config,
+    registered,  # noqa: F401 (a fixture)
+    turn,
+    worker_pids,
+)
 from tests.scripts.processes import alive
 
 TURNS = 5
@@ -133,10 +145,14 @@ def test_a_format_penalty_of_either_sign_costs(amount: float) -> None:
     [
         ({"env_id": 9, "actions": []}, "env_id=9: there are 2 environments"),
         ({"env_id": 0, "actions": "up"}, "actions='up' is not a list"),
+        ({"env_id": 0, "llm_response": "up"}, "needs 'env_id' and 'actions'"),
+        ("up", "'up' is no input of an environment"),
     ],
 )
-def test_wrong_inputs_are_told(wrong: dict[str, Any], told: str) -> None:
+def test_wrong_inputs_are_told(wrong: Any, told: str) -> None:
     manager = EnvStateManager(config("bandit"))
+    with pytest.raises(UsageError, match=r"call reset\(\) first"):
+        manager.get_rollout_states()
     manager.reset()
     with pytest.raises(UsageError, match=told):
         manager.step([wrong])
@@ -256,6 +272,17 @@ def test_members_of_a_group_share_a_worker() -> None:
     manager.close()
 
 
+def test_every_env_is_made_once_in_one_worker_whatever_is_reset_or_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTERED_ENVS, "counted", CountedEnv)
+    monkeypatch.setitem(REGISTERED_ENV_CONFIGS, "counted", WalkConfig)
+    manager = EnvStateManager(config("counted", groups=4, size=2, max_workers=2))
+    for _ in range(3):
+        manager.reset()
+        manager.step([{"env_id": env_id, "actions": ["forth"]} for env_id in range(8)])
+        assert Counter(manager.render()) == {f"{pid} 4": 4 for pid in pids(manager)}
+    manager.close()
+
+
 def test_only_the_listed_types_run_on_the_loop() -> None:
     manager = EnvStateManager(config("sokoban", "worker_bandit", sequential_env_types=["Sokoban"], max_workers=1))
     manager.reset()
@@ -344,16 +371,28 @@ def test_an_env_that_cannot_be_made_is_raised_with_its_name() -> None:
         manager.reset()
 
 
+def test_what_a_worker_cannot_load_is_told_with_its_name_and_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTERED_ENVS, "simulator", OnlyHere())
+    monkeypatch.setitem(REGISTERED_ENV_CONFIGS, "simulator", WalkConfig)
+    manager = EnvStateManager(config("simulator", max_workers=1))
+    with pytest.raises(UsageError, match=r"env 'simulator'.*its worker: ImportError: libsimulator\.so"):
+        manager.reset()
+    manager.use_multiprocessing = False
+    assert len(manager.reset()) == 2
+    manager.close()
+
+
 # The configuration
 
 
 def test_any_object_with_the_keys_is_a_config() -> None:
     settings = config("bandit")
+    kind = Enum("Kind", {"BANDIT": "bandit"}).BANDIT  # type: ignore[attr-defined]
     found = SimpleNamespace(
         es_manager=SimpleNamespace(
             train=SimpleNamespace(**settings["es_manager"]["train"]), format_penalty=-0.5, use_multiprocessing=True
         ),
-        custom_envs=SimpleNamespace(bandit=SimpleNamespace(**settings["custom_envs"]["bandit"])),
+        custom_envs=SimpleNamespace(bandit=SimpleNamespace(**settings["custom_envs"]["bandit"] | {"env_type": kind})),
     )
     manager = EnvStateManager(found)
     assert (manager.format_penalty, len(manager.reset())) == (0.5, 2)
@@ -394,9 +433,9 @@ def test_a_closed_manager_says_so() -> None:
     manager.reset()
     manager.close()
     manager.close()
-    with pytest.raises(ClosedError, match="make others"):
+    with pytest.raises(ClosedError, match="closed: make another"):
         manager.reset()
-    with pytest.raises(ClosedError, match="make others"):
+    with pytest.raises(ClosedError, match="closed: make another"):
         manager.step([{"env_id": 0, "actions": ["1"]}])
 
 

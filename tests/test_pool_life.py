@@ -223,10 +223,11 @@ def _grown(process: psutil.Process, before: int) -> float:
     return (process.memory_info().rss - before) / 2**20
 
 
-async def test_pools_one_after_the_other_leave_nothing() -> None:
+@pytest.mark.parametrize("count", [6, pytest.param(100, marks=pytest.mark.slow)])
+async def test_pools_one_after_the_other_leave_nothing(count: int) -> None:
     me = psutil.Process()
     before = fds = 0
-    for number in range(6):
+    for number in range(count):
         async with EnvPool(workers=1) as pool, pool.open(COUNTER) as env:
             assert same(await play(env, 1, ACTIONS), expected(COUNTER, 1, ACTIONS))
         if number == 0:  # warmed up

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ from asyncrollout import (
 from asyncrollout.service.observations import from_json, to_json
 from asyncrollout.testing import same
 from tests import seed_service as seed
-from tests.playing import kill_worker_of
+from tests.playing import Gate, kill_worker_of
 from tests.service_envs import KNOWN, AsyncRounds
 
 
@@ -266,6 +267,24 @@ async def test_idle_envs_are_closed() -> None:
         assert await service.close_idle(used + 1e-9) == ["a"]
         error = (await service.reset_batch({"a": 1}))["a"][1]["error"]
         assert error == "Environment a not found: it was closed because nobody used it for long"
+
+
+async def test_a_cancelled_batch_leaves_a_service_that_goes_on(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    async with EnvService(max_workers=1) as service:
+        await service.create_environments_batch({"slow": config("gated", pipe=gate.pipe), "other": config("counter")})
+        ids = {"slow": 1, "other": 1}
+        begun = await service.reset_batch(ids)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.step_batch, {"slow": "wait", "other": 1})
+            await gate.begun()
+            tasks.cancel_scope.cancel()
+        await gate.open()
+        assert "call reset() first" in (await service.step_batch({"slow": 1}))["slow"][3]["error"]
+        assert await service.reset_batch(ids) == begun
+        results = await service.step_batch({"slow": 2, "other": 2})
+        assert results["slow"] == results["other"]
+        assert "error" not in results["slow"][3]
 
 
 # How many at a time

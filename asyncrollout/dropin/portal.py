@@ -163,10 +163,12 @@ class Opened(Generic[T]):
 
     def run(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a coroutine function where it was opened, and wait for the result."""
+        self._check_open()
         return self._loop.run(work, *args, **kwargs)
 
     def start(self, work: Callable[[], Awaitable[R]]) -> "Future[R]":
         """Start a coroutine where it was opened, without waiting for it."""
+        self._check_open()
         return self._loop.start(work)
 
     def close(self) -> None:
@@ -175,6 +177,10 @@ class Opened(Generic[T]):
         if self._loop.can_be_awaited:
             with suppress(CancelledError):  # the loop was closed before
                 awaited(self._left)
+
+    def _check_open(self) -> None:
+        if not self._leave.alive:
+            raise ClosedError("this was closed: make another one")
 
     def __enter__(self) -> Self:
         return self

@@ -183,6 +183,9 @@ class EnvService:
         work: Callable[[Any, Any], Awaitable[None]],
         failed: Callable[[Any, str], None],
     ) -> None:
+        if not isinstance(ids2values, Mapping):
+            raise UsageError(f"a batch is a dict of ids and what each is given, not {ids2values!r:.100}")
+
         async def run(env_id: Any, value: Any) -> None:
             try:
                 await work(env_id, value)

@@ -10,7 +10,7 @@ from asyncrollout.dropin.metarl.collecting import LocalEnv, Play, drawn_plays, p
 from asyncrollout.dropin.metarl.making import make_env, make_parallel_env
 from asyncrollout.dropin.metarl.parallel import ParallelEnvManager
 from asyncrollout.dropin.metarl.storage import SeqReplayBuffer, SimpleReplayBuffer
-from asyncrollout.errors import UsageError
+from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.protocols import Playable
 from asyncrollout.trajectories import Trajectory
 
@@ -91,6 +91,7 @@ class Learner:
         whole("num_rollouts", num_rollouts, 1)
         arch = as_arch(self.agent_arch)
         env = self.train_env if parallel_env is None else parallel_env
+        self._check_ready(env, random_actions=random_actions)
         envs: list[Playable] = [LocalEnv(env)] if parallel_env is None else [one.handle for one in parallel_env.envs]
         acting = None if random_actions else Acting(self.agent, arch, discrete=_is_discrete(env.action_space))
         tasks = self.train_tasks if env.n_tasks is not None else ()
@@ -101,6 +102,17 @@ class Learner:
         self._n_env_steps_total += steps
         self._n_rollouts_total += num_rollouts
         return steps
+
+    def _check_ready(self, env: Any, *, random_actions: bool) -> None:
+        """Before anything is played, which may take long."""
+        if env is None:
+            raise UsageError("there is no train_env to play in: call init_env() first, or set it")
+        if isinstance(env, ParallelEnvManager) and env.closed:
+            raise ClosedError("parallel_env was closed: make another one")
+        if self.policy_storage is None:
+            raise UsageError("there is no policy_storage for rollouts: call init_storage() first, or set it")
+        if not random_actions and not callable(getattr(self.agent, "act", None)):
+            raise UsageError(f"agent={self.agent!r:.100} has no act(): set one that has, or use random_actions=True")
 
     async def _play(
         self, envs: list[Playable], plays: list[Play], acting: Acting | None, action_space: Any

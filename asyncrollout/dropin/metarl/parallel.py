@@ -68,10 +68,10 @@ class ParallelEnvManager:
 
     def reset(self, idx: int, **kwargs: Any) -> Any:
         """Begin an episode of one env, with its `task` if it has tasks: the observation."""
-        return self._opened.run(self.envs[idx].reset, **kwargs)
+        return self._opened.run(self._env(idx).reset, **kwargs)
 
     def step(self, idx: int, action: Any) -> Transition:
-        return self._opened.run(self.envs[idx].step, action)
+        return self._opened.run(self._env(idx).step, action)
 
     def reset_all(self, tasks: Sequence[Any] | None = None) -> list[Any]:
         """Begin an episode of every env at once, each with its own task."""
@@ -95,6 +95,11 @@ class ParallelEnvManager:
         """Close all envs and end all processes; a second time does nothing."""
         self.closed = True
         self._opened.close()
+
+    def _env(self, idx: int) -> Member:
+        if idx not in range(self.num_envs):
+            raise UsageError(f"idx={idx!r}: there are {self.num_envs} envs, from 0 on")
+        return self.envs[idx]
 
     def _checked(self, values: Sequence[Any] | None, what: str) -> Sequence[Any]:
         if values is None:

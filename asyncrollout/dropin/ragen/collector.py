@@ -42,13 +42,14 @@ class _Settings(msgspec.Struct, frozen=True):
 
 
 class Episode(msgspec.Struct):
-    """One environment's turns, as rows of a batch to be.
+    """One environment's turns, as rows of a batch to be: `arrays` of its numbers, `rows` of its objects.
 
     `kept` is false for one that only fills the batch up, `failed` is true for one whose environment gave an error.
     """
 
     group: str
     uid: str
+    arrays: list[dict[str, Any]]
     rows: list[dict[str, Any]]
     infos: list[dict[str, Any]]
     reward: float = 0.0
@@ -190,12 +191,12 @@ def _is_kept(group: Sequence[Episode]) -> bool:
 
 def _episodes(count: int, group_n: int) -> list[Episode]:
     groups = [str(uuid.uuid4()) for _ in range(count // group_n)]
-    return [Episode(groups[index // group_n], str(uuid.uuid4()), [], []) for index in range(count)]
+    return [Episode(groups[index // group_n], str(uuid.uuid4()), [], [], []) for index in range(count)]
 
 
 def _add(episode: Episode, batch: DataProto, row: int, turn: dict[str, Any], info: dict[str, Any]) -> None:
-    columns = {**batch.batch, **batch.non_tensor_batch}
-    episode.rows.append({**{key: column[row] for key, column in columns.items()}, **turn})
+    episode.arrays.append({key: column[row] for key, column in batch.batch.items()})
+    episode.rows.append({**{key: column[row] for key, column in batch.non_tensor_batch.items()}, **turn})
     episode.infos.append(info)
     episode.reward += float(turn["rewards"])
     episode.failed |= "error" in info
@@ -223,11 +224,10 @@ def _gathered(episodes: Sequence[Episode]) -> DataProto:
         for episode in episodes
         for turn, row in enumerate(episode.rows)
     ]
-    keys = list(rows[0]) if rows else []
-    tokens = [key for key in keys if isinstance(rows[0][key], np.ndarray) and rows[0][key].dtype.kind in "biuf"]
+    arrays = [row for episode in episodes for row in episode.arrays]
     return DataProto(
-        {key: _padded([row[key] for row in rows]) for key in tokens},
-        {key: _column([row[key] for row in rows]) for key in keys if key not in tokens},
+        {key: _padded([row[key] for row in arrays]) for key in (arrays[0] if arrays else ())},
+        {key: _column([row[key] for row in rows]) for key in (rows[0] if rows else ())},
     )
 
 
@@ -235,9 +235,11 @@ def _column(values: list[Any]) -> NDArray[Any]:
     return np.array(values) if isinstance(values[0], bool | int | float | np.number | np.bool_) else objects(values)
 
 
-def _padded(values: list[NDArray[Any]]) -> NDArray[Any]:
-    """Rows of different lengths, filled up on the right."""
-    padded = np.zeros((len(values), max(map(len, values))), dtype=values[0].dtype)
+def _padded(values: list[Any]) -> NDArray[Any]:
+    """Rows of different shapes, filled up at their ends."""
+    longest = np.max([np.shape(value) for value in values], axis=0)
+    padded = np.zeros((len(values), *map(int, longest)), dtype=values[0].dtype)
     for place, value in enumerate(values):
-        padded[place, : len(value)] = value
+        corner: tuple[int | slice, ...] = (place, *map(slice, np.shape(value)))
+        padded[corner] = value
     return padded

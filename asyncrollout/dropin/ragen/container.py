@@ -35,6 +35,7 @@ class EnvironmentContainer(Fleet):
         self._next_seed = seed
         self._last: list[tuple[Any, list[Any]]] = [("", [])] * len(plans)
         self._done = [True] * len(plans)
+        self._was_reset = False
 
     async def reset_all(self, seeds: Sequence[int] | None = None) -> tuple[list[Any], list[dict[str, Any]]]:
         groups = self.num_processes // self.group_n
@@ -45,11 +46,14 @@ class EnvironmentContainer(Fleet):
         members = [index % self.group_n for index in range(self.num_processes)]
         results = await self.reset([*map(int, seeds)], members)
         infos = [self._note(index, result)[3] for index, result in enumerate(results)]
+        self._was_reset = True
         return [state for state, _ in self._last], infos
 
     async def step_all(self, actions: Sequence[Any]) -> Stepped:
         """None is no action. An env whose episode is over is left as it is."""
         self._check_length("actions", actions)
+        if not self._was_reset:
+            raise UsageError("no environment was reset: call reset() first")
         chosen = {index: action for index, action in enumerate(actions) if action is not None and not self._done[index]}
         results = dict(zip(chosen, await self.step(chosen), strict=True))
         rows = [

@@ -19,6 +19,7 @@ from asyncrollout.types import PoolStats
 
 Cache = dict[str, Any]
 
+_NEEDED = {"env_id", "actions"}
 _UNTOLD = ("error", "instruction", "success")
 
 
@@ -96,6 +97,8 @@ class AsyncEnvStateManager:
 
     def get_rollout_states(self) -> list[Cache]:
         """The caches of all environments, with their metrics."""
+        if not self.rollout_cache:
+            raise UsageError("no environment was reset: call reset() first")
         solved: dict[int, bool] = defaultdict(bool)
         for entry in self.envs:
             solved[entry["group_id"]] |= _is_success(entry["status"])
@@ -126,6 +129,8 @@ class AsyncEnvStateManager:
         """Inputs by environment, without those for environments that are done."""
         inputs: dict[int, Mapping[str, Any]] = {}
         for given in all_env_inputs:
+            if not isinstance(given, Mapping) or not given.keys() >= _NEEDED:
+                raise UsageError(f"{given!r:.200} is no input of an environment: it needs 'env_id' and 'actions'")
             env_id = given["env_id"]
             if env_id not in range(len(self.rollout_cache)):
                 raise UsageError(

@@ -87,14 +87,14 @@ class EnvService:
             self._run(self._service.close_batch, env_ids)
             return
         with self._opening:
-            if self._opened is not None:
-                self._opened.close()
+            if (opened := self._opened) is not None:
                 self._opened, self._service = None, self._kind(max_workers=self.max_workers)
+                opened.close()  # meanwhile other threads find no env, which is no error of theirs
 
     def _run(self, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._opened is None:  # then no env is there to be found
+        if (opened := self._opened) is None:  # then no env is there to be found
             return portal.run(work, *args, **kwargs)
-        return self._opened.run(work, *args, **kwargs)
+        return opened.run(work, *args, **kwargs)
 
 
 class VideoEnvService(EnvService):
