@@ -81,6 +81,9 @@ def test_lists_of_a_wrong_length_are_refused() -> None:
     for call in (lambda: container.step([1]), lambda: container.reset(seeds=[1])):
         with pytest.raises(UsageError, match="for 12 environments"):
             call()
+    for wrong in ("up" * 6, dict.fromkeys(range(12), 1), 1):
+        with pytest.raises(UsageError, match="is no list: one for each of 12 environments"):
+            container.step(wrong)  # type: ignore[arg-type]
 
 
 def test_a_failed_env_has_defaults_and_works_after_a_reset() -> None:

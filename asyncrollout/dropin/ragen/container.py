@@ -1,6 +1,6 @@
 """Environments in lock step: lists of observations, rewards, ends and infos, one entry for each environment."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from asyncrollout import checks
@@ -84,6 +84,8 @@ class EnvironmentContainer(Fleet):
         return state, result.reward, result.done, info["told"]
 
     def _check_length(self, what: str, given: Sequence[Any]) -> None:
+        if isinstance(given, str | Mapping) or not isinstance(given, Sized):
+            raise UsageError(f"{what}={given!r:.100} is no list: one for each of {self.num_processes} environments")
         if len(given) != self.num_processes:
             raise UsageError(f"{len(given)} {what} for {self.num_processes} environments: one for each is needed")
 
