@@ -179,14 +179,14 @@ def new_env(
 
 
 def _check(name: str, target: Path) -> None:
+    if name in env_names():
+        raise UsageError(f"an env called {name!r} is installed already: choose another name")
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be a module's name: write it in small letters, digits and _, such as my_maze"
         )
     if iskeyword(name):
         raise UsageError(f"{name!r} is a word of Python: choose another name")
-    if name in env_names():
-        raise UsageError(f"an env called {name!r} is installed already: choose another name")
     if target.exists():
         raise UsageError(f"{str(target)!r} is there already, and nothing is overwritten: choose another name or --dir")
     found = importlib.util.find_spec(name)
