@@ -270,6 +270,15 @@ async def test_many_at_once_with_errors_in_their_places(options: dict[str, Any])
         assert same((await pool.reset_many(envs[1:2], seeds=[2]))[0], expected(COUNTER, 2, [])[0])
 
 
+async def test_an_action_that_cannot_be_sent_is_an_error_in_its_place(options: dict[str, Any]) -> None:
+    async with EnvPool(**options) as pool:
+        envs = [await pool.open(COUNTER) for _ in range(3)]
+        await pool.reset_many(envs, seeds=[1, 2, 3])
+        results = await pool.step_many(envs, [1, lambda: 1, 1])
+        assert [type(result) for result in results] == [Outcome, UsageError, Outcome]
+        assert same(await envs[1].step(1), expected(COUNTER, 2, [1])[-1])  # nothing was played
+
+
 async def test_many_at_once_needs_equal_lengths(options: dict[str, Any]) -> None:
     async with EnvPool(**options) as pool, pool.open(COUNTER) as env:
         with pytest.raises(UsageError, match="1 handles, but 2 actions"):

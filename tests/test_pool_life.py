@@ -122,6 +122,36 @@ async def test_cancelled_step_can_be_followed_by_close(place: str, tmp_path: Pat
             await env.reset(seed=1)
 
 
+async def test_cancelled_steps_of_many_need_resets(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    gated = EnvSpec(name="env", factory=f"{ENVS}:Gated", kwargs={"pipe": gate.pipe})
+    hanging = EnvSpec(name="env", factory=f"{ENVS}:AsyncCounter", runs="io")
+    async with EnvPool(workers=1) as pool:
+        envs = [await pool.open(spec) for spec in (gated, COUNTER, hanging)]
+        await pool.reset_many(envs, seeds=[1] * 3)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.step_many, envs, ["wait", 1, "hang"])  # at work, queued, and on the loop
+            await gate.begun()
+            tasks.cancel_scope.cancel()
+        await gate.open()
+        for env in envs:
+            with pytest.raises(UsageError, match=r"cancelled half-way: call reset\(\) first"):
+                await env.step(1)
+        assert [same(await play(env, 2, ACTIONS), expected(COUNTER, 2, ACTIONS)) for env in envs] == [True] * 3
+
+
+async def test_envs_can_be_reset_after_steps_of_many_that_were_cancelled_at_once() -> None:
+    async with EnvPool(workers=1) as pool:
+        envs = [await pool.open(replace(COUNTER, runs=runs)) for runs in ("cpu", "light", "light")]
+        for places in (envs, envs[1:]):
+            await pool.reset_many(places, seeds=[1] * len(places))
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await pool.step_many(places, [1] * len(places))
+            for env in places:
+                assert same(await play(env, 2, ACTIONS), expected(COUNTER, 2, ACTIONS))
+
+
 async def test_cancelled_open_leaves_no_env(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     spec = EnvSpec(name="gated", factory=f"{ENVS}:Gated", kwargs={"pipe": gate.pipe, "at": "build"})

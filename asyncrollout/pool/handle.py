@@ -1,7 +1,7 @@
 """One environment as its user sees it: reset, step, ask, fork, close; restored by itself when its worker dies."""
 
 import secrets
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +18,7 @@ from asyncrollout.pool.history import dump_past, load_past
 from asyncrollout.pool.home import Lost, Reply
 from asyncrollout.pool.hosted import Called, Past, outcome_digest
 from asyncrollout.pool.seat import Seat
+from asyncrollout.pool.together import Begun
 from asyncrollout.pool.wire import OUTCOMES, Op, Undecodable
 from asyncrollout.protocols import Recorded
 from asyncrollout.types import Outcome
@@ -110,6 +111,10 @@ class EnvHandle:
 
         Members of a group start from the same seed; in an env that plays by chance, `member` gives each its own luck.
         """
+        return await self.begin_reset(seed=seed, task=task, member=member).outcome()
+
+    def begin_reset(self, *, seed: int | None = None, task: Any = None, member: int = 0) -> Begun:
+        """A reset that is on its way at once, for who awaits its outcome later."""
         if self._phase in _SHUT:
             raise self._misuse("reset")
         if seed is None:
@@ -118,17 +123,30 @@ class EnvHandle:
         task = self._own(task, "task")
         if not self._busy:
             self.seat.begin_episode(seed, anew=self._phase is Phase.FAILED)
-        reply = await self._invoke(Op.RESET, (seed, task, member, self._history.episode))
+        start = (seed, task, member, self._history.episode)
+        return Begun(self, Op.RESET, start, self._begin(Op.RESET, start), self._was_reset)
+
+    def _was_reset(self, start: tuple[int, Any, int, int], reply: Reply) -> Outcome:
+        seed, task, member, _ = start
         self._history.begin(seed, task, member, reply[4])
         return self._took(reply)
 
     async def step(self, action: Any) -> Outcome:
         """Play an action; for a text env, a reply."""
+        action = self._playable(action)
+        return self._stepped(action, await self._invoke(_STEP, action))
+
+    def begin_step(self, action: Any) -> Begun:
+        """A step that is on its way at once, for who awaits its outcome later."""
+        action = self._playable(action)
+        return Begun(self, _STEP, action, self._begin(_STEP, action), self._stepped)
+
+    def _playable(self, action: Any) -> Any:
         if self._phase is not _RUNNING:
             raise self._misuse("step")
-        if type(action) not in wire.PLAIN:
-            action = self._own(action, "action")
-        reply = await self._invoke(_STEP, action)
+        return action if type(action) in wire.PLAIN else self._own(action, "action")
+
+    def _stepped(self, action: Any, reply: Reply) -> Outcome:
         self._history.add_step(action, reply[4])
         self.seat.last_seconds = reply[5]
         return self._took(reply)
@@ -260,37 +278,58 @@ class EnvHandle:
         return None
 
     async def _invoke(self, op: Op, payload: Any) -> Reply:
-        """Make a call where the env lives; if that place is lost, it is made in another one."""
+        """Make a call where the env lives."""
+        return await self.attend(op, payload, *self._begin(op, payload))
+
+    def _begin(self, op: Op, payload: Any) -> tuple[Phase, Awaitable[Reply]]:
+        """Send a call; the phase to go back to if the env sees nothing of it, and what the reply will be."""
         if self._busy:
             raise self._misuse(op.name.lower())
         phase, self._phase = self._phase, _UNSURE  # stays so if the caller is cancelled
         self._busy = True
         seat = self.seat
+        if seat.home is None:
+            return phase, seat.call_elsewhere(None, op, payload)
         try:
-            if seat.home is None:
-                reply = await seat.call_elsewhere(None, op, payload)
-            else:
-                try:
-                    reply = await seat.home.call(seat.id, op, payload, movable=seat.movable)
-                except Lost as lost:
-                    reply = await seat.call_elsewhere(lost, op, payload)
+            return phase, seat.home.call(seat.id, op, payload, movable=seat.movable)
+        except wire.UnsendableError as error:
+            self._busy, self._phase = False, phase
+            raise self._unsendable(op, error) from error
+
+    async def attend(self, op: Op, payload: Any, phase: Phase, call: Awaitable[Reply]) -> Reply:
+        """The reply to a call that was sent; if the env's place is lost, the call is made in another one."""
+        seat = self.seat
+        try:
+            try:
+                reply = await call
+            except Lost as lost:
+                reply = await seat.call_elsewhere(lost, op, payload)
         except UsageError:  # the env has seen nothing of it
             self._settle(phase)
             raise
         except wire.UnsendableError as error:
             self._settle(phase)
-            raise seat.error(UsageError, f"{op.name.lower()}: {error}", seat.rank) from error
+            raise self._unsendable(op, error) from error
         except RolloutError:
             self._settle(Phase.FAILED)
             raise
         finally:
             self._busy = False
+        return self.settle(op, phase, reply)
+
+    def settle(self, op: Op, phase: Phase, reply: Reply) -> Reply:
+        """What came of a call: the reply, or the failure that it tells."""
+        self._busy = False
         if self._phase is not _UNSURE:
             raise self._misuse(op.name.lower())
         if reply[1] is not None:
             self._phase = Phase.FAILED if op in OUTCOMES else phase
             raise self._failed(_failure(reply[1]))
         return reply
+
+    def abandon(self) -> None:
+        """Nobody waits for the call that was sent: where the env is, only its next reset can tell."""
+        self._busy = False
 
     def _settle(self, phase: Phase) -> None:
         if self._phase is _UNSURE:  # else it was closed meanwhile
@@ -303,6 +342,9 @@ class EnvHandle:
         error = self.seat.error(kind, text, self.worker, "" if ours else f"In the env:\n{failure.trace}")
         error.__dict__.update(remote_type=failure.kind, remote_traceback=failure.trace)
         return error
+
+    def _unsendable(self, op: Op, error: wire.UnsendableError) -> UsageError:
+        return self.seat.error(UsageError, f"{op.name.lower()}: {error}", self.seat.rank)
 
     def _unreadable(self, *values: Any) -> EnvError:
         reason = next(value.reason for value in values if type(value) is Undecodable)

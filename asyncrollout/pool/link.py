@@ -13,9 +13,11 @@ from asyncrollout.pool.wire import Op
 Pending = tuple["asyncio.Future[Reply]", Op, bool]
 """A call under way: who waits for it, what it is, and whether it may be made elsewhere."""
 
+_MOST_HELD = 16  # calls; the worker plays them while the next ones are prepared
+
 
 class Link(asyncio.Protocol):
-    """The home of one worker process's envs. Calls of one loop iteration travel as one frame; each costs a future."""
+    """The home of one worker process's envs. Calls of one loop iteration travel in few frames; each costs a future."""
 
     def __init__(
         self,
@@ -62,6 +64,8 @@ class Link(asyncio.Protocol):
         if not outbox:
             self._loop.call_soon(self._flush)
         outbox.append((call_id, env_id, op, message))
+        if len(outbox) >= _MOST_HELD:
+            self._flush()
         return future
 
     def drop(self, env_id: int) -> None:

@@ -1,11 +1,11 @@
 """The environment pool: opens envs, places them on the least loaded worker, and tells how it fares."""
 
-import asyncio
 import os
 import pickle
 import resource
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -15,7 +15,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from asyncrollout import checks
-from asyncrollout.errors import PoolError, RolloutError, UsageError
+from asyncrollout.errors import PoolError, UsageError
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.home import Backend, Limits
 from asyncrollout.pool.hosted import Opening, is_async
@@ -24,10 +24,11 @@ from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process import ProcessBackend, WorkerEnv
 from asyncrollout.pool.seat import Rules, Seat
 from asyncrollout.pool.supervisor import refuse_in_worker
+from asyncrollout.pool.together import Result, call_all
 from asyncrollout.pool.wire import Op
 from asyncrollout.protocols import Recorded
 from asyncrollout.registry import EnvSpec, find_env
-from asyncrollout.types import Durations, Outcome, PoolStats, Recovery, TextOptions
+from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
 _CLOSE_GRACE = 5.0  # seconds
 _BACKENDS = ("process", "inline")
@@ -194,28 +195,28 @@ class EnvPool:
         _check_picklable(opening)
         return False
 
-    async def step_many(self, handles: Sequence[EnvHandle], actions: Sequence[Any]) -> list[Outcome | RolloutError]:
+    async def step_many(self, handles: Sequence[EnvHandle], actions: Sequence[Any]) -> list[Result]:
         """Step all at once; an env that fails has its error in its place."""
         _handles(handles)
         if len(handles) != len(actions):
             raise UsageError(f"{len(handles)} handles, but {len(actions)} actions")
-        return await run_all(handle.step(action) for handle, action in zip(handles, actions, strict=True))
+        each = zip(handles, actions, strict=True)
+        return await call_all(partial(handle.begin_step, action) for handle, action in each)
 
     async def reset_many(
         self,
         handles: Sequence[EnvHandle],
         seeds: Sequence[int | None] | None = None,
         tasks: Sequence[Any] | None = None,
-    ) -> list[Outcome | RolloutError]:
+    ) -> list[Result]:
         """Reset all at once; an env that fails has its error in its place."""
         _handles(handles)
         seeds = seeds if seeds is not None else [None] * len(handles)
         tasks = tasks if tasks is not None else [None] * len(handles)
         if not len(handles) == len(seeds) == len(tasks):
             raise UsageError(f"{len(handles)} handles, but {len(seeds)} seeds and {len(tasks)} tasks")
-        return await run_all(
-            handle.reset(seed=seed, task=task) for handle, seed, task in zip(handles, seeds, tasks, strict=True)
-        )
+        each = zip(handles, seeds, tasks, strict=True)
+        return await call_all(partial(handle.begin_reset, seed=seed, task=task) for handle, seed, task in each)
 
     def stats(self) -> PoolStats:
         """How the pool fares at this moment."""
@@ -244,23 +245,6 @@ class EnvPool:
                 f"{self._workers} workers need {needed} file descriptors ({used} are open), but only {allowed} are "
                 f"allowed: raise the limit with `ulimit -n {needed}`, or use fewer workers"
             )
-
-
-async def run_all(calls: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome | RolloutError]:
-    """Calls of envs, all at once; one that fails has its error in its place."""
-    results: list[Outcome | RolloutError | None] = []
-
-    async def run(place: int, call: Coroutine[Any, Any, Outcome]) -> None:
-        try:
-            results[place] = await call
-        except RolloutError as error:
-            results[place] = error
-
-    async with asyncio.TaskGroup() as tasks:  # measured: a third of the cost of anyio's, and `run` never fails
-        for place, call in enumerate(calls):
-            results.append(None)
-            tasks.create_task(run(place, call))
-    return [result for result in results if result is not None]
 
 
 def _handles(handles: Sequence[EnvHandle]) -> None:

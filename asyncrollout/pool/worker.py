@@ -24,8 +24,9 @@ from asyncrollout.pool.thread import EnvThread
 from asyncrollout.pool.wire import Op
 from asyncrollout.protocols import Camera
 
-_SLOW = 0.0002  # seconds; before a step that takes longer, replies at hand are sent
-_FLUSH_AFTER = 0.002
+_SLOW = 0.0002  # seconds; before a call that takes longer, replies at hand are sent
+_FLUSH_AFTER = 0.01  # seconds; to look more often costs more than quick steps do
+_MOST_HELD = 16  # replies; the pool reads them while the next ones are made
 _SMOOTHING = 0.2
 _UNKNOWN = 0.001  # seconds; counts as slow for the first few steps
 _RECEIVE = 1 << 18
@@ -45,11 +46,12 @@ Answer = tuple[Any, Any, int | None, bytes | None]
 
 
 class Resident:
-    """One env of this worker: how long its steps take, and where its large arrays go."""
+    """One env of this worker: how long its steps and resets take, and where its large arrays go."""
 
     def __init__(self, opening: Opening, arena: Arena, *, send_snapshots: bool) -> None:
         self.hosted = HostedEnv(opening)
         self.typical = _UNKNOWN
+        self.typical_reset = _UNKNOWN
         self.arrays = ArrayWriter(arena)
         self.sends_snapshots = send_snapshots and self.hosted.has_snapshots
 
@@ -138,11 +140,7 @@ class Worker:
             self._free_slots.append(slot)
 
     def _play_step(self, call: Call, resident: Resident, slot: int) -> None:
-        if self._held:  # replies of others: send them first, or have them sent if this step turns out slow
-            if resident.typical > _SLOW:
-                self._flush()
-            elif not self._behind.is_set():
-                self._behind.set()
+        self._send_before(resident.typical)
         call_id, _, _, action = call
         self._let_camera_catch_up(resident, slot)
         start = monotonic()
@@ -159,6 +157,14 @@ class Worker:
             self._give_up(call_id, slot)
         self._held.append((call_id, trouble, value, info, digest, seconds, state))
 
+    def _send_before(self, seconds: float) -> None:
+        """Send the replies of others, unless what comes now is quick; then they go if it turns out slow after all."""
+        if self._held:
+            if seconds > _SLOW or len(self._held) >= _MOST_HELD:
+                self._flush()
+            elif not self._behind.is_set():
+                self._behind.set()
+
     def _let_camera_catch_up(self, resident: Resident, slot: int) -> None:
         """Between steps, and not as a part of one, whose time limit is its env's."""
         camera = resident.hosted.camera
@@ -170,7 +176,7 @@ class Worker:
     def _play_other(self, call: Call, resident: Resident | None, slot: int) -> None:
         call_id, env_id, code, payload = call
         op = Op(code)
-        self._flush()
+        self._send_before(resident.typical_reset if op is Op.RESET and resident is not None else _UNKNOWN)
         start = monotonic()
         self._page.begin(slot, call_id, start)
         answer: Answer = None, None, None, None
@@ -189,7 +195,10 @@ class Worker:
         if self._uses_too_much():
             self._give_up(call_id, slot)
         value, info, digest, state = answer
-        self._held.append((call_id, trouble, value, info, digest, monotonic() - start, state))
+        seconds = monotonic() - start
+        if op is Op.RESET and resident is not None:
+            resident.typical_reset += _SMOOTHING * (seconds - resident.typical_reset)
+        self._held.append((call_id, trouble, value, info, digest, seconds, state))
 
     def _uses_too_much(self) -> bool:
         limit = self._config.memory_limit

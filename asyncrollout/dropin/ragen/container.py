@@ -5,9 +5,10 @@ from typing import Any
 
 from asyncrollout import checks
 from asyncrollout.dropin.portal import Opened
-from asyncrollout.dropin.ragen.fleet import Fleet, Result
+from asyncrollout.dropin.ragen.fleet import Fleet
 from asyncrollout.dropin.ragen.settings import Plan, registered_type
 from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.pool.together import Result
 
 Stepped = tuple[list[Any], list[float], list[bool], list[dict[str, Any]]]
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,13 +13,12 @@ from anyio.abc import TaskStatus
 from asyncrollout.dropin.ragen.settings import Plan
 from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.pool import EnvPool, run_all
+from asyncrollout.pool.pool import EnvPool
+from asyncrollout.pool.together import Begun, Result, call_all
 from asyncrollout.tasks import Background, task_group
-from asyncrollout.types import Outcome, PoolStats
+from asyncrollout.types import PoolStats
 
 logger = logging.getLogger(__name__)
-
-Result = Outcome | RolloutError
 
 
 class Fleet:
@@ -78,29 +78,30 @@ class Fleet:
                     if self._handles[index] is None:
                         tasks.start_soon(self._open, index, self._handles[index - members[index]])
         handles = [handle for handle in self._handles if handle is not None]
-        return await run_all(
-            handle.reset(seed=seed, member=member) for handle, seed, member in zip(handles, seeds, members, strict=True)
-        )
+        each = zip(handles, seeds, members, strict=True)
+        return await call_all(partial(handle.begin_reset, seed=seed, member=member) for handle, seed, member in each)
 
     async def step(self, actions: Mapping[int, Any]) -> list[Result]:
         """Step some envs; results are in the order of the actions."""
         await self._settle()
-        return await run_all(
-            self._fail(index) if (handle := self._handles[index]) is None else handle.step(action)
-            for index, action in actions.items()
-        )
+        return await call_all(partial(self._begin_step, index, action) for index, action in actions.items())
 
     async def render(self, indices: Iterable[int]) -> list[Any]:
         """Pictures, one after the other."""
-        handles = [(index, self._handles[index]) for index in indices]
-        return [await (self._fail(index) if handle is None else handle.render()) for index, handle in handles]
+        return [await self._handle(index).render() for index in indices]
 
     def stats(self) -> PoolStats:
         """Of the workers, if there are any, else of the loop."""
         return (self._pool or self._loop_pool).stats()
 
-    async def _fail(self, index: int) -> Outcome:
-        raise self._lost.get(index) or UsageError(f"env {index} was not reset: call reset() first")
+    def _begin_step(self, index: int, action: Any) -> Begun:
+        return self._handle(index).begin_step(action)
+
+    def _handle(self, index: int) -> EnvHandle:
+        handle = self._handles[index]
+        if handle is None:
+            raise self._lost.get(index) or UsageError(f"env {index} was not reset: call reset() first")
+        return handle
 
     def _wants_worker(self, index: int) -> bool:
         return self.parallel and not self._is_alone and self._specs[index].runs != "light"

@@ -1,7 +1,7 @@
 """A RAGEN environment where it lives, in a worker or on the loop: one call of ours is one of its steps, or a turn."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 BETWEEN = "\x1f"
@@ -23,14 +23,17 @@ class StepEnv:
         max_actions: int | None = None,
     ) -> None:
         self._env = make_env(make_config(**config))
+        self._reset_takes = _taken(self._env.reset, ("mode", "member"))
         self._mode = mode
         self._max_actions = max_actions
         self._count = 0
         self._shown: Any = ""
+        self._names: dict[Any, str] = {}  # the table that `_actions` were made from
+        self._actions: dict[str, Any] = {}
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         more = {"mode": self._mode, "member": (options or {}).get("member", 0)}
-        result = self._env.reset(seed=seed, **_taken(self._env.reset, more))
+        result = self._env.reset(seed=seed, **{name: more[name] for name in self._reset_takes})
         self._count = 0
         told = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
         self._shown, info = result if told else (result, {})
@@ -68,9 +71,12 @@ class StepEnv:
         names = getattr(getattr(self._env, "config", None), "action_lookup", None)
         if names is None:
             return words
-        actions = {str(action): action for action in names} | {name.lower(): action for action, name in names.items()}
-        plain = (word.strip().lower() for word in words)
-        return [actions[word] for word in plain if word in actions]
+        if names != self._names:
+            self._names = dict(names)
+            numbers = {str(action): action for action in names}
+            self._actions = numbers | {name.lower(): action for action, name in names.items()}
+        plain = [word.strip().lower() for word in words]
+        return [self._actions[word] for word in plain if word in self._actions]
 
     def _state(self) -> Any:
         render = getattr(self._env, "render", None)
@@ -107,8 +113,8 @@ class TurnEnv(StepEnv):
         return self._state(), total, done, self._is_cut_off and not done, facts
 
 
-def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _taken(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
     """Those of the arguments that a function takes by name."""
     parameters = inspect.signature(function).parameters
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in arguments.items() if takes_all or name in parameters}
+    return [name for name in names if takes_all or name in parameters]

@@ -11,10 +11,11 @@ import numpy as np
 
 from asyncrollout import checks
 from asyncrollout.dropin.portal import Opened
-from asyncrollout.dropin.ragen.fleet import Fleet, Result
+from asyncrollout.dropin.ragen.fleet import Fleet
 from asyncrollout.dropin.ragen.hosting import BETWEEN
 from asyncrollout.dropin.ragen.settings import Mode, Plan, read_plans, read_settings
 from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.pool.together import Result
 from asyncrollout.types import PoolStats
 
 Cache = dict[str, Any]
