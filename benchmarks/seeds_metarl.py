@@ -45,10 +45,9 @@ class Row(NamedTuple):
     met: bool | None = None  # None where there is no goal
 
 
-def collect(rollouts, manager, *, sizes, in_batches=False, **attributes):
+def collect(rollouts, manager, *, sizes, **attributes):
     """How many steps a learner of ours took, which begins anew each time."""
     learner = Learner()
-    learner.acts_in_batches = in_batches
     learner.policy_storage = SimpleReplayBuffer(rollouts * 200, *sizes)
     vars(learner).update(attributes)
     return learner.collect_rollouts_parallel(rollouts, parallel_env=manager)
@@ -112,7 +111,8 @@ def ant_rows(rounds):
             rounds,
             {
                 "ours": lambda: ours(manager),
-                "in batches": lambda: ours(manager, in_batches=True),
+                "asked": lambda: ours(manager, acts_in_workers=False),
+                "in batches": lambda: ours(manager, acts_in_batches=True),
                 "one env": lambda: ours(None),
                 "bare": lambda: bare_loop(env, agent, plays),
                 "two bare": lambda: sum(executor.map(bare_loop_in_process, halves)),
@@ -129,7 +129,8 @@ def ant_rows(rounds):
     yield row("ours", "vs a bare loop", "bare")
     yield row("ours", "vs bare loops in 2 processes, nothing brought back", "two bare")
     yield row("ours", "vs lock-step over pipes", "lock-step")
-    yield row("in batches", "asked in batches, vs one env", "one env")
+    yield row("asked", "whose agent is asked at every step, vs one env", "one env")
+    yield row("in batches", "whose agent is asked in batches, vs one env", "one env")
     ratio = speeds["two bare"] / speeds["bare"]
     yield Row("AntDir, bare loops in 2 processes vs in one", speeds["two bare"], "steps/s", speeds["bare"], ratio)
 

@@ -1,5 +1,7 @@
 """Envs and agents for the tests of the meta-RL interfaces; the envs live in worker processes."""
 
+import os
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -153,12 +155,10 @@ class Chance:
         self._first = chance.normal(size=(inputs, 16), scale=0.3).astype(np.float32)
         self._second = chance.normal(size=(16, outputs), scale=0.3).astype(np.float32)
         self._noise = noise
-        self.sizes: list[int] = []
 
     def act(self, obs: Any, deterministic: bool, rng: np.random.Generator) -> tuple[Any, None, None, None]:
         assert not deterministic
         assert obs.dtype == np.float32
-        self.sizes.append(len(obs))
         actions = np.tanh(np.tanh(obs @ self._first) @ self._second)
         return actions + self._noise * rng.normal(size=actions.shape), None, None, None
 
@@ -168,7 +168,6 @@ class Recall:
 
     def __init__(self, outputs: int = 1) -> None:
         self._outputs = outputs
-        self.sizes: list[int] = []
 
     def get_initial_info(self) -> tuple[Any, Any, Any]:
         nothing = np.zeros((1, 1, 1), np.float32)
@@ -179,7 +178,6 @@ class Recall:
     ) -> tuple[tuple[Any, None, None, None], Any]:
         assert not deterministic
         count = len(obs)
-        self.sizes.append(count)
         (tags, turns), paid = prev_internal_state, np.ravel(reward)
         assert tags.shape == turns.shape == (1, count, 1)
         for at, (tag, turn) in enumerate(zip(tags.ravel(), turns.ravel(), strict=True)):
@@ -192,3 +190,83 @@ class Recall:
                 assert paid[at] == np.float32(obs[at, 1])
         actions = np.repeat((turns[0] + 1) / 10, self._outputs, axis=1)
         return (actions, None, None, None), (obs[None, :, :1].copy(), turns + 1)
+
+
+class Counting(Recall):
+    """Remembers for how many envs at a time it was asked: acting changes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def act(self, *args: Any, **kwargs: Any) -> Any:
+        self.sizes.append(len(kwargs["obs"]))
+        return super().act(*args, **kwargs)
+
+
+class Whereabouts:
+    """Its actions tell where it acts: 1.0 in the process where it was made, 2.0 in others, times its factor."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.home = os.getpid()
+        self.factor = 1.0
+        vars(self).update(attributes)
+
+    def act(self, obs: Any, deterministic: bool) -> Any:
+        return np.full((len(obs), 1), self.factor * (1.0 if os.getpid() == self.home else 2.0))
+
+
+class Homebound(Whereabouts):
+    """Cannot be loaded anywhere else."""
+
+    def __reduce__(self) -> Any:
+        return _arrive, (os.getpid(),)
+
+
+def _arrive(home: int) -> Homebound:
+    if os.getpid() != home:
+        raise LookupError("lost on the way")
+    return Homebound()
+
+
+class Restless(Whereabouts):
+    """Acting changes it."""
+
+    def act(self, obs: Any, deterministic: bool) -> Any:
+        self.factor = self.factor % 3 + 1
+        return super().act(obs, deterministic)
+
+
+class Careless:
+    """Draws from everybody's generators."""
+
+    def act(self, obs: Any, deterministic: bool) -> Any:
+        return np.full((len(obs), 1), np.random.normal() + random.random())  # noqa: NPY002
+
+
+class DiesOnce(OldEnv):
+    """Its process ends at the fourth step, the first time that anybody takes it."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self._mark = mark
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        if self.steps == 3 and not self._mark.exists():
+            self._mark.touch()
+            os._exit(1)
+        return super().step(action)
+
+
+class Awry(OldEnv):
+    """Fails at its third step."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self._how = how
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        state, reward, ended, info = super().step(action)
+        if self.steps == 3 and self._how == "raises":
+            raise LookupError("no way on")
+        return state, float("nan") if self.steps == 3 else reward, ended, info

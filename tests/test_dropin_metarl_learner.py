@@ -21,7 +21,7 @@ from asyncrollout.dropin.metarl import (
     SimpleReplayBuffer,
     VariBadWrapper,
 )
-from tests.meta_envs import Chance, Choosing, Exchange, OldEnv, Recall, Unequal, in_thread
+from tests.meta_envs import Chance, Choosing, Counting, Exchange, OldEnv, Recall, Unequal, in_thread
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,7 @@ def test_no_episode_waits_for_another_env(tmp_path: Path) -> None:
 @pytest.mark.parametrize("in_batches", [False, True])
 def test_no_memory_reaches_another_episode(in_batches: bool) -> None:
     manager = managed(4, processes=2)
-    agent = Recall()  # which asserts it
+    agent = Counting()  # which asserts it
     made = learner(agent, AGENT_ARCHS.Memory, acts_in_batches=in_batches)
     assert made.collect_rollouts_parallel(12, parallel_env=manager) == 60
     assert (max(agent.sizes) > 1) == in_batches

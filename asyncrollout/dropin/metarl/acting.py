@@ -12,7 +12,7 @@ import numpy as np
 from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent
 from asyncrollout.checks import one_of
 from asyncrollout.policies.batched import BatchedPolicy
-from asyncrollout.protocols import Agent
+from asyncrollout.protocols import Agent, Policy
 from asyncrollout.types import Generation, Request
 
 _BATCH_AXIS = 1  # of a hidden state: layers, batch, size
@@ -37,14 +37,19 @@ def as_arch(value: Any) -> AGENT_ARCHS:
 
 
 @asynccontextmanager
-async def opened_agent(acting: "Acting", *, in_batches: bool) -> AsyncIterator[Agent]:
-    """An agent to play with. In batches, it is asked in a thread for all who wait; else on the event loop, for each."""
-    agent = MemoryAgent if acting.arch is AGENT_ARCHS.Memory else MarkovAgent
-    if in_batches:
-        async with BatchedPolicy(acting, max_wait=0.0) as policy:
-            yield agent(policy)
-    else:
-        yield agent(_Direct(acting))
+async def batched_agent(agent: Any, arch: AGENT_ARCHS, *, discrete: bool) -> AsyncIterator[Agent]:
+    """A learner's agent as one of ours, which is asked in a thread for all who wait."""
+    async with BatchedPolicy(Acting(agent, arch, discrete=discrete), max_wait=0.0) as policy:
+        yield _agent(arch, policy)
+
+
+def direct_agent(agent: Any, arch: AGENT_ARCHS, *, discrete: bool) -> Agent:
+    """A learner's agent as one of ours, which answers at once."""
+    return _agent(arch, _Direct(Acting(agent, arch, discrete=discrete)))
+
+
+def _agent(arch: AGENT_ARCHS, policy: Policy) -> Agent:
+    return MemoryAgent(policy) if arch is AGENT_ARCHS.Memory else MarkovAgent(policy)
 
 
 @dataclass(frozen=True)

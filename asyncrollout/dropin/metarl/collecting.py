@@ -1,7 +1,7 @@
 """Rollouts for a learner: each env plays its share at its own pace, and what was played goes into the storage."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 import anyio.lowlevel
 import msgspec
@@ -13,7 +13,7 @@ from asyncrollout.dropin.metarl.serving import ServedEnv
 from asyncrollout.protocols import Agent, Playable
 from asyncrollout.rollout.episode import run_rollout
 from asyncrollout.tasks import task_group
-from asyncrollout.trajectories import Limits, StopReason, Trajectory
+from asyncrollout.trajectories import Limits, StopReason
 from asyncrollout.types import Outcome
 
 _NO_LIMITS = Limits(invalid=None)  # actions of numbers are none that could not be read
@@ -56,17 +56,26 @@ class LocalEnv:
         return Outcome(*self._env.step(action))
 
 
-async def play_shares(envs: Sequence[Playable], agent: Agent, plays: Sequence[Play]) -> list[Trajectory]:
+class Played(NamedTuple):
+    """A rollout: what was seen, from its start to its end, and of each step the action, its reward, and the goal."""
+
+    seen: np.ndarray[Any, Any]
+    actions: np.ndarray[Any, Any]
+    rewards: np.ndarray[Any, Any]
+    reached: list[bool | None]  # None where the env tells no goal
+    terminated: bool
+
+
+PlayOne = Callable[[Playable, Play], Awaitable[Played]]
+
+
+async def play_shares(envs: Sequence[Playable], plays: Sequence[Play], play_one: PlayOne) -> list[Played]:
     """Env i of n plays the rollouts i, i + n, i + 2n, ... and waits for no other; the first failure is raised."""
-    played: dict[int, Trajectory] = {}
+    played: dict[int, Played] = {}
 
     async def play_share(rank: int) -> None:
         for number in range(rank, len(plays), len(envs)):
-            play = plays[number]
-            trajectory = await run_rollout(envs[rank], agent, seed=play.seed, task=play.task, limits=_NO_LIMITS)
-            if trajectory.error is not None:
-                raise trajectory.error
-            played[number] = trajectory
+            played[number] = await play_one(envs[rank], plays[number])
 
     async with task_group() as tasks:
         for rank in range(min(len(envs), len(plays))):
@@ -74,28 +83,39 @@ async def play_shares(envs: Sequence[Playable], agent: Agent, plays: Sequence[Pl
     return [played[number] for number in range(len(plays))]
 
 
-def store(trajectory: Trajectory, storage: Any, arch: AGENT_ARCHS) -> int:
-    """Add a rollout to a storage, by steps or as a whole; how often it was at the goal."""
+async def play_asked(agent: Agent, env: Playable, play: Play) -> Played:
+    """A rollout whose agent is asked here, at every step."""
+    trajectory = await run_rollout(env, agent, seed=play.seed, task=play.task, limits=_NO_LIMITS)
+    if trajectory.error is not None:
+        raise trajectory.error
     turns = trajectory.turns
-    seen = np.stack([turn.observation for turn in turns] + [trajectory.final])
-    actions = np.stack([np.ravel(turn.action) for turn in turns])
-    rewards = np.array([[turn.reward] for turn in turns])
-    reached = [turn.info.get("is_goal_state") for turn in turns]
-    ends = [False] * (len(turns) - 1) + [trajectory.stop_reason is StopReason.TERMINATED]
+    return Played(
+        np.stack([turn.observation for turn in turns] + [trajectory.final]),
+        np.stack([np.ravel(turn.action) for turn in turns]),
+        np.array([turn.reward for turn in turns]),
+        [turn.info.get("is_goal_state") for turn in turns],
+        trajectory.stop_reason is StopReason.TERMINATED,
+    )
+
+
+def store(played: Played, storage: Any, arch: AGENT_ARCHS) -> int:
+    """Add a rollout to a storage, by steps or as a whole; how often it was at the goal."""
+    count = len(played.rewards)
+    ends = [False] * (count - 1) + [played.terminated]
     # Where an env tells its goal, only that is terminal: the episode goes on, and its value ends.
-    terminals = np.array([[end if goal is None else goal] for end, goal in zip(ends, reached, strict=True)])
+    terminals = np.array([[end if goal is None else goal] for end, goal in zip(ends, played.reached, strict=True)])
     rows = {
-        "observation": seen[:-1],
-        "action": actions,
-        "reward": rewards,
+        "observation": played.seen[:-1],
+        "action": played.actions,
+        "reward": played.rewards[:, None],
         "terminal": terminals,
-        "next_observation": seen[1:],
+        "next_observation": played.seen[1:],
     }
     if arch is not AGENT_ARCHS.Markov:
         storage.add_episode(**{f"{key}s": values for key, values in rows.items()})
     elif hasattr(storage, "add_samples"):  # all at once: a tenth of the time
         storage.add_samples(**rows)
     else:
-        for at in range(len(turns)):
+        for at in range(count):
             storage.add_sample(**{key: values[at] for key, values in rows.items()})
-    return sum(map(bool, reached))
+    return sum(map(bool, played.reached))

@@ -1,32 +1,42 @@
 """What a learner collects with: give it an `agent`, and it has the methods that the training loop calls."""
 
+import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from asyncrollout.agents.numeric import RandomAgent
 from asyncrollout.checks import whole
 from asyncrollout.dropin import portal
-from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, Acting, as_arch, opened_agent
-from asyncrollout.dropin.metarl.collecting import LocalEnv, Play, drawn_plays, play_shares, store
+from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, as_arch, batched_agent, direct_agent
+from asyncrollout.dropin.metarl.collecting import LocalEnv, Play, Played, drawn_plays, play_asked, play_shares, store
 from asyncrollout.dropin.metarl.making import make_env, make_parallel_env
 from asyncrollout.dropin.metarl.parallel import ParallelEnvManager
 from asyncrollout.dropin.metarl.storage import SeqReplayBuffer, SimpleReplayBuffer
+from asyncrollout.dropin.metarl.travelling import StaysError, can_travel, carried, play_alone
 from asyncrollout.errors import ClosedError, UsageError
-from asyncrollout.protocols import Playable
-from asyncrollout.trajectories import Trajectory
+from asyncrollout.protocols import Agent, Playable
+
+logger = logging.getLogger(__name__)
 
 
 class Learner:
     """To inherit from. `agent`, `agent_arch` and `policy_storage` are yours; so is all of the learning.
 
     Rollout n of a learner has a seed and a task that follow from `seed` and n alone: who plays it, one env or many
-    in processes, makes no difference. With `acts_in_batches` the agent is asked once for all envs that wait, which is
-    faster for a large network, and may differ in the last bit of a number.
+    in processes, makes no difference.
+
+    An agent that can be sent to worker processes plays whole rollouts there by itself, which is fastest; one that
+    acting changes is asked here instead, and so is a torch module. `acts_in_workers` True insists on workers, False on
+    here. With `acts_in_batches` the agent is asked here, once for all envs that wait: faster for a large network, and
+    the last bit of a number may differ.
     """
 
     seed: int = 0
     agent: Any = None
     agent_arch: Any = AGENT_ARCHS.Markov
     policy_storage: Any = None
+    acts_in_workers: bool | None = None
     acts_in_batches = False
     train_tasks: Any = ()
     train_env: Any = None
@@ -35,6 +45,7 @@ class Learner:
     _n_env_steps_total = 0
     _n_rollouts_total = 0
     _successes_in_buffer = 0
+    _stays: type | None = None  # a kind of agent that could not be sent
 
     def init_env(  # noqa: PLR0917 (as it is documented)
         self,
@@ -92,13 +103,19 @@ class Learner:
         arch = as_arch(self.agent_arch)
         env = self.train_env if parallel_env is None else parallel_env
         self._check_ready(env, random_actions=random_actions)
-        envs: list[Playable] = [LocalEnv(env)] if parallel_env is None else [one.handle for one in parallel_env.envs]
-        acting = None if random_actions else Acting(self.agent, arch, discrete=_is_discrete(env.action_space))
         tasks = self.train_tasks if env.n_tasks is not None else ()
         plays = drawn_plays(self.seed, self._n_rollouts_total, num_rollouts, tasks)
-        played = portal.run(self._play, envs, plays, acting, env.action_space)
-        steps = sum(len(trajectory.turns) for trajectory in played)
-        self._successes_in_buffer += sum(store(trajectory, self.policy_storage, arch) for trajectory in played)
+        if random_actions:
+            make_agent: Callable[[], Agent] = partial(RandomAgent, env.action_space)
+        else:
+            make_agent = partial(direct_agent, self.agent, arch, discrete=_is_discrete(env.action_space))
+        played = None
+        if parallel_env is not None and (random_actions or self._may_travel()):
+            played = self._play_in_workers(parallel_env, plays, make_agent)
+        if played is None:
+            played = portal.run(self._play_here, env, plays, None if random_actions else arch, make_agent)
+        steps = sum(len(one.rewards) for one in played)
+        self._successes_in_buffer += sum(store(one, self.policy_storage, arch) for one in played)
         self._n_env_steps_total += steps
         self._n_rollouts_total += num_rollouts
         return steps
@@ -113,14 +130,39 @@ class Learner:
             raise UsageError("there is no policy_storage for rollouts: call init_storage() first, or set it")
         if not random_actions and not callable(getattr(self.agent, "act", None)):
             raise UsageError(f"agent={self.agent!r:.100} has no act(): set one that has, or use random_actions=True")
+        if self.acts_in_workers and self.acts_in_batches:
+            raise UsageError("acts_in_workers and acts_in_batches are both True: an agent acts in one way")
 
-    async def _play(
-        self, envs: list[Playable], plays: list[Play], acting: Acting | None, action_space: Any
-    ) -> list[Trajectory]:
-        if acting is None:
-            return await play_shares(envs, RandomAgent(action_space), plays)
-        async with opened_agent(acting, in_batches=self.acts_in_batches) as agent:
-            return await play_shares(envs, agent, plays)
+    def _may_travel(self) -> bool:
+        """Whether to send the agent, or at least to try."""
+        if self.acts_in_workers is not None:
+            return self.acts_in_workers
+        return not self.acts_in_batches and type(self.agent) is not self._stays and can_travel(self.agent)
+
+    def _play_in_workers(
+        self, parallel_env: ParallelEnvManager, plays: list[Play], make_agent: Callable[[], Agent]
+    ) -> list[Played] | None:
+        """None if the agent has to stay here."""
+        try:
+            with carried(make_agent) as ticket:
+                handles = [env.handle for env in parallel_env.envs]
+                return portal.run(play_shares, handles, plays, partial(play_alone, ticket, parallel_env.step_timeout))
+        except StaysError as reason:
+            if self.acts_in_workers:
+                raise UsageError(f"acts_in_workers=True: agent={self.agent!r:.100} has to stay: {reason}") from reason
+            logger.info("the agent is asked in this process: %s", reason)
+            self._stays = type(self.agent)
+            return None
+
+    async def _play_here(
+        self, env: Any, plays: list[Play], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]
+    ) -> list[Played]:
+        is_pool = isinstance(env, ParallelEnvManager)
+        envs: list[Playable] = [one.handle for one in env.envs] if is_pool else [LocalEnv(env)]
+        if arch is None or not self.acts_in_batches:
+            return await play_shares(envs, plays, partial(play_asked, make_agent()))
+        async with batched_agent(self.agent, arch, discrete=_is_discrete(env.action_space)) as agent:
+            return await play_shares(envs, plays, partial(play_asked, agent))
 
     def close(self) -> None:
         """Close the envs and end their processes; a second time does nothing."""

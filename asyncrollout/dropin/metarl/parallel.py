@@ -51,6 +51,7 @@ class ParallelEnvManager:
             raise UsageError("ParallelEnvManager needs at least one function that makes an env")
         whole("processes", 1 if processes is None else processes, 1)
         self.num_envs = len(env_fns)
+        self.step_timeout = step_timeout
         specs = [env_spec(f"{name}[{rank}]", make) for rank, make in enumerate(env_fns)]
         workers = _processes(self.num_envs, processes)
         ranks = list(range(workers)) if workers == self.num_envs else [None] * self.num_envs

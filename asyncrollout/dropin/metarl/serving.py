@@ -6,6 +6,7 @@ from typing import Any
 import cloudpickle
 
 from asyncrollout.dropin.metarl.foreign import ForeignEnv
+from asyncrollout.dropin.metarl.selfplay import SelfPlay, Ticket, agent_copy
 from asyncrollout.dropin.metarl.wrapper import VariBadWrapper
 from asyncrollout.errors import UsageError
 
@@ -18,16 +19,27 @@ class ServedEnv:
     def __init__(self, env: Any) -> None:
         self._own = env
         self._env = env.bamdp if isinstance(env, VariBadWrapper) else ForeignEnv(env)
+        self._alone: SelfPlay | None = None
 
     @property
     def action_space(self) -> Any:
         return self._own.action_space
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return self._env.reset(seed=seed, options=options)
+        self._alone = None
+        task = (options or {}).get("task")
+        if not isinstance(task, Ticket):
+            return self._env.reset(seed=seed, options=options)
+        try:
+            copy = agent_copy(task)
+        except Exception as error:  # noqa: BLE001 (whatever loading it runs)
+            return None, {"stays": f"it cannot be loaded in a worker process: {type(error).__name__}: {error}"}
+        self._alone = SelfPlay(self._env, copy, seed or 0, task.task)
+        return self._alone.start, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self._env.step(action)
+        """An action; or, in a rollout that is played here, how many steps to take."""
+        return self._env.step(action) if self._alone is None else self._alone.play(action)
 
     def render(self) -> Any:
         return self._own.render()
