@@ -328,6 +328,28 @@ def test_dynamic_sampling_gives_exactly_the_groups_asked_for() -> None:
     assert surplus
 
 
+def test_groups_that_were_kept_outlive_a_model_that_fails() -> None:
+    collector = TrajectoryCollector(dynamic() | {"data": {"train_batch_size": 40}})
+    actor, manager = Actor(luck(0.7)), walk_manager(groups=6)
+    generate, calls = actor.generate_sequences, 0
+
+    def generate_a_while(prompts: DataProto) -> DataProto:
+        nonlocal calls
+        calls += 1
+        if calls > 10:  # in the third try at most: a try is up to four turns
+            raise ConnectionError("the model is gone")
+        return generate(prompts)
+
+    actor.generate_sequences = generate_a_while  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        collector.multi_turn_loop(DataProto(), actor, manager)
+    kept = [episode.uid for group in collector.carried for episode in group]
+    assert kept
+    actor.generate_sequences = generate  # type: ignore[method-assign]
+    found = places(collector.multi_turn_loop(DataProto(), actor, manager))
+    assert list(dict.fromkeys(found["traj_uid"]))[: len(kept)] == kept
+
+
 @pytest.mark.parametrize("policy", ["fill", "short", "raise"])
 def test_exhaustion_follows_a_policy(policy: str, caplog: pytest.LogCaptureFixture) -> None:
     rules = dynamic(max_num_gen_batches=2, on_exhausted=policy)

@@ -445,6 +445,19 @@ def test_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
         write_report(directory, Path())
 
 
+def test_a_report_overwrites_pages_alone(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", [group_of_rewards("g0", [1.0])])
+    journal = next(path for path in directory.iterdir() if path.suffix == ".jsonl")
+    content = journal.read_bytes()
+    with pytest.raises(JournalError, match=r"cannot write .*jsonl: There is a file that is no page"):
+        write_report(directory, journal)
+    assert journal.read_bytes() == content
+    empty = tmp_path / "empty"
+    empty.touch()
+    for place in (empty, empty, directory / "report.html"):
+        assert write_report(directory, place).path == place
+
+
 def test_command_tells_where_the_report_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_run(tmp_path / "run", [group_of_rewards("g0", [1.0])])
     assert main(["report", str(directory), "--json"]) == 0

@@ -14,6 +14,7 @@ from typing import IO, Any
 from asyncrollout.report.blocks import embedded
 
 _HERE = "asyncrollout.report"
+_BEGINS = b"<!doctype html"
 _EVERYWHERE = (f"{_HERE}:plots.js", f"{_HERE}:layout.js")
 
 
@@ -48,9 +49,11 @@ def whole_page(title: str, scripts: Sequence[str], carried: dict[str, Any], *, a
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place only when all of it is written."""
+    """A page that takes its place only when all of it is written, and never that of a file which is no page."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if path.is_file() and not _is_page_or_empty(path):
+        raise FileExistsError(errno.EEXIST, "There is a file that is no page, and is not overwritten")
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with partial.open("xb") as file:
@@ -58,6 +61,11 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _is_page_or_empty(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_BEGINS)).lower() in (_BEGINS, b"")
 
 
 def _source(name: str) -> str:

@@ -123,7 +123,12 @@ class TrajectoryCollector:
         for tries in range(1, rules.max_num_gen_batches + 1):
             if len(kept) >= target:
                 break
-            for group in self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs):
+            try:
+                played = self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
+            except BaseException:
+                self.carried = kept  # they are there for the next call
+                raise
+            for group in played:
                 (kept if _is_kept(group) else dropped).append(group)
             logger.info("%d of %d groups after %d tries; %d were dropped", len(kept), target, tries, len(dropped))
         if len(kept) < target:

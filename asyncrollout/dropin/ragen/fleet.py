@@ -51,6 +51,7 @@ class Fleet:
         self._pools = Background()
         self._is_open = False
         self._is_alone = False  # no workers could be started
+        self._settled_as: tuple[bool, bool] | None = None  # by these two, envs are where they should be
 
     async def __aenter__(self) -> Self:
         await self._loop_pool.__aenter__()
@@ -110,6 +111,8 @@ class Fleet:
         """Start the workers if any are wanted by now, and let envs go on where they should be."""
         if not self._is_open:
             raise ClosedError("these environments are closed: make others")
+        if self._settled_as == (self.parallel, self._is_alone):
+            return
         indices = range(len(self._specs))
         if self._pool is None and any(map(self._wants_worker, indices)):
             await self._start_workers()
@@ -117,6 +120,7 @@ class Fleet:
             handle = self._handles[index]
             if handle is not None and handle.seat.on_loop == self._wants_worker(index):
                 await self._move(index, handle)
+        self._settled_as = self.parallel, self._is_alone
 
     async def _start_workers(self) -> None:
         try:

@@ -129,14 +129,13 @@ class AsyncEnvStateManager:
     def _read(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
         """Inputs by environment, without those for environments that are done."""
         inputs: dict[int, Mapping[str, Any]] = {}
+        known = range(len(self.rollout_cache))
         for given in all_env_inputs:
             if not isinstance(given, Mapping) or not given.keys() >= _NEEDED:
                 raise UsageError(f"{given!r:.200} is no input of an environment: it needs 'env_id' and 'actions'")
             env_id = given["env_id"]
-            if env_id not in range(len(self.rollout_cache)):
-                raise UsageError(
-                    f"env_id={env_id!r}: there are {len(self.rollout_cache)} environments that were reset, from 0 on"
-                )
+            if env_id not in known:
+                raise UsageError(f"env_id={env_id!r}: there are {len(known)} environments that were reset, from 0 on")
             if env_id in inputs:
                 raise UsageError(f"env_id={env_id} is in the inputs twice: a turn of an environment is one entry")
             actions = given["actions"]
