@@ -213,6 +213,9 @@ def test_agents_of_torch(cell: str | None) -> None:
     batched.acts_in_batches = True
     batched.collect_rollouts_parallel(5, parallel_env=manager)
     assert same(alone.policy_storage.episodes, together.policy_storage.episodes)
+    sent = learner(agent, arch, acts_in_workers=True)
+    sent.collect_rollouts_parallel(5, parallel_env=manager)
+    assert same(alone.policy_storage.episodes, sent.policy_storage.episodes)
     for one, other in zip(alone.policy_storage.episodes, batched.policy_storage.episodes, strict=True):
         assert one["actions"] == pytest.approx(other["actions"], abs=1e-4)
     manager.close()

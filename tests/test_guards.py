@@ -461,3 +461,12 @@ async def test_a_new_worker_is_not_taken_for_stuck_before_its_first_call(monkeyp
             rank.watch(time.monotonic(), others=False)
             os.kill(rank.home.pid, signal.SIGCONT)
         assert pool.stats().restarts == 0
+
+
+@uvloop_only
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
+async def test_workers_take_the_cpu_from_nobody_who_wakes_them(mark: str) -> None:
+    async with EnvPool(workers=2) as pool:
+        pids = [worker.pid for worker in pool.stats().workers]
+        assert [os.sched_getscheduler(pid or 0) for pid in pids] == [os.SCHED_BATCH] * 2
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER

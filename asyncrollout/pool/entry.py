@@ -29,6 +29,7 @@ def serve(config: WorkerConfig) -> None:
         old_in, old_out = guards.move_streams(config.log)
         guards.leave_terminal()
         guards.die_with_parent(config.parent)
+        guards.leave_the_loop_alone()
         os.environ.update(config.environ)
         from asyncrollout.pool.worker import Worker  # noqa: PLC0415 (numpy must see the environment just set)
 

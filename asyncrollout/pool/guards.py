@@ -54,6 +54,16 @@ def _pass_over(_signal: int, _frame: object) -> None:
     """Ctrl-C is for the parent."""
 
 
+def leave_the_loop_alone() -> None:
+    """Never take the CPU from a process that just woke us, such as the event loop, which has others to send to.
+
+    Its share of the CPU is that of any other process (Linux only).
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # not everywhere may a process choose
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent ends, even while it spins (Linux only)."""
     if sys.platform == "linux":

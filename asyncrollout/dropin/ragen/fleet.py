@@ -1,7 +1,7 @@
 """Many environments that are reset and stepped together, in workers or on the loop; what fails is data."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -82,10 +82,12 @@ class Fleet:
         each = zip(handles, seeds, members, strict=True)
         return await call_all(partial(handle.begin_reset, seed=seed, member=member) for handle, seed, member in each)
 
-    async def step(self, actions: Mapping[int, Any]) -> list[Result]:
-        """Step some envs; results are in the order of the actions."""
+    async def step(
+        self, actions: Mapping[int, Any], on_result: Callable[[int, Result], None] | None = None
+    ) -> list[Result]:
+        """Step some envs; results are in the order of the actions, and `on_result` is told each when it comes."""
         await self._settle()
-        return await call_all(partial(self._begin_step, index, action) for index, action in actions.items())
+        return await call_all((partial(self._begin_step, *one) for one in actions.items()), on_result)
 
     async def render(self, indices: Iterable[int]) -> list[Any]:
         """Pictures, one after the other."""

@@ -90,10 +90,14 @@ class AsyncEnvStateManager:
     async def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
         """Play a turn; the caches of the environments that are not done, in the order of the inputs."""
         inputs = self._read(all_env_inputs)
+        stepped = list(inputs)
+
+        def note(place: int, result: Result) -> None:  # while others are still at work
+            env_id = stepped[place]
+            self._note(self.envs[env_id], self.rollout_cache[env_id], inputs[env_id], result)
+
         self._fleet.parallel = self.use_multiprocessing
-        results = await self._fleet.step({env_id: BETWEEN.join(given["actions"]) for env_id, given in inputs.items()})
-        for (env_id, given), result in zip(inputs.items(), results, strict=True):
-            self._note(self.envs[env_id], self.rollout_cache[env_id], given, result)
+        await self._fleet.step({env_id: BETWEEN.join(given["actions"]) for env_id, given in inputs.items()}, note)
         return [self.rollout_cache[env_id] for env_id in inputs if not self.envs[env_id]["status"].terminated]
 
     def get_rollout_states(self) -> list[Cache]:
