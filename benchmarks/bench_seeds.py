@@ -105,7 +105,10 @@ def seconds(do: Callable[[], Any]) -> float:
 
 
 def sokoban_rows(rounds: int) -> list[Row]:
-    """One after the other in each round, so that all see the same machine; no seed comes twice."""
+    """One after the other in each round, and each in every place: who comes after another finds the caches cold.
+
+    No seed comes twice.
+    """
     parallel, sequential = sokoban(True), sokoban(False)
     rebuilt, kept = (ExecutorManager(COUNT, GROUP_SIZE, WORKERS, ROOM, rebuilt=each) for each in (True, False))
     players: dict[str, Callable[[int], None]] = {
@@ -115,9 +118,11 @@ def sokoban_rows(rounds: int) -> list[Row]:
         "kept": lambda seed: play_rival(kept, seed),
     }
     took: dict[str, list[float]] = {name: [] for name in players}
+    names = list(players)
     for number in range(rounds + 1):
-        for at, (name, player) in enumerate(players.items()):
-            seed = 10_000 * at + 100 * number
+        for at in range(len(names)):
+            name = names[(at + number) % len(names)]
+            player, seed = players[name], 10_000 * names.index(name) + 100 * number
             spent = seconds(lambda: player(seed))  # noqa: B023 (called at once)
             if number:  # the first one starts the workers
                 took[name].append(spent)
@@ -152,7 +157,7 @@ def scaling_row(rounds: int) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="how often everything is measured; medians are shown")
+    parser.add_argument("--rounds", type=int, default=16, help="how often everything is measured; medians are shown")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
     options = parser.parse_args()
     print(f"{options.rounds} rounds on {CPUS} CPUs ...", file=sys.stderr)
