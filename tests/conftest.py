@@ -1,4 +1,4 @@
-"""Async tests run on asyncio and on uvloop, those of shipped envs on uvloop alone; none may leave anything behind."""
+"""Async tests run on asyncio and on uvloop, those of envs and pages on uvloop alone; none may leave anything behind."""
 
 import asyncio
 import gc
@@ -17,6 +17,7 @@ from hypothesis import settings
 from tests.playing import BACKENDS
 
 _LEAK_PATIENCE = 5.0  # seconds for killed processes to be gone
+_ON_ONE_LOOP = ("test_env", "test_report_browser", "test_viewer")  # neither an env nor a page knows which loop it is
 _PRIVATE = f"asyncrollout-{os.getpid()}-"  # others may have theirs
 
 
@@ -35,7 +36,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if item.path.name.startswith("test_env"):  # no env of ours knows which loop it is played on
+    if item.path.name.startswith(_ON_ONE_LOOP):
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 

@@ -118,8 +118,10 @@ def test_an_env_that_tells_no_horizon_or_takes_no_task() -> None:
     assert env.reset(seed=1).shape == (4,)
     with pytest.raises(UsageError, match="no reset"):
         VariBadWrapper(object(), 1)
-    with pytest.raises(gymnasium.error.NameNotFound):
-        make_env("NoSuchEnv-v0", 1)
+    with pytest.raises(UsageError, match="'PointRobt-v0', neither here nor in Gymnasium: did you mean 'PointRobot-v0'"):
+        make_env("PointRobt-v0", 1)
+    with pytest.raises(UsageError, match="did you mean 'HalfCheetah-v5'"):
+        make_parallel_env("HalfCheetah-v9", 1, 2)
 
 
 # many envs

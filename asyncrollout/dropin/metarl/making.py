@@ -1,12 +1,16 @@
 """Envs by the id that a configuration names: one, or many in processes."""
 
+import re
 from functools import partial
 from typing import Any
 
-from asyncrollout.checks import whole
+from asyncrollout.checks import nearest, whole
 from asyncrollout.dropin.metarl.parallel import POOL_OPTIONS, ParallelEnvManager
 from asyncrollout.dropin.metarl.wrapper import VariBadWrapper
+from asyncrollout.errors import UnknownEnvError
 from asyncrollout.registry import EnvSpec, env_names, find_env, load_factory
+
+_VERSIONED = re.compile(r"-v\d+$")
 
 
 def make_env(
@@ -39,7 +43,14 @@ def make_parallel_env(
 
 def _find(env_id: str) -> EnvSpec:
     """An id that is none of ours is one of Gymnasium's."""
-    return find_env(env_id if env_id in env_names() or ":" in env_id else f"gymnasium:{env_id}")
+    if env_id in env_names() or ":" in env_id:
+        return find_env(env_id)
+    import gymnasium  # noqa: PLC0415 (a fifth of a second, paid only by those who use it)
+
+    if _VERSIONED.search(env_id) and env_id not in gymnasium.registry:
+        known = [*env_names(), *gymnasium.registry]
+        raise UnknownEnvError(f"no env is called {env_id!r}, neither here nor in Gymnasium{nearest(env_id, known)}")
+    return find_env(f"gymnasium:{env_id}")
 
 
 def _wrapped(spec: EnvSpec, episodes_per_task: int, oracle: bool, kwargs: dict[str, Any]) -> VariBadWrapper:
