@@ -237,6 +237,17 @@ class Restless(Whereabouts):
         return super().act(obs, deterministic)
 
 
+_steps_so_far = [0]
+
+
+class Scheduled(Whereabouts):
+    """Acting changes what is not its own: a global of its module."""
+
+    def act(self, obs: Any, deterministic: bool) -> Any:
+        _steps_so_far[0] += 1
+        return super().act(obs, deterministic)
+
+
 class Careless:
     """Draws from everybody's generators."""
 

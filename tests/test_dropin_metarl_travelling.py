@@ -17,7 +17,18 @@ from asyncrollout import EnvError, ProviderError, UsageError
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl import AGENT_ARCHS, Learner, ParallelEnvManager, SeqReplayBuffer
 from asyncrollout.dropin.metarl.travelling import next_count
-from tests.meta_envs import Awry, Careless, Chance, DiesOnce, Homebound, OldEnv, Recall, Restless, Whereabouts
+from tests.meta_envs import (
+    Awry,
+    Careless,
+    Chance,
+    DiesOnce,
+    Homebound,
+    OldEnv,
+    Recall,
+    Restless,
+    Scheduled,
+    Whereabouts,
+)
 
 HERE, THERE = 1.0, 2.0
 
@@ -93,7 +104,7 @@ def test_new_weights_travel_too(manager: ParallelEnvManager) -> None:
     [
         (Homebound, "cannot be loaded in a worker process: LookupError: lost on the way"),
         (lambda: Whereabouts(lock=threading.Lock()), "cannot be sent to a worker process"),
-        (Restless, "acting changes it"),
+        (Restless, "acting changes it, or a global of its module"),
     ],
 )
 def test_who_cannot_travel_is_asked_here(
@@ -110,6 +121,11 @@ def test_who_cannot_travel_is_asked_here(
         assert acted(together) == {HERE}
     with pytest.raises(UsageError, match=rf"acts_in_workers=True: agent=.* has to stay: it .*{why}|{why}"):
         collected(learner(make(), acts_in_workers=True), 3, manager)
+
+
+def test_globals_that_acting_changes_keep_an_agent_here(manager: ParallelEnvManager) -> None:
+    assert acted(collected(learner(Scheduled()), 4, manager)) == {HERE}
+    assert acted(collected(learner(Scheduled(), acts_in_workers=True), 4, manager)) == {THERE}  # as it was told
 
 
 def test_an_agent_that_acts_in_two_ways_is_refused(manager: ParallelEnvManager) -> None:

@@ -144,7 +144,7 @@ class Learner:
     ) -> list[Played] | None:
         """None if the agent has to stay here."""
         try:
-            with carried(make_agent) as ticket:
+            with carried(make_agent, with_globals=not self.acts_in_workers) as ticket:
                 handles = [env.handle for env in parallel_env.envs]
                 return portal.run(play_shares, handles, plays, partial(play_alone, ticket, parallel_env.step_timeout))
         except StaysError as reason:

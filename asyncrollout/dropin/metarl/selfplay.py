@@ -3,9 +3,10 @@
 import random
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import cloudpickle
@@ -21,10 +22,14 @@ Fields = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """Stands for the task in a reset: in which file the agent is, which version of it, and the task itself."""
+    """Stands for the task in a reset: in which file the agent is, which version of it, and the task itself.
+
+    `with_globals` asks for a look at the globals that the agent uses, too: they must not change either.
+    """
 
     path: str
     version: str
+    with_globals: bool = True
     task: Any = None
 
 
@@ -94,24 +99,47 @@ class SelfPlay:
 class AgentCopy:
     """An agent that came here, and how it looked when it came."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, *, with_globals: bool) -> None:
         self._make = cloudpickle.loads(content)
         self.agent: Agent = self._make()
-        self._came_as = cloudpickle.dumps(self._make)
+        self._modules = _own_modules(self._make.args) if with_globals else []
+        self._came_as = self._looks()
+        self._rollouts = 0
 
     def has_changed(self) -> bool:
-        return bool(cloudpickle.dumps(self._make) != self._came_as)
+        """Looks after the rollouts 1, 2, 4, 8, ... of a version: what acting changes, it changes early."""
+        self._rollouts += 1
+        return self._rollouts.bit_count() == 1 and self._looks() != self._came_as
+
+    def _looks(self) -> bytes:
+        """All that the agent holds, and the values of the globals that its own code uses."""
+        for module in self._modules:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            content: bytes = cloudpickle.dumps(self._make)
+        finally:
+            for module in self._modules:
+                cloudpickle.unregister_pickle_by_value(module)
+        return content
 
 
-_copies: dict[str, AgentCopy] = {}  # the latest version alone
+_copies: dict[Ticket, AgentCopy] = {}  # the latest alone
 
 
 def agent_copy(ticket: Ticket) -> AgentCopy:
     """The agent of a ticket, which is loaded once for all envs of this worker."""
-    if ticket.version not in _copies:
+    key = msgspec.structs.replace(ticket, task=None)
+    if key not in _copies:
         _copies.clear()
-        _copies[ticket.version] = AgentCopy(Path(ticket.path).read_bytes())
-    return _copies[ticket.version]
+        _copies[key] = AgentCopy(Path(ticket.path).read_bytes(), with_globals=ticket.with_globals)
+    return _copies[key]
+
+
+def _own_modules(objects: Iterable[Any]) -> list[ModuleType]:
+    """The packages that the classes of these objects are from, but for those that are installed."""
+    names = {kind.__module__.partition(".")[0] for one in objects for kind in type(one).__mro__}
+    found = [sys.modules.get(name) for name in sorted(names - {"__main__", "asyncrollout"} - sys.stdlib_module_names)]
+    return [module for module in found if module is not None and "site-packages" not in (module.__file__ or "")]
 
 
 def _chance() -> tuple[Any, ...]:

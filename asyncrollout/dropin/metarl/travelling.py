@@ -27,7 +27,7 @@ class StaysError(Exception):
 
 
 @contextmanager
-def carried(make_agent: Callable[[], Agent]) -> Iterator[Ticket]:
+def carried(make_agent: Callable[[], Agent], *, with_globals: bool) -> Iterator[Ticket]:
     """A file with the agent, for workers to read."""
     try:
         content = cloudpickle.dumps(make_agent)
@@ -36,7 +36,7 @@ def carried(make_agent: Callable[[], Agent]) -> Iterator[Ticket]:
     with tempfile.TemporaryDirectory(prefix="asyncrollout-agent-") as directory:
         path = Path(directory) / "agent"
         path.write_bytes(content)
-        yield Ticket(str(path), hashlib.sha256(content).hexdigest())
+        yield Ticket(str(path), hashlib.sha256(content).hexdigest(), with_globals)
 
 
 async def play_alone(ticket: Ticket, step_timeout: float, env: Playable, play: Play) -> Played:
@@ -52,7 +52,7 @@ async def play_alone(ticket: Ticket, step_timeout: float, env: Playable, play: P
         if "raised" in outcome.info:
             raise _raised(*outcome.info["raised"])
         if "changed" in outcome.info:
-            raise StaysError("acting changes it, which its copies in worker processes cannot share")
+            raise StaysError("acting changes it, or a global of its module, which worker processes cannot share")
         parts.append(outcome.observation)
         count = next_count(count, env.worked or 0.0, call_seconds)
     return Played(
