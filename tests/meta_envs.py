@@ -205,54 +205,108 @@ class Counting(Recall):
 
 
 class Whereabouts:
-    """Its actions tell where it acts: 1.0 in the process where it was made, 2.0 in others, times its factor."""
+    """Leaves a file for each process that it acts in; its actions are its factor, times that of its class."""
 
-    def __init__(self, **attributes: Any) -> None:
-        self.home = os.getpid()
+    scale = 1.0
+
+    def __init__(self, directory: Path, **attributes: Any) -> None:
+        self.directory = directory
         self.factor = 1.0
         vars(self).update(attributes)
 
     def act(self, obs: Any, deterministic: bool) -> Any:
-        return np.full((len(obs), 1), self.factor * (1.0 if os.getpid() == self.home else 2.0))
+        (self.directory / str(os.getpid())).touch()
+        return np.full((len(obs), 1), self.factor * self.scale)
 
 
 class Homebound(Whereabouts):
     """Cannot be loaded anywhere else."""
 
     def __reduce__(self) -> Any:
-        return _arrive, (os.getpid(),)
+        return _arrive, (os.getpid(), self.directory)
 
 
-def _arrive(home: int) -> Homebound:
+def _arrive(home: int, directory: Path) -> Homebound:
     if os.getpid() != home:
         raise LookupError("lost on the way")
-    return Homebound()
+    return Homebound(directory)
 
 
 class Restless(Whereabouts):
-    """Acting changes it."""
+    """Acting changes it, and its actions."""
 
     def act(self, obs: Any, deterministic: bool) -> Any:
-        self.factor = self.factor % 3 + 1
+        self.factor = self.factor % 1000 + 1
         return super().act(obs, deterministic)
 
 
-_steps_so_far = [0]
+class Counted(Whereabouts):
+    """Acting changes it, but not its actions."""
 
-
-class Scheduled(Whereabouts):
-    """Acting changes what is not its own: a global of its module."""
+    count = 0
 
     def act(self, obs: Any, deterministic: bool) -> Any:
-        _steps_so_far[0] += 1
+        self.count += 1
         return super().act(obs, deterministic)
+
+
+_noise = np.random.default_rng(0)
+
+
+class Borrowing(Whereabouts):
+    """Draws from a generator of its module, which every process has a copy of."""
+
+    def act(self, obs: Any, deterministic: bool) -> Any:
+        return super().act(obs, deterministic) + _noise.normal()
+
+
+class Homesick(Whereabouts):
+    """Stands still in other processes."""
+
+    def act(self, obs: Any, deterministic: bool) -> Any:
+        if os.getpid() != self.home:  # type: ignore[attr-defined]
+            threading.Event().wait(PATIENCE)
+        return super().act(obs, deterministic)
+
+
+class Normalising:
+    """Changes the observation that it is given."""
+
+    def act(self, obs: Any, deterministic: bool) -> Any:
+        obs -= 100.0
+        return np.tanh(obs[:, 1:])
 
 
 class Careless:
     """Draws from everybody's generators."""
 
     def act(self, obs: Any, deterministic: bool) -> Any:
-        return np.full((len(obs), 1), np.random.normal() + random.random())  # noqa: NPY002
+        return np.full((len(obs), 1), np.random.uniform() + random.random())  # noqa: NPY002
+
+
+class Thrifty(OldEnv):
+    """Gives the same array at every step, and uses that of its action, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state = np.zeros(2, np.float32)
+
+    def reset(self) -> np.ndarray[Any, Any]:
+        self._state[:] = super().reset()
+        return self._state
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        action *= 0.5
+        told, reward, ended, info = super().step(action)
+        self._state[:] = told
+        return self._state, reward, ended, info
+
+
+class Hiding(OldEnv):
+    """Its state tells what its generator gave first."""
+
+    def seed(self, seed: int) -> None:
+        self.tag = float(np.random.RandomState(seed).uniform() + random.Random(seed).random())
 
 
 class DiesOnce(OldEnv):

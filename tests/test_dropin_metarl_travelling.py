@@ -1,6 +1,7 @@
 """Agents that are sent to worker processes: who travels, who stays, and that what is played is the same."""
 
 import logging
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -10,27 +11,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from asyncrollout import EnvError, ProviderError, UsageError
+from asyncrollout import EnvError, EnvTimeout, ProviderError, UsageError
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl import AGENT_ARCHS, Learner, ParallelEnvManager, SeqReplayBuffer
-from asyncrollout.dropin.metarl.travelling import next_count
 from tests.meta_envs import (
     Awry,
+    Borrowing,
     Careless,
     Chance,
+    Counted,
     DiesOnce,
+    Hiding,
     Homebound,
+    Homesick,
+    Normalising,
     OldEnv,
     Recall,
     Restless,
-    Scheduled,
+    Thrifty,
     Whereabouts,
 )
 
-HERE, THERE = 1.0, 2.0
+HERE, THERE = "here", "there"
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +80,14 @@ def acted(episodes: list[dict[str, Any]]) -> set[float]:
     return {float(action) for episode in episodes for action in episode["actions"].ravel()}
 
 
+def places(directory: Path) -> set[str]:
+    """Where an agent acted that leaves files there, since this was last asked."""
+    left = list(directory.iterdir())
+    for file in left:
+        file.unlink()
+    return {HERE if file.name == str(os.getpid()) else THERE for file in left}
+
+
 def equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
     return len(one) == len(other) and all(
         np.array_equal(a[key], b[key]) and a[key].dtype == b[key].dtype
@@ -85,47 +96,93 @@ def equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("wish", "where"), [(None, THERE), (True, THERE), (False, HERE)])
-def test_where_an_agent_acts(manager: ParallelEnvManager, wish: bool | None, where: float) -> None:
-    made = learner(Whereabouts(), acts_in_workers=wish)
-    assert acted(collected(made, 4, manager)) == {where}
-    assert acted(collected(made, 2, None)) == {HERE}
+@pytest.mark.parametrize(("wish", "where"), [(None, {HERE, THERE}), (True, {THERE}), (False, {HERE})])
+def test_where_an_agent_acts(manager: ParallelEnvManager, tmp_path: Path, wish: bool | None, where: set[str]) -> None:
+    made = learner(Whereabouts(tmp_path), acts_in_workers=wish)
+    collected(made, 4, manager)
+    assert places(tmp_path) == where  # its copies, and it itself, if it is asked whether it would have done the same
+    collected(made, 2, None)
+    assert places(tmp_path) == {HERE}
 
 
-def test_new_weights_travel_too(manager: ParallelEnvManager) -> None:
-    made = learner(Whereabouts())
+@pytest.mark.parametrize("wish", [None, True])
+def test_new_weights_travel_too(manager: ParallelEnvManager, tmp_path: Path, wish: bool | None) -> None:
+    made = learner(Whereabouts(tmp_path), acts_in_workers=wish)
     for factor in (0.5, 0.25):
         made.agent.factor = factor
-        assert acted(collected(made, 6, manager)) == {THERE * factor}
+        assert acted(collected(made, 6, manager)) == {factor}
+        assert THERE in places(tmp_path)
+
+
+LOST = "cannot be loaded in a worker process: LookupError: lost on the way"
+LOCKED = "cannot be sent to a worker process"
+OTHERWISE = "acts otherwise: it depends on more than it takes along"
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("make", "why", "insisted"),
     [
-        (Homebound, "cannot be loaded in a worker process: LookupError: lost on the way"),
-        (lambda: Whereabouts(lock=threading.Lock()), "cannot be sent to a worker process"),
-        (Restless, "acting changes it, or a global of its module"),
+        (Homebound, LOST, LOST),
+        (partial(Whereabouts, lock=threading.Lock()), LOCKED, LOCKED),
+        (partial(Whereabouts, huge=bytes(33 << 20)), "it has 33 MB", None),
+        (Restless, OTHERWISE, "acting changes it"),
+        (Counted, None, "acting changes it"),
+        (Borrowing, OTHERWISE, None),
     ],
 )
 def test_who_cannot_travel_is_asked_here(
-    manager: ParallelEnvManager, caplog: pytest.LogCaptureFixture, make: Callable[[], Any], why: str
+    manager: ParallelEnvManager,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    make: Callable[[Path], Any],
+    why: str | None,
+    insisted: str | None,
 ) -> None:
-    made = learner(make())
+    made = learner(make(tmp_path))
     with caplog.at_level(logging.INFO, logger="asyncrollout"):
-        together = [*collected(made, 5, manager), *collected(made, 2, manager)]
-    assert caplog.text.count("the agent is asked in this process") == 1  # and is not tried again
-    assert why in caplog.text
-    assert made.agent.home  # the learner's own
-    if make is not Restless:  # which is asked in another order by many envs than by one
-        assert equal(together, collected(learner(make()), 7, None))
-        assert acted(together) == {HERE}
-    with pytest.raises(UsageError, match=rf"acts_in_workers=True: agent=.* has to stay: it .*{why}|{why}"):
-        collected(learner(make(), acts_in_workers=True), 3, manager)
+        collected(made, 5, manager)
+        places(tmp_path)
+        collected(made, 2, manager)
+    assert caplog.text.count("actions are chosen in this process") == (0 if why is None else 1)
+    assert (why or "") in caplog.text
+    assert places(tmp_path) == ({HERE, THERE} if why is None else {HERE})  # and is not tried again
+    assert getattr(made.agent, "count", 35) == 35  # it was asked for every step itself
+    sent = learner(make(tmp_path), acts_in_workers=True)
+    if insisted is None:
+        collected(sent, 3, manager)
+        assert places(tmp_path) == {THERE}
+    else:
+        with pytest.raises(UsageError, match=rf"acts_in_workers=True: agent=.* has to stay: .*{insisted}"):
+            collected(sent, 3, manager)
 
 
-def test_globals_that_acting_changes_keep_an_agent_here(manager: ParallelEnvManager) -> None:
-    assert acted(collected(learner(Scheduled()), 4, manager)) == {HERE}
-    assert acted(collected(learner(Scheduled(), acts_in_workers=True), 4, manager)) == {THERE}  # as it was told
+def test_what_the_learner_changes_after_the_start_of_the_workers_counts(
+    manager: ParallelEnvManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = learner(Whereabouts(tmp_path))
+    assert acted(collected(made, 3, manager)) == {1.0}
+    monkeypatch.setattr(Whereabouts, "scale", 0.5)  # which no worker sees
+    assert acted(collected(made, 3, manager)) == {0.5}
+
+
+def test_an_agent_that_stands_still_in_a_worker_is_asked_here(tmp_path: Path) -> None:
+    many = ParallelEnvManager([OldEnv] * 2, processes=1, step_timeout=0.5)
+    episodes = collected(learner(Homesick(tmp_path, home=os.getpid())), 2, many)
+    assert acted(episodes) == {1.0}
+    with pytest.raises(EnvTimeout):
+        collected(learner(Homesick(tmp_path, home=os.getpid()), acts_in_workers=True), 1, many)
+    many.close()
+
+
+@pytest.mark.parametrize("make", [OldEnv, Thrifty])
+@pytest.mark.parametrize("agent", [Chance(2, 1), Normalising()])
+def test_nothing_that_is_stored_is_changed_afterwards(make: Any, agent: Any) -> None:
+    many = ParallelEnvManager([make] * 2, processes=1)
+    alone = collected(learner(agent, train_env=make()), 4, None)
+    assert all(len({*map(tuple, episode["observations"])}) == 5 for episode in alone)
+    for wish in (None, True, False):
+        assert equal(alone, collected(learner(agent, acts_in_workers=wish), 4, many))
+    many.close()
 
 
 def test_an_agent_that_acts_in_two_ways_is_refused(manager: ParallelEnvManager) -> None:
@@ -147,17 +204,20 @@ def test_the_same_rollouts_wherever_the_agent_acts(arch: AGENT_ARCHS, processes:
 def test_chance_that_is_everybodys_is_a_rollouts_own() -> None:
     played = []
     for envs, processes in ((1, 1), (4, 1), (3, 2)):
-        many = ParallelEnvManager([OldEnv] * envs, processes=processes)
-        played.append(collected(learner(Careless()), 6, many))
+        many = ParallelEnvManager([Hiding] * envs, processes=processes)
+        played.append(collected(learner(Careless(), acts_in_workers=True), 6, many))
         many.close()
     assert equal(played[0], played[1])
     assert equal(played[0], played[2])
     assert len(acted(played[0])) == 6 * 5
+    hidden = {float(episode["observations"][0, 0]) for episode in played[0]}
+    assert hidden.isdisjoint(acted(played[0]))  # the agent does not draw what its env drew
 
 
-def test_a_dead_worker_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wish", [None, True])
+def test_a_dead_worker_changes_nothing(tmp_path: Path, wish: bool | None) -> None:
     many = ParallelEnvManager([partial(DiesOnce, tmp_path / "died")] * 2, processes=1)
-    together = collected(learner(Chance(2, 1), acts_in_workers=True), 4, many)
+    together = collected(learner(Chance(2, 1), acts_in_workers=wish), 4, many)
     assert (tmp_path / "died").exists()
     assert equal(together, collected(learner(Chance(2, 1)), 4, None))
     many.close()
@@ -185,7 +245,9 @@ def test_an_env_that_fails(how: str, told: str) -> None:
     with pytest.raises(EnvError, match=told) as raised:
         collected(made, 2, many)
     if how == "raises":
-        assert "step 2 of a rollout" in "".join(raised.value.__notes__)
+        notes = "".join(raised.value.__notes__)
+        assert "step 2 of a rollout" in notes
+        assert "action space" not in notes
     assert made.policy_storage.episodes == []
     many.close()
 
@@ -196,8 +258,19 @@ def test_the_agents_file_is_gone_in_the_end(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     collected(learner(Chance(2, 1), acts_in_workers=True), 4, manager)
     with pytest.raises(UsageError):
-        collected(learner(Restless(), acts_in_workers=True), 4, manager)
+        collected(learner(Restless(tmp_path), acts_in_workers=True), 4, manager)
+    places(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_place_for_its_file_an_agent_is_asked_here(
+    manager: ParallelEnvManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    collected(learner(Whereabouts(tmp_path)), 4, manager)
+    assert places(tmp_path) == {HERE}
+    with pytest.raises(UsageError, match="no place for its file"):
+        collected(learner(Chance(2, 1), acts_in_workers=True), 1, manager)
 
 
 def test_envs_can_be_stepped_by_hand_afterwards(manager: ParallelEnvManager) -> None:
@@ -207,10 +280,10 @@ def test_envs_can_be_stepped_by_hand_afterwards(manager: ParallelEnvManager) -> 
     assert (first[1], then[1], reward, done) == (2.0, 2.5, 2.5, False)
 
 
-def test_random_actions_are_played_in_workers_whatever_the_agent(manager: ParallelEnvManager) -> None:
-    made = learner(Homebound(), acts_in_workers=False)
+def test_random_actions_are_the_same_in_workers(manager: ParallelEnvManager) -> None:
+    made = learner(Chance(2, 1), acts_in_workers=False)
     made.collect_rollouts_parallel(5, random_actions=True, parallel_env=manager)
-    alone = learner(Homebound())
+    alone = learner(Chance(2, 1))
     alone.collect_rollouts(5, random_actions=True)
     assert equal(made.policy_storage.episodes, alone.policy_storage.episodes)
 
@@ -233,11 +306,3 @@ def test_the_storage_of_episodes_takes_them(manager: ParallelEnvManager) -> None
     made = learner(Recall(), AGENT_ARCHS.Memory, policy_storage=SeqReplayBuffer(100, 2, 1, 5))
     assert made.collect_rollouts_parallel(6, parallel_env=manager) == 30
     assert made.policy_storage.size() == 30
-
-
-@given(count=st.integers(1, 1000), seconds=st.floats(0.0, 1e4), wanted=st.floats(1e-4, 1.0))
-def test_how_many_steps_a_call_takes(count: int, seconds: float, wanted: float) -> None:
-    following = next_count(count, seconds, wanted)
-    assert 1 <= following <= min(4 * count, 1000)
-    if following > 1:
-        assert following * seconds / count <= wanted * 1.001  # at the pace of the last call it is in time

@@ -59,7 +59,7 @@ def leave_the_loop_alone() -> None:
 
     Its share of the CPU is that of any other process (Linux only).
     """
-    if sys.platform == "linux":
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # not everywhere may a process choose
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

@@ -306,13 +306,13 @@ class EnvHandle:
             except Lost as lost:
                 reply = await seat.call_elsewhere(lost, op, payload)
         except UsageError:  # the env has seen nothing of it
-            self._settle(phase)
+            self._go_back_to(phase)
             raise
         except wire.UnsendableError as error:
-            self._settle(phase)
+            self._go_back_to(phase)
             raise self._unsendable(op, error) from error
         except RolloutError:
-            self._settle(Phase.FAILED)
+            self._go_back_to(Phase.FAILED)
             raise
         finally:
             self._busy = False
@@ -332,7 +332,7 @@ class EnvHandle:
         """Nobody waits for the call that was sent: where the env is, only its next reset can tell."""
         self._busy = False
 
-    def _settle(self, phase: Phase) -> None:
+    def _go_back_to(self, phase: Phase) -> None:
         if self._phase is _UNSURE:  # else it was closed meanwhile
             self._phase = phase
 

@@ -13,7 +13,7 @@ from asyncrollout.pool.wire import Op
 Pending = tuple["asyncio.Future[Reply]", Op, bool]
 """A call under way: who waits for it, what it is, and whether it may be made elsewhere."""
 
-_MOST_HELD = 16  # calls; the worker plays them while the next ones are prepared
+_MOST_CALLS = 16  # calls; the worker plays them while the next ones are prepared
 
 
 class Link(asyncio.Protocol):
@@ -64,7 +64,7 @@ class Link(asyncio.Protocol):
         if not outbox:
             self._loop.call_soon(self._flush)
         outbox.append((call_id, env_id, op, message))
-        if len(outbox) >= _MOST_HELD:
+        if len(outbox) >= _MOST_CALLS:
             self._flush()
         return future
 

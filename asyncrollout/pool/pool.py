@@ -197,7 +197,7 @@ class EnvPool:
 
     async def step_many(self, handles: Sequence[EnvHandle], actions: Sequence[Any]) -> list[Result]:
         """Step all at once; an env that fails has its error in its place."""
-        _handles(handles)
+        _check_handles(handles)
         if len(handles) != len(actions):
             raise UsageError(f"{len(handles)} handles, but {len(actions)} actions")
         each = zip(handles, actions, strict=True)
@@ -210,7 +210,7 @@ class EnvPool:
         tasks: Sequence[Any] | None = None,
     ) -> list[Result]:
         """Reset all at once; an env that fails has its error in its place."""
-        _handles(handles)
+        _check_handles(handles)
         seeds = seeds if seeds is not None else [None] * len(handles)
         tasks = tasks if tasks is not None else [None] * len(handles)
         if not len(handles) == len(seeds) == len(tasks):
@@ -247,7 +247,7 @@ class EnvPool:
             )
 
 
-def _handles(handles: Sequence[EnvHandle]) -> None:
+def _check_handles(handles: Sequence[EnvHandle]) -> None:
     for handle in handles:
         if not isinstance(handle, EnvHandle):
             raise UsageError(f"an env that pool.open() gave is needed, not a {type(handle).__name__}")

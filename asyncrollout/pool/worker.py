@@ -26,7 +26,7 @@ from asyncrollout.protocols import Camera
 
 _SLOW = 0.0002  # seconds; before a call that takes longer, replies at hand are sent
 _FLUSH_AFTER = 0.01  # seconds; to look more often costs more than quick steps do
-_MOST_HELD = 16  # replies; the pool reads them while the next ones are made
+_MOST_REPLIES = 16  # replies; the pool reads them while the next ones are made
 _SMOOTHING = 0.2
 _UNKNOWN = 0.001  # seconds; counts as slow for the first few steps
 _RECEIVE = 1 << 18
@@ -160,7 +160,7 @@ class Worker:
     def _send_before(self, seconds: float) -> None:
         """Send the replies of others, unless what comes now is quick; then they go if it turns out slow after all."""
         if self._held:
-            if seconds > _SLOW or len(self._held) >= _MOST_HELD:
+            if seconds > _SLOW or len(self._held) >= _MOST_REPLIES:
                 self._flush()
             elif not self._behind.is_set():
                 self._behind.set()

@@ -126,7 +126,7 @@ class Acting:
         return [int(row.argmax()) if row.size > 1 else int(row.item()) for row in rows]
 
     def _given(self, values: np.ndarray[Any, Any]) -> Any:
-        values = values.astype(np.float32, copy=False)
+        values = values.astype(np.float32)  # a copy: an agent may change what it is given
         return values if self._torch is None else self._torch.as_tensor(values, device=self._device)
 
     def _joined(self, parts: Sequence[Any], axis: int) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS
 from asyncrollout.dropin.metarl.serving import ServedEnv
+from asyncrollout.pool.wire import detach
 from asyncrollout.protocols import Agent, Playable
 from asyncrollout.rollout.episode import run_rollout
 from asyncrollout.tasks import task_group
@@ -49,11 +50,12 @@ class LocalEnv:
 
     async def reset(self, *, seed: int, task: Any, member: int) -> Outcome:  # noqa: ARG002
         observation, info = self._env.reset(seed=seed, options=None if task is None else {"task": task})
-        return Outcome(observation, info=info)
+        return Outcome(detach(observation), info=info)
 
     async def step(self, action: Any) -> Outcome:
         await anyio.lowlevel.checkpoint()  # who never waits could not be cancelled
-        return Outcome(*self._env.step(action))
+        observation, reward, terminated, truncated, info = self._env.step(detach(action))
+        return Outcome(detach(observation), reward, terminated, truncated, info)  # as from a worker: nobody else's
 
 
 class Played(NamedTuple):

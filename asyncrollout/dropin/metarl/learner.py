@@ -11,10 +11,10 @@ from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, as_arch, batched_agent, direct_agent
 from asyncrollout.dropin.metarl.collecting import LocalEnv, Play, Played, drawn_plays, play_asked, play_shares, store
 from asyncrollout.dropin.metarl.making import make_env, make_parallel_env
-from asyncrollout.dropin.metarl.parallel import ParallelEnvManager
+from asyncrollout.dropin.metarl.parallel import POOL_OPTIONS, ParallelEnvManager
 from asyncrollout.dropin.metarl.storage import SeqReplayBuffer, SimpleReplayBuffer
 from asyncrollout.dropin.metarl.travelling import StaysError, can_travel, carried, play_alone
-from asyncrollout.errors import ClosedError, UsageError
+from asyncrollout.errors import ClosedError, EnvTimeout, RolloutError, UsageError
 from asyncrollout.protocols import Agent, Playable
 
 logger = logging.getLogger(__name__)
@@ -26,10 +26,10 @@ class Learner:
     Rollout n of a learner has a seed and a task that follow from `seed` and n alone: who plays it, one env or many
     in processes, makes no difference.
 
-    An agent that can be sent to worker processes plays whole rollouts there by itself, which is fastest; one that
-    acting changes is asked here instead, and so is a torch module. `acts_in_workers` True insists on workers, False on
-    here. With `acts_in_batches` the agent is asked here, once for all envs that wait: faster for a large network, and
-    the last bit of a number may differ.
+    An agent that can be sent to worker processes plays whole rollouts there by itself, while this one is asked the
+    same, and must answer the same; otherwise, and if it is a torch module, it is asked here at every step. With
+    `acts_in_workers` True its copies are trusted, with False there are none. With `acts_in_batches` the agent is asked
+    here, once for all envs that wait: faster for a large network, and the last bit of a number may differ.
     """
 
     seed: int = 0
@@ -67,8 +67,9 @@ class Learner:
             self.train_env_parallel = make_parallel_env(
                 env_name, max_rollouts_per_task, num_parallel_workers, self.seed, **tasks, **kwargs
             )
-        self.train_env = make_env(env_name, max_rollouts_per_task, self.seed, **tasks, **kwargs)
-        self.eval_env = make_env(env_name, max_rollouts_per_task, self.seed + 1, **tasks, **kwargs)
+        tasks |= {key: value for key, value in kwargs.items() if key not in POOL_OPTIONS}
+        self.train_env = make_env(env_name, max_rollouts_per_task, self.seed, **tasks)
+        self.eval_env = make_env(env_name, max_rollouts_per_task, self.seed + 1, **tasks)
         self.train_tasks = range(num_train_tasks)
         self.eval_tasks = range(num_train_tasks, num_train_tasks + num_eval_tasks)
         self.max_rollouts_per_task = max_rollouts_per_task
@@ -109,11 +110,7 @@ class Learner:
             make_agent: Callable[[], Agent] = partial(RandomAgent, env.action_space)
         else:
             make_agent = partial(direct_agent, self.agent, arch, discrete=_is_discrete(env.action_space))
-        played = None
-        if parallel_env is not None and (random_actions or self._may_travel()):
-            played = self._play_in_workers(parallel_env, plays, make_agent)
-        if played is None:
-            played = portal.run(self._play_here, env, plays, None if random_actions else arch, make_agent)
+        played = self._played(env, plays, None if random_actions else arch, make_agent)
         steps = sum(len(one.rewards) for one in played)
         self._successes_in_buffer += sum(store(one, self.policy_storage, arch) for one in played)
         self._n_env_steps_total += steps
@@ -133,26 +130,33 @@ class Learner:
         if self.acts_in_workers and self.acts_in_batches:
             raise UsageError("acts_in_workers and acts_in_batches are both True: an agent acts in one way")
 
+    def _played(
+        self, env: Any, plays: list[Play], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]
+    ) -> list[Played]:
+        """By workers alone, or asked here at every step; without an `arch`, at random."""
+        if isinstance(env, ParallelEnvManager) and (arch is None or self._may_travel()):
+            vouched = arch is None or bool(self.acts_in_workers)
+            try:
+                with carried(make_agent, vouched=vouched) as ticket:
+                    one = partial(play_alone, ticket, env.step_timeout, None if vouched else make_agent())
+                    return portal.run(play_shares, [each.handle for each in env.envs], plays, one)
+            except (StaysError, EnvTimeout) as reason:  # what the agent takes counts for the env there
+                if arch is not None and vouched:
+                    raise self._insisted(reason) from None
+                logger.info("actions are chosen in this process: %s", reason)
+                self._stays = self._stays if arch is None else type(self.agent)
+        return portal.run(self._play_here, env, plays, arch, make_agent)
+
     def _may_travel(self) -> bool:
         """Whether to send the agent, or at least to try."""
         if self.acts_in_workers is not None:
             return self.acts_in_workers
         return not self.acts_in_batches and type(self.agent) is not self._stays and can_travel(self.agent)
 
-    def _play_in_workers(
-        self, parallel_env: ParallelEnvManager, plays: list[Play], make_agent: Callable[[], Agent]
-    ) -> list[Played] | None:
-        """None if the agent has to stay here."""
-        try:
-            with carried(make_agent, with_globals=not self.acts_in_workers) as ticket:
-                handles = [env.handle for env in parallel_env.envs]
-                return portal.run(play_shares, handles, plays, partial(play_alone, ticket, parallel_env.step_timeout))
-        except StaysError as reason:
-            if self.acts_in_workers:
-                raise UsageError(f"acts_in_workers=True: agent={self.agent!r:.100} has to stay: {reason}") from reason
-            logger.info("the agent is asked in this process: %s", reason)
-            self._stays = type(self.agent)
-            return None
+    def _insisted(self, reason: StaysError | EnvTimeout) -> RolloutError:
+        if isinstance(reason, EnvTimeout):
+            return reason
+        return UsageError(f"acts_in_workers=True: agent={self.agent!r:.100} has to stay: {reason}")
 
     async def _play_here(
         self, env: Any, plays: list[Play], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]

@@ -1,36 +1,47 @@
-"""Rollouts that a worker plays by itself, with a copy of the learner's agent: some steps at each call."""
+"""Rollouts that a worker plays by itself, with a copy of the learner's agent: for a while at each call."""
 
+import hashlib
 import random
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from time import monotonic
+from typing import Any, Literal, Protocol
 
 import cloudpickle
 import msgspec
 import numpy as np
 
+from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.errors import EnvError, RolloutError
+from asyncrollout.pool.dialogue import Fields
 from asyncrollout.pool.hosted import run_now
+from asyncrollout.pool.wire import detach
 from asyncrollout.protocols import Agent
 from asyncrollout.types import Outcome
 
-Fields = tuple[Any, float, bool, bool, dict[str, Any]]
+_MOST_BYTES = 8 << 20  # of observations in one reply
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """Stands for the task in a reset: in which file the agent is, which version of it, and the task itself.
+    """Stands for the task in a reset: in which file the agent is, another one for each collection, and the task.
 
-    `with_globals` asks for a look at the globals that the agent uses, too: they must not change either.
+    If somebody `vouches` for the copies, nobody compares what they do; then it is noticed here if acting changes them.
     """
 
     path: str
-    version: str
-    with_globals: bool = True
+    vouched: bool
     task: Any = None
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Why a rollout was not played to its end here: the agent has to stay where it was, or raised an error."""
+
+    kind: Literal["stays", "raised"]
+    text: str
+    trace: str = ""
 
 
 class _Env(Protocol):
@@ -40,38 +51,42 @@ class _Env(Protocol):
 
 
 class SelfPlay:
-    """One rollout. `play` takes a number of steps; its observation has them as arrays."""
+    """One rollout. `play` goes on with it for some seconds; its observation has the steps as arrays."""
 
     def __init__(self, env: _Env, copy: "AgentCopy", seed: int, task: Any) -> None:
         self._env = env
         self._copy = copy
         self._player = copy.agent.open("", seed)
-        self._chance = _states_of_chance(seed)
+        self._chance = _states_of_chance(sampling_seed(seed, "chance"))  # not the env's, which it could be guessed by
         self._steps = 0
         with self._own_chance():
-            self.start, _ = env.reset(seed=seed, options=None if task is None else {"task": task})
-        self._outcome = Outcome(self.start)
+            start, _ = env.reset(seed=seed, options=None if task is None else {"task": task})
+        self.start = detach(start)
+        self._outcome = Outcome(start)
 
-    def play(self, count: int) -> Fields:
+    def play(self, seconds: float) -> Fields:
         seen: list[Any] = []
         actions, rewards, reached = [], [], []
+        end, size = monotonic() + seconds, 0
         with self._own_chance():
-            while len(seen) < count and not self._outcome.done:
+            while not self._outcome.done and (not seen or (monotonic() < end and size < _MOST_BYTES)):
                 try:
                     move = run_now(self._player.act(self._outcome, tokens_left=None))
                 except RolloutError:
                     raise
                 except Exception as error:  # noqa: BLE001 (whatever an agent raises, the learner raises)
-                    return None, 0.0, False, True, {"raised": [f"{type(error).__name__}: {error}", _trace(error)]}
+                    trace = "".join(traceback.format_exception(error))
+                    return _ended(Trouble("raised", f"{type(error).__name__}: {error}", trace))
+                actions.append(np.array(move.action).ravel())  # before the env can change it
                 self._outcome = Outcome(*self._step(move.action))
-                seen.append(self._outcome.observation)
-                actions.append(np.ravel(move.action))
+                seen.append(np.array(self._outcome.observation))  # which the env may use again
                 rewards.append(self._outcome.reward)
                 reached.append(self._outcome.info.get("is_goal_state"))
+                size += seen[-1].nbytes
+        if self._outcome.done and self._copy.has_changed():
+            return _ended(Trouble("stays", "acting changes it, which its copies in worker processes cannot share"))
         told = {"seen": np.stack(seen), "actions": np.stack(actions), "rewards": np.array(rewards), "reached": reached}
-        ended = self._outcome.done
-        info = {"changed": True} if ended and self._copy.has_changed() else {}
-        return told, 0.0, self._outcome.terminated, self._outcome.truncated, info
+        return told, 0.0, self._outcome.terminated, self._outcome.truncated, {}
 
     def _step(self, action: Any) -> Fields:
         try:
@@ -97,49 +112,36 @@ class SelfPlay:
 
 
 class AgentCopy:
-    """An agent that came here, and how it looked when it came."""
+    """An agent that came here, and, if nobody else looks, how it looked when it came."""
 
-    def __init__(self, content: bytes, *, with_globals: bool) -> None:
+    def __init__(self, content: bytes, *, looks: bool) -> None:
         self._make = cloudpickle.loads(content)
         self.agent: Agent = self._make()
-        self._modules = _own_modules(self._make.args) if with_globals else []
-        self._came_as = self._looks()
+        self._came_as = self._digest() if looks else None
         self._rollouts = 0
 
     def has_changed(self) -> bool:
-        """Looks after the rollouts 1, 2, 4, 8, ... of a version: what acting changes, it changes early."""
+        """Looks after the rollouts 1, 2, 4, 8, ...: what acting changes, it mostly changes early."""
         self._rollouts += 1
-        return self._rollouts.bit_count() == 1 and self._looks() != self._came_as
+        return self._came_as is not None and self._rollouts.bit_count() == 1 and self._digest() != self._came_as
 
-    def _looks(self) -> bytes:
-        """All that the agent holds, and the values of the globals that its own code uses."""
-        for module in self._modules:
-            cloudpickle.register_pickle_by_value(module)
-        try:
-            content: bytes = cloudpickle.dumps(self._make)
-        finally:
-            for module in self._modules:
-                cloudpickle.unregister_pickle_by_value(module)
-        return content
+    def _digest(self) -> bytes:
+        return hashlib.sha256(cloudpickle.dumps(self._make)).digest()
 
 
-_copies: dict[Ticket, AgentCopy] = {}  # the latest alone
+_copies: dict[str, AgentCopy] = {}  # the latest alone
 
 
 def agent_copy(ticket: Ticket) -> AgentCopy:
     """The agent of a ticket, which is loaded once for all envs of this worker."""
-    key = msgspec.structs.replace(ticket, task=None)
-    if key not in _copies:
+    if ticket.path not in _copies:
         _copies.clear()
-        _copies[key] = AgentCopy(Path(ticket.path).read_bytes(), with_globals=ticket.with_globals)
-    return _copies[key]
+        _copies[ticket.path] = AgentCopy(Path(ticket.path).read_bytes(), looks=ticket.vouched)
+    return _copies[ticket.path]
 
 
-def _own_modules(objects: Iterable[Any]) -> list[ModuleType]:
-    """The packages that the classes of these objects are from, but for those that are installed."""
-    names = {kind.__module__.partition(".")[0] for one in objects for kind in type(one).__mro__}
-    found = [sys.modules.get(name) for name in sorted(names - {"__main__", "asyncrollout"} - sys.stdlib_module_names)]
-    return [module for module in found if module is not None and "site-packages" not in (module.__file__ or "")]
+def _ended(trouble: Trouble) -> Fields:
+    return None, 0.0, False, True, {"trouble": trouble}
 
 
 def _chance() -> tuple[Any, ...]:
@@ -159,7 +161,3 @@ def _states_of_chance(seed: int) -> tuple[Any, ...]:
     torch = sys.modules.get("torch")
     of_torch = None if torch is None else torch.Generator().manual_seed(seed).get_state()
     return random.Random(seed).getstate(), np.random.RandomState(seed).get_state(), of_torch  # noqa: S311
-
-
-def _trace(error: Exception) -> str:
-    return "".join(traceback.format_exception(error))

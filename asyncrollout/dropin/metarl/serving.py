@@ -6,7 +6,7 @@ from typing import Any
 import cloudpickle
 
 from asyncrollout.dropin.metarl.foreign import ForeignEnv
-from asyncrollout.dropin.metarl.selfplay import SelfPlay, Ticket, agent_copy
+from asyncrollout.dropin.metarl.selfplay import SelfPlay, Ticket, Trouble, agent_copy
 from asyncrollout.dropin.metarl.wrapper import VariBadWrapper
 from asyncrollout.errors import UsageError
 
@@ -23,7 +23,8 @@ class ServedEnv:
 
     @property
     def action_space(self) -> Any:
-        return self._own.action_space
+        """None where the agent is here, too: nobody else's actions come."""
+        return self._own.action_space if self._alone is None else None
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._alone = None
@@ -33,12 +34,13 @@ class ServedEnv:
         try:
             copy = agent_copy(task)
         except Exception as error:  # noqa: BLE001 (whatever loading it runs)
-            return None, {"stays": f"it cannot be loaded in a worker process: {type(error).__name__}: {error}"}
+            reason = f"it cannot be loaded in a worker process: {type(error).__name__}: {error}"
+            return None, {"trouble": Trouble("stays", reason)}
         self._alone = SelfPlay(self._env, copy, seed or 0, task.task)
         return self._alone.start, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """An action; or, in a rollout that is played here, how many steps to take."""
+        """An action; or, in a rollout that is played here, for how many seconds to go on."""
         return self._env.step(action) if self._alone is None else self._alone.play(action)
 
     def render(self) -> Any:

@@ -1,25 +1,28 @@
 """An agent that is sent to the worker processes, and the rollouts that these play with it by themselves."""
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import cloudpickle
 import msgspec
 import numpy as np
 
 from asyncrollout.dropin.metarl.collecting import Play, Played
 from asyncrollout.dropin.metarl.selfplay import Ticket
-from asyncrollout.errors import ProviderError
+from asyncrollout.errors import EnvDiverged, ProviderError
+from asyncrollout.pool.hosted import run_now
 from asyncrollout.protocols import Agent, Playable
+from asyncrollout.types import Outcome
 
-_CALL_SECONDS = 0.05  # that a call should take: much beside the way to a worker, little beside a person's patience
-_SHARE_OF_LIMIT = 0.1  # and of the time limit of a step: what slows down tenfold is still in time
-_FASTER = 4  # times as many steps as in the last call, at most
-_MOST_STEPS = 1000
+_CALL_SECONDS = 0.05  # that a call plays: much beside the way to a worker, little beside a person's patience
+_SHARE_OF_LIMIT = 0.1  # and of the time limit of a step
+_TRIES = 3
+_LARGEST = 32 << 20  # bytes of an agent that is sent without being asked for
+_WITHOUT_PAUSE = 100  # answers, after which other tasks have their turn
 
 
 class StaysError(Exception):
@@ -27,34 +30,52 @@ class StaysError(Exception):
 
 
 @contextmanager
-def carried(make_agent: Callable[[], Agent], *, with_globals: bool) -> Iterator[Ticket]:
+def carried(make_agent: Callable[[], Agent], *, vouched: bool) -> Iterator[Ticket]:
     """A file with the agent, for workers to read."""
     try:
         content = cloudpickle.dumps(make_agent)
     except Exception as error:  # pickle raises all sorts
         raise StaysError(f"it cannot be sent to a worker process: {error}") from error
-    with tempfile.TemporaryDirectory(prefix="asyncrollout-agent-") as directory:
-        path = Path(directory) / "agent"
-        path.write_bytes(content)
-        yield Ticket(str(path), hashlib.sha256(content).hexdigest(), with_globals)
+    if len(content) > _LARGEST and not vouched:
+        raise StaysError(f"it has {len(content) >> 20} MB, which every worker process would need, too")
+    try:
+        directory = tempfile.TemporaryDirectory(prefix="asyncrollout-agent-")
+    except OSError as error:
+        raise StaysError(f"there is no place for its file: {error}") from error
+    with directory as name:
+        path = Path(name) / "agent"
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise StaysError(f"its file cannot be written: {error}") from error
+        yield Ticket(str(path), vouched)
 
 
-async def play_alone(ticket: Ticket, step_timeout: float, env: Playable, play: Play) -> Played:
-    """A rollout that the env's worker plays with its copy of the agent, in calls that take many steps."""
-    call_seconds = min(_CALL_SECONDS, _SHARE_OF_LIMIT * step_timeout)
-    task = msgspec.structs.replace(ticket, task=play.task)
-    outcome = await env.reset(seed=play.seed, task=task, member=0)
-    if reason := outcome.info.get("stays"):
-        raise StaysError(reason)
-    start, parts, count = outcome.observation, [], 1
+async def play_alone(ticket: Ticket, step_timeout: float, own: Agent | None, env: Playable, play: Play) -> Played:
+    """A rollout that the env's worker plays with its copy of the agent, some time at each call.
+
+    If it is given, `own`, from which the copy was made, is asked the same, and must answer the same.
+    """
+    seconds = min(_CALL_SECONDS, _SHARE_OF_LIMIT * step_timeout)
+    for _ in range(_TRIES - 1):
+        try:
+            return await _play_once(ticket, seconds, own, env, play)
+        except EnvDiverged:  # its worker died, and where calls end by the clock, no replay can be the same
+            continue
+    return await _play_once(ticket, seconds, own, env, play)
+
+
+async def _play_once(ticket: Ticket, seconds: float, own: Agent | None, env: Playable, play: Play) -> Played:
+    outcome = await env.reset(seed=play.seed, task=msgspec.structs.replace(ticket, task=play.task), member=0)
+    _raise_trouble(outcome)
+    start, parts = outcome.observation, []
+    witness = None if own is None else _Witness(own, play.seed, start)
     while not outcome.done:
-        outcome = await env.step(count)
-        if "raised" in outcome.info:
-            raise _raised(*outcome.info["raised"])
-        if "changed" in outcome.info:
-            raise StaysError("acting changes it, or a global of its module, which worker processes cannot share")
+        outcome = await env.step(seconds)
+        _raise_trouble(outcome)
         parts.append(outcome.observation)
-        count = next_count(count, env.worked or 0.0, call_seconds)
+        if witness is not None:
+            await witness.check(outcome.observation)
     return Played(
         np.concatenate([np.asarray(start)[None], *(part["seen"] for part in parts)]),
         np.concatenate([part["actions"] for part in parts]),
@@ -64,16 +85,36 @@ async def play_alone(ticket: Ticket, step_timeout: float, env: Playable, play: P
     )
 
 
-def next_count(count: int, seconds: float, wanted_seconds: float) -> int:
-    """How many steps a call should take if the last one took so many, and so long."""
-    wanted = count * wanted_seconds / max(seconds, 1e-9)
-    return int(min(max(wanted, 1), _FASTER * count, _MOST_STEPS))
+class _Witness:
+    """The learner's own agent through a rollout of its copy."""
+
+    def __init__(self, agent: Agent, seed: int, start: Any) -> None:
+        self._player = agent.open("", seed)
+        self._outcome = Outcome(start)
+
+    async def check(self, part: dict[str, Any]) -> None:
+        steps = zip(part["actions"], part["seen"], part["rewards"], strict=True)
+        for number, (action, seen, reward) in enumerate(steps):
+            if number % _WITHOUT_PAUSE == 0:
+                await anyio.lowlevel.checkpoint()
+            try:
+                move = run_now(self._player.act(self._outcome, tokens_left=None))
+            except Exception as error:
+                raise StaysError(f"it raised {error!r:.100} where its copy in a worker process had not") from error
+            if not np.array_equal(np.ravel(move.action), action):
+                raise StaysError("its copy in a worker process acts otherwise: it depends on more than it takes along")
+            self._outcome = Outcome(seen, float(reward))
 
 
-def _raised(told: str, trace: str) -> ProviderError:
-    error = ProviderError(f"the policy raised {told}")
-    error.add_note(trace)
-    return error
+def _raise_trouble(outcome: Outcome) -> None:
+    trouble = outcome.info.get("trouble")
+    if trouble is None:
+        return
+    if trouble.kind == "stays":
+        raise StaysError(trouble.text)
+    error = ProviderError(f"the policy raised {trouble.text}")
+    error.add_note(trouble.trace)
+    raise error
 
 
 def can_travel(agent: Any) -> bool:
