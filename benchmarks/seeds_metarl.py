@@ -111,6 +111,7 @@ def ant_rows(rounds):
             rounds,
             {
                 "ours": lambda: ours(manager),
+                "trusted": lambda: ours(manager, acts_in_workers=True),
                 "asked": lambda: ours(manager, acts_in_workers=False),
                 "in batches": lambda: ours(manager, acts_in_batches=True),
                 "one env": lambda: ours(None),
@@ -129,6 +130,7 @@ def ant_rows(rounds):
     yield row("ours", "vs a bare loop", "bare")
     yield row("ours", "vs bare loops in 2 processes, nothing brought back", "two bare")
     yield row("ours", "vs lock-step over pipes", "lock-step")
+    yield row("trusted", "whose agent's copies are trusted, vs one env", "one env")
     yield row("asked", "whose agent is asked at every step, vs one env", "one env")
     yield row("in batches", "whose agent is asked in batches, vs one env", "one env")
     ratio = speeds["two bare"] / speeds["bare"]

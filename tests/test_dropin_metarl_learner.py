@@ -270,6 +270,14 @@ def test_storages_of_the_learner(arch: Any) -> None:
     made.close()
 
 
+def test_the_pool_of_a_learner_has_its_own_options() -> None:
+    made = Learner()
+    made.init_env("meta", "PointRobot-v0", 2, 3, 1, num_parallel_workers=3, processes=1, max_episode_steps=4)
+    made.init_storage(buffer_size=40)
+    assert made.collect_rollouts_parallel(3, random_actions=True, parallel_env=made.train_env_parallel) == 24
+    made.close()
+
+
 # storages
 
 

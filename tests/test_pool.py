@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,6 +20,7 @@ from asyncrollout import (
     Parsed,
     UsageError,
 )
+from asyncrollout.pool.together import call_all
 from asyncrollout.testing import same
 from tests.playing import (
     ACTIONS,
@@ -277,6 +279,22 @@ async def test_an_action_that_cannot_be_sent_is_an_error_in_its_place(options: d
         results = await pool.step_many(envs, [1, lambda: 1, 1])
         assert [type(result) for result in results] == [Outcome, UsageError, Outcome]
         assert same(await envs[1].step(1), expected(COUNTER, 2, [1])[-1])  # nothing was played
+
+
+async def test_results_of_many_are_told_as_they_come_and_a_listener_may_fail(options: dict[str, Any]) -> None:
+    async with EnvPool(**options) as pool:
+        envs = [await pool.open(COUNTER) for _ in range(3)]
+        await pool.reset_many(envs, seeds=[1, 2, 3])
+        told: dict[int, Any] = {}
+        results = await call_all([partial(env.begin_step, 1) for env in envs], told.__setitem__)
+        assert results == [told[place] for place in range(3)]
+
+        def fail(place: int, result: Any) -> None:
+            raise LookupError(place, result)
+
+        with pytest.raises(LookupError):
+            await call_all([partial(env.begin_step, 1) for env in envs], fail)
+        assert all(isinstance(result, Outcome) for result in await pool.step_many(envs, [1] * 3))
 
 
 async def test_many_at_once_needs_equal_lengths(options: dict[str, Any]) -> None:

@@ -135,13 +135,14 @@ class Learner:
     ) -> list[Played]:
         """By workers alone, or asked here at every step; without an `arch`, at random."""
         if isinstance(env, ParallelEnvManager) and (arch is None or self._may_travel()):
-            vouched = arch is None or bool(self.acts_in_workers)
+            vouched = arch is not None and bool(self.acts_in_workers)
+            own = None if vouched or arch is None else make_agent()
             try:
                 with carried(make_agent, vouched=vouched) as ticket:
-                    one = partial(play_alone, ticket, env.step_timeout, None if vouched else make_agent())
+                    one = partial(play_alone, ticket, env.step_timeout, own)
                     return portal.run(play_shares, [each.handle for each in env.envs], plays, one)
             except (StaysError, EnvTimeout) as reason:  # what the agent takes counts for the env there
-                if arch is not None and vouched:
+                if vouched:
                     raise self._insisted(reason) from None
                 logger.info("actions are chosen in this process: %s", reason)
                 self._stays = self._stays if arch is None else type(self.agent)

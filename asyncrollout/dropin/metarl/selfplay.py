@@ -28,7 +28,8 @@ _MOST_BYTES = 8 << 20  # of observations in one reply
 class Ticket(msgspec.Struct, frozen=True):
     """Stands for the task in a reset: in which file the agent is, another one for each collection, and the task.
 
-    If somebody `vouches` for the copies, nobody compares what they do; then it is noticed here if acting changes them.
+    If somebody vouches for the copies, nobody compares what they do. So they get global generators of their own, and it
+    is noticed here if acting changes them.
     """
 
     path: str
@@ -57,7 +58,9 @@ class SelfPlay:
         self._env = env
         self._copy = copy
         self._player = copy.agent.open("", seed)
-        self._chance = _states_of_chance(sampling_seed(seed, "chance"))  # not the env's, which it could be guessed by
+        self._chance: tuple[Any, ...] | None = None
+        if copy.vouched:  # not of the env's own seed, or the agent would draw what the env drew
+            self._chance = _states_of_chance(sampling_seed(seed, "chance"))
         self._steps = 0
         with self._own_chance():
             start, _ = env.reset(seed=seed, options=None if task is None else {"task": task})
@@ -102,6 +105,9 @@ class SelfPlay:
     @contextmanager
     def _own_chance(self) -> Iterator[None]:
         """The global generators are this rollout's own: neither its neighbours nor what was played before show."""
+        if self._chance is None:
+            yield
+            return
         outer = _chance()
         _set_chance(self._chance)
         try:
@@ -112,12 +118,13 @@ class SelfPlay:
 
 
 class AgentCopy:
-    """An agent that came here, and, if nobody else looks, how it looked when it came."""
+    """An agent that came here, and, if somebody vouches for it, how it looked when it came."""
 
-    def __init__(self, content: bytes, *, looks: bool) -> None:
+    def __init__(self, content: bytes, *, vouched: bool) -> None:
+        self.vouched = vouched
         self._make = cloudpickle.loads(content)
         self.agent: Agent = self._make()
-        self._came_as = self._digest() if looks else None
+        self._came_as = self._digest() if vouched else None
         self._rollouts = 0
 
     def has_changed(self) -> bool:
@@ -136,7 +143,7 @@ def agent_copy(ticket: Ticket) -> AgentCopy:
     """The agent of a ticket, which is loaded once for all envs of this worker."""
     if ticket.path not in _copies:
         _copies.clear()
-        _copies[ticket.path] = AgentCopy(Path(ticket.path).read_bytes(), looks=ticket.vouched)
+        _copies[ticket.path] = AgentCopy(Path(ticket.path).read_bytes(), vouched=ticket.vouched)
     return _copies[ticket.path]
 
 
