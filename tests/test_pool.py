@@ -27,6 +27,7 @@ from tests.playing import (
     COUNTER,
     ENVS,
     EPISODES,
+    PATIENCE,
     REPLIES,
     SNAPSHOT,
     TEXT,
@@ -295,6 +296,18 @@ async def test_results_of_many_are_told_as_they_come_and_a_listener_may_fail(opt
         with pytest.raises(LookupError):
             await call_all([partial(env.begin_step, 1) for env in envs], fail)
         assert all(isinstance(result, Outcome) for result in await pool.step_many(envs, [1] * 3))
+
+
+async def test_a_reply_that_cannot_be_understood_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nonsense(*_: Any) -> Outcome:
+        raise TypeError("nonsense")
+
+    async with EnvPool(workers=1) as pool:
+        envs = [await pool.open(COUNTER) for _ in range(2)]
+        await pool.reset_many(envs, seeds=[1, 2])
+        monkeypatch.setattr(EnvHandle, "_took", nonsense)
+        with pytest.raises(TypeError, match="nonsense"), anyio.fail_after(PATIENCE):
+            await pool.step_many(envs, [1, 1])
 
 
 async def test_many_at_once_needs_equal_lengths(options: dict[str, Any]) -> None:

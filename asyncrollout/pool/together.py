@@ -79,7 +79,7 @@ class _Gathering:
         self._tasks = asyncio.TaskGroup()  # measured: a third of the cost of anyio's, and no task of it ever fails
         self._all_come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaited = 0
-        self._mistake: Exception | None = None  # of `on_result`, which must not leave the caller waiting
+        self._mistake: Exception | None = None  # of ours or of `on_result`: it must not leave the caller waiting
 
     @property
     def results(self) -> list[Result]:
@@ -115,7 +115,10 @@ class _Gathering:
         if place not in self._under_way:  # nobody waits any more
             return
         if reply.exception() is None:
-            self._take(place, _outcome(self._under_way.pop(place), reply.result()))
+            try:
+                self._take(place, _outcome(self._under_way.pop(place), reply.result()))
+            except Exception as error:
+                self._mistake = error
         else:
             self._restore(place)
         self._awaited -= 1
