@@ -118,17 +118,12 @@ class TrajectoryCollector:
         """Groups without failures whose rewards are not all equal, until there are enough, or the tries are used up."""
         rules = self._settings.algorithm.filter_groups
         target = self._settings.data.train_batch_size or envs.envs.num_processes // envs.envs.group_n
-        kept, self.carried = self.carried, []
+        kept = self.carried  # what is kept from here on is there for the next call, if this one fails
         dropped: list[list[Episode]] = []
         for tries in range(1, rules.max_num_gen_batches + 1):
             if len(kept) >= target:
                 break
-            try:
-                played = self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
-            except BaseException:
-                self.carried = kept  # they are there for the next call
-                raise
-            for group in played:
+            for group in self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs):
                 (kept if _is_kept(group) else dropped).append(group)
             logger.info("%d of %d groups after %d tries; %d were dropped", len(kept), target, tries, len(dropped))
         if len(kept) < target:
@@ -165,8 +160,8 @@ class TrajectoryCollector:
             f"(algorithm.filter_groups.max_num_gen_batches); {len(dropped)} had equal rewards or failed"
         )
         if rules.on_exhausted == "raise" or (rules.on_exhausted == "short" and not kept):
-            self.carried = kept
             raise ExhaustedError(told)
+        self.carried = []
         dropped.sort(key=lambda group: any(episode.failed for episode in group))  # these come last
         fill = dropped[: target - len(kept)] if rules.on_exhausted == "fill" else []
         logger.warning("%s: %s", told, f"{len(fill)} of these fill the batch" if fill else "the batch is short")
