@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from asyncrollout.arrays.played import Floats, Ints, Played
@@ -10,12 +11,20 @@ from asyncrollout.errors import UsageError
 
 Pad = Literal["left", "right"]
 
+log = structlog.get_logger(__name__)
+
+_NOTHING: Ints = np.zeros(0, dtype=np.int32)
+
 
 def token_arrays(played: Played, credit: Floats | None, *, pad: Pad, pad_id: int, length: int | None) -> dict[str, Any]:
-    """One row for each sample: turns whose prompts go on from each other. Those that do not begin a new one."""
-    parts = _parts(played)
+    """One row for each sample: turns whose prompts go on from each other. Those that do not begin a new one.
+
+    A turn without token ids has no tokens here; where a later prompt has them, they are part of that prompt.
+    """
+    known = played.has_ids
+    parts = _parts(played, known)
     sizes = np.array([len(part) for part in parts], dtype=np.intp).reshape(-1, 2)
-    starts = np.flatnonzero((played.turn == 0) | np.array([not turn.joined for turn in played.turns]))
+    starts = np.flatnonzero((played.turn == 0) | (known & np.array([not turn.joined for turn in played.turns])))
     lengths = np.add.reduceat(sizes.sum(axis=1), starts)
     owners = played.trajectory[starts]
     lengths, owners = lengths[lengths > 0], owners[lengths > 0]  # a sample without a single token is no row
@@ -49,13 +58,19 @@ def _filled(places: NDArray[np.bool_], values: NDArray[Any], otherwise: float) -
     return rows
 
 
-def _parts(played: Played) -> list[Ints]:
+def _parts(played: Played, known: NDArray[np.bool_]) -> list[Ints]:
     """The tokens of each turn's prompt, and those that were sampled, by turns."""
+    unknown = np.flatnonzero(~known)
+    if unknown.size:
+        if not known.any():
+            raise UsageError(f"{played.name(0)} has no token ids, nor has any other; form='texts' needs none")
+        log.warning("turns_without_token_ids", turns=unknown.size, of=known.size, first=played.name(int(unknown[0])))
     parts = []
-    for row, turn in enumerate(played.turns):
+    for turn in played.turns:
         if turn.prompt_ids is None or turn.token_ids is None:
-            raise UsageError(f"{played.name(row)} has no token ids; form='texts' needs none")
-        parts += [turn.prompt_ids, turn.token_ids]
+            parts += [_NOTHING, _NOTHING]
+        else:
+            parts += [turn.prompt_ids, turn.token_ids]
     return parts
 
 
