@@ -7,7 +7,7 @@ _NUMBERS = [
     re.compile(wording, re.IGNORECASE | re.DOTALL)
     for wording in (
         # OpenAI, DeepSeek, older vLLM
-        r"context length is (?P<context>\d+) tokens.*?\((?P<prompt>\d+) in the messages, (?P<functions>\d+) in the funct",
+        r"context length is (?P<context>\d+) tokens.*?\((?P<prompt>\d+) in the messages, (?P<functions>\d+) in the f",
         r"context length is (?P<context>\d+) tokens.*?\((?P<prompt>\d+) in \w+ (?:messages|prompt)",
         # vLLM
         r"context length is (?P<context>\d+) tokens and your request has (?P<prompt>\d+) input tokens",
