@@ -123,8 +123,8 @@ class Conversation:
                 hint = "prompts are encoded from the start again; with OpenAIPolicy, kind= is 'vllm' or 'sglang'"
                 self._agent.report("reply_without_token_ids", session=self._session, hint=hint)
             return Move(generation.text, generation, observation, first_message=first)
-        is_whole = not generation.stopped_early and generation.finish_reason != "length"
-        self._goes_on = is_whole or bool(self._agent.end_ids)  # without its end nothing can follow
+        has_end = generation.token_ids and not generation.stopped_early and generation.finish_reason != "length"
+        self._goes_on = bool(has_end or self._agent.end_ids)  # without its end nothing can follow
         self._end = unsampled(self._agent.end_ids, generation.token_ids)
         part, joined = self._tokens.add_turn(prompt_ids, generation.token_ids)
         return Move(generation.text, generation, observation, part, joined, first)

@@ -133,9 +133,10 @@ def _has_stopped_early(choice: Choice, stops: Stops) -> bool:
 
 
 def _is_nothing(choice: Choice, message: Message, usage: Used, stops: Stops) -> bool:
-    """Whether llama.cpp's model ended its message at once, of which there is nothing but its end to be told."""
+    """Whether llama.cpp's model ended its message at once: it does not tell the token that is the end."""
     is_silent = not (message.content or message.reasoning_content or message.reasoning or message.tool_calls)
-    return is_silent and choice.logprobs is None and _are_all(0, choice, usage, stops=bool(stops.texts))
+    was_short = choice.finish_reason == "stop" and (usage.completion_tokens or 0) <= 1
+    return is_silent and was_short and choice.logprobs is None and not stops.texts
 
 
 def _tokens(
