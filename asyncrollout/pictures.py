@@ -57,7 +57,7 @@ def data_url(picture: Any) -> str:
     if isinstance(picture, np.ndarray):
         file = encode_png(picture)
     elif is_pil(picture):
-        file = _pil_png(picture)
+        file = pil_png(picture)
     else:
         kind = type(picture).__name__
         raise UsageError(
@@ -66,7 +66,8 @@ def data_url(picture: Any) -> str:
     return "data:image/png;base64," + base64.b64encode(file).decode()
 
 
-def _pil_png(image: Any) -> bytes:
+def pil_png(image: Any) -> bytes:
+    """An image of PIL as the bytes of a PNG file."""
     target = io.BytesIO()
     try:
         image.save(target, "PNG")
