@@ -203,23 +203,23 @@ def overflow(kind: Kind, body: Json, path: str, context: int) -> str | None:
     vLLM reads no more of a text than it must, so that it may not know how long the prompt is.
     """
     size = len(_prompt(body)[0])
-    asked = body.get("max_completion_tokens") or body.get("max_tokens")
+    asked: int = body.get("max_completion_tokens") or body.get("max_tokens") or 0
     if kind == "vllm":
         if path == "/v1/completions" and "max_tokens" not in body:
             asked = 16
-        if (asked or 0) > context:
+        if asked > context:
             return f"max_tokens={asked} cannot be greater than max_model_len=max_total_tokens={context}. Please request"
-        most = context - (asked or 0)
+        most = context - asked
         if size > most:
             known = str(size) if isinstance(body.get("prompt"), list) and size > most + 1 else f"at least {most + 1}"
             return (
-                f"This model's maximum context length is {context} tokens. However, you requested {asked or 0} output "
+                f"This model's maximum context length is {context} tokens. However, you requested {asked} output "
                 f"tokens and your prompt contains {known} input tokens, for a total of too many. Please reduce the "
                 "length of the input prompt or the number of requested output tokens."
             )
     elif size >= context:
         return f"The input ({size} tokens) is longer than the model's context length ({context} tokens)."
-    elif size + (asked or 0) > context:
+    elif size + asked > context:
         return (
             f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a "
             f"total of {size + asked} tokens: {size} tokens from the input messages and {asked} tokens for the "

@@ -99,7 +99,8 @@ class Toy:
 
     def _answer(self, request: Request, body: Any, prompt: list[int], event: str, mode: Mode) -> tuple[Any, Call]:
         text = "" if event == "nothing" else "".join(self.rng.choice("ab<") for _ in range(self.rng.randint(1, 6)))
-        sampled, finish, stopped = [*tokens(text), END], "stop", None
+        sampled, finish = [*tokens(text), END], "stop"
+        stopped: str | None = None
         if STOP in body.get("stop", ()) and STOP in text:
             cut = text.index(STOP)
             text, sampled, stopped = text[: cut + 1], tokens(text[: cut + 1]), STOP
@@ -118,7 +119,10 @@ class Toy:
         if mode == "completions" and self.style == "vllm":
             choice["logprobs"] = {"tokens": names, "token_logprobs": logprobs}
         choice |= {"text": text} if mode == "completions" else {"message": {"role": "assistant", "content": text}}
-        answer = {"choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(sampled)}}
+        answer: dict[str, Any] = {
+            "choices": [choice],
+            "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(sampled)},
+        }
         tells_ids = event != "no ids"
         if self.style == "vllm":
             choice["stop_reason"] = stopped
@@ -283,7 +287,7 @@ def expected_worth(made: Played, name: Any) -> list[list[float]]:
     scores, groups = [everyone[owner].reward for owner in counted], [group[owner] for owner in counted]
     if name == "dr_grpo":  # by hand
         means = {one: np.mean([score for score, of in zip(scores, groups, strict=True) if of == one]) for one in groups}
-        of_each = [score - means[of] for score, of in zip(scores, groups, strict=True)]
+        of_each = [float(score - means[of]) for score, of in zip(scores, groups, strict=True)]
     else:
         function = getattr(advantages, name) if isinstance(name, str) else name
         of_each = function(np.array(scores), np.array(groups))

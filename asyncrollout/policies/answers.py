@@ -97,9 +97,7 @@ def refusal(content: bytes) -> str:
     except UNREADABLE:
         return shown(content)
     said = decoded if isinstance(decoded, _Refusal) else decoded[0] if decoded else _Refusal()
-    error, code = said.error, said.code
-    if isinstance(error, _Error):
-        error, code = error.message, error.code
+    error, code = (said.error.message, said.error.code) if isinstance(said.error, _Error) else (said.error, said.code)
     text = (error or said.message or (said.detail and str(said.detail)) or shown(content))[:_READ]
     return f"{text} ({code[:_SHOWN]})" if isinstance(code, str) and code and code not in text else text
 
