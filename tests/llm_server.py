@@ -67,7 +67,7 @@ class LLMServer:
         self.limit = limit
         self.weight_version = "default"
         self.paused = False
-        self.refused_pages: dict[str, list[int]] = {}  # statuses of the next answers, by path
+        self.refused_pages: dict[str, list[Answer]] = {}  # the next answers, by path
         self._latency, self._seed, self._loading, self._context = latency, seed, loading, context
         self._closing = False
         self._generations = 0
@@ -153,8 +153,8 @@ class LLMServer:
             if len(self.requests) <= self._loading:
                 return await self._answer(request, Answer(503, "Loading model"))
             self._notice()
-            if statuses := self.refused_pages.get(request.path):
-                return await self._answer(request, Answer(statuses.pop(0), "not now"))
+            if refusals := self.refused_pages.get(request.path):
+                return await self._answer(request, refusals.pop(0))
             response = await handler(request)
             seen.status = response.status
         except (asyncio.CancelledError, ConnectionError):

@@ -135,6 +135,7 @@ def test_token_ids_of_each_kind_of_server() -> None:
         ({}, Stops((), (7,)), True),
         ({}, Stops(), False),
         ({"finish_reason": "length"}, Stops(("x",)), False),
+        ({"finish_reason": "tool_calls", "stop_reason": "x"}, Stops(("x",)), True),
     ],
 )
 def test_where_a_reply_stopped(fields: dict[str, Any], stops: Stops, early: bool) -> None:

@@ -251,9 +251,9 @@ def test_other_refusals_are_not_about_length(said: str) -> None:
 async def test_refused_probe_says_nothing_of_the_kind(status: int, kind: Any) -> None:
     """It is the call that is refused, once; a 429 is waited for."""
     async with llm_server(kind) as server, OpenAIPolicy(server.url, "m") as policy:
-        server.refused_pages["/version"] = [status]
+        server.refused_pages["/version"] = [Answer(status, "not now")]
         if status != 429:
-            with pytest.raises(ProviderError, match=rf"HTTP {status}: GET /version: not now .*kind=") as caught:
+            with pytest.raises(ProviderError, match=rf"HTTP {status}: GET /version .*kind=.*: not now") as caught:
                 await policy.generate(ask())
             assert not isinstance(caught.value, ContextError)
         assert (await policy.generate(ask())).token_ids is not None
@@ -263,7 +263,7 @@ async def test_refused_probe_says_nothing_of_the_kind(status: int, kind: Any) ->
 @pytest.mark.parametrize("status", [404, 405, 501])
 async def test_pages_that_are_not_there(status: int) -> None:
     async with llm_server("sglang") as server, OpenAIPolicy(server.url, "m") as policy:
-        server.refused_pages["/version"] = [status]
+        server.refused_pages["/version"] = [Answer(status, "not now")]
         await policy.generate(ask())
         assert policy.endpoints[0].kind == "sglang"
 
@@ -300,6 +300,12 @@ async def test_no_part_of_a_key_is_shown(key: str, before: int) -> None:
     refused = [Answer(401, said), Answer(401, body=said.encode()), Answer(200, body=said.encode())]
     async with llm_server("openai", [*refused]) as server, OpenAIPolicy(server.url, "m", api_key=key) as policy:
         for _ in refused:
+            with pytest.raises(ProviderError) as caught:
+                await policy.generate(ask())
+            assert "sk-" not in str(caught.value)
+    async with llm_server("vllm") as server, OpenAIPolicy(server.url, "m", api_key=key) as policy:
+        server.refused_pages["/version"] = [Answer(403, said), Answer(403, body=said.encode())]
+        for _ in range(2):
             with pytest.raises(ProviderError) as caught:
                 await policy.generate(ask())
             assert "sk-" not in str(caught.value)

@@ -68,7 +68,7 @@ class ChatAgent:
             )
         if self.history is not None and (isinstance(self.history, bool) or self.history < 0):
             raise UsageError(f"ChatAgent: history={self.history!r} is neither None nor a number from 0")
-        if self.end_ids and self.encode is None:
+        if len(self.end_ids) and self.encode is None:
             raise UsageError("ChatAgent: end_ids=[...] are for encode=...: without it the server writes the prompts")
 
     def open(self, session: str, seed: int) -> "Conversation":
@@ -123,8 +123,10 @@ class Conversation:
                 hint = "prompts are encoded from the start again; with OpenAIPolicy, kind= is 'vllm' or 'sglang'"
                 self._agent.report("reply_without_token_ids", session=self._session, hint=hint)
             return Move(generation.text, generation, observation, first_message=first)
-        has_end = generation.token_ids and not generation.stopped_early and generation.finish_reason != "length"
-        self._goes_on = bool(has_end or self._agent.end_ids)  # without its end nothing can follow
+        has_end = (
+            len(generation.token_ids) > 0 and not generation.stopped_early and generation.finish_reason != "length"
+        )
+        self._goes_on = has_end or len(self._agent.end_ids) > 0  # without its end nothing can follow
         self._end = unsampled(self._agent.end_ids, generation.token_ids)
         part, joined = self._tokens.add_turn(prompt_ids, generation.token_ids)
         return Move(generation.text, generation, observation, part, joined, first)

@@ -126,7 +126,7 @@ def decode(content: bytes, *, logprobs: bool, stops: Stops = NO_STOPS, kind: Ser
 
 def _has_stopped_early(choice: Choice, stops: Stops) -> bool:
     """Whether it ended before the model's own end of a message; it may have if the server does not say where."""
-    if choice.finish_reason != "stop":
+    if choice.finish_reason == "length":
         return False
     at = choice.stopped_at
     return bool(stops.texts or stops.ids) if at is UNSET else isinstance(at, str) or at in stops.ids

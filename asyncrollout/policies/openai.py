@@ -237,7 +237,7 @@ class OpenAIPolicy:
     async def _probe(self, endpoint: Endpoint) -> Answer | None:
         """Find out the server's kind; an answer if it refuses to be asked."""
         async with endpoint.probing:
-            found = endpoint.kind or await kind_of_server(self._opened(), endpoint.root, self._key.headers)
+            found = endpoint.kind or await kind_of_server(self._opened(), endpoint.root, self._key)
             if isinstance(found, Answer):
                 return found
             endpoint.kind = found

@@ -8,6 +8,7 @@ import anyio
 import msgspec
 
 from asyncrollout.policies.answers import refusal
+from asyncrollout.policies.call import Key
 from asyncrollout.policies.codec import ServerKind
 from asyncrollout.policies.endpoint import Answer, Endpoint
 
@@ -17,23 +18,20 @@ _SIGNS: dict[ServerKind, str] = {"vllm": "/version", "sglang": "/get_server_info
 _NO_SUCH_PAGE = frozenset({404, 405, 501})
 
 
-async def kind_of_server(
-    client: aiohttp.ClientSession, root: str, headers: Mapping[str, str]
-) -> ServerKind | Answer | None:
+async def kind_of_server(client: aiohttp.ClientSession, root: str, key: Key) -> ServerKind | Answer | None:
     """By the pages that only this kind has; strict OpenAI, if there is none of them. None if it does not answer.
 
     A refusal says nothing of the kind: it is what the call itself is answered with.
     """
     for kind, page in _SIGNS.items():
-        answer = await _get(client, f"{root}{page}", headers)
+        answer = await _get(client, f"{root}{page}", key.headers)
         if answer is None or (answer.status >= 500 and answer.status not in _NO_SUCH_PAGE):
             return None
         if answer.status == 200:
             return kind
         if answer.status not in _NO_SUCH_PAGE:
-            said = (
-                f"GET {page}: {refusal(answer.content)} (give OpenAIPolicy(kind=...) if its kind cannot be asked for)"
-            )
+            told = refusal(key.hidden_in(answer.content))
+            said = f"GET {page} (give OpenAIPolicy(kind=...) if its kind cannot be asked for): {told}"
             return answer._replace(content=msgspec.json.encode({"message": said}))
     return "openai"
 

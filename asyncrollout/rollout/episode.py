@@ -129,7 +129,8 @@ async def _act(player: Player, outcome: Outcome, turns: list[Turn], limits: Limi
 
 def _place_of_reply(messages: list[dict[str, Any]]) -> int:
     """Where an agent has just put its reply; examples in its prompt are replies, too, but not of this episode."""
-    return len(messages) - 1 if messages and messages[-1].get("role") == "assistant" else -1
+    last = messages[-1] if messages else None
+    return len(messages) - 1 if isinstance(last, dict) and last.get("role") == "assistant" else -1
 
 
 def _checked(move: Any, player: Player) -> Move:
