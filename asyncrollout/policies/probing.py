@@ -31,7 +31,7 @@ async def kind_of_server(client: aiohttp.ClientSession, root: str, key: Key) -> 
             return kind
         if answer.status not in _NO_SUCH_PAGE:
             told = refusal(key.hidden_in(answer.content))
-            said = f"GET {page} (give OpenAIPolicy(kind=...), or policy.server, if it cannot be asked for its kind): {told}"
+            said = f"GET {page} (give OpenAIPolicy(kind=...), or policy.server, if it tells no kind): {told}"
             return answer._replace(content=msgspec.json.encode({"message": said}))
     return "openai"
 
