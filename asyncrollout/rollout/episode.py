@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 
+from asyncrollout import checks
 from asyncrollout.errors import (
     ContextError,
     EnvError,
@@ -22,7 +23,7 @@ from asyncrollout.protocols import Agent, Playable, Player
 from asyncrollout.rollout.progress import POLICY, RESET, STEP, Progress
 from asyncrollout.tracing import begin_episode
 from asyncrollout.trajectories import Limits, Move, StopReason, Trajectory, Turn, as_turn, finished
-from asyncrollout.types import Outcome
+from asyncrollout.types import Outcome, total_reward
 
 _NO_LIMITS = Limits()
 
@@ -43,6 +44,7 @@ async def run_rollout(
 
     `member` and `sampling_seed` are what differs among rollouts of one seed; `progress` tells where it is.
     """
+    seed, member = checks.whole("seed", seed, 0), checks.whole("member", member, 0)
     uid = f"{env.name}-{seed}.{member}" if uid is None else uid
     progress = Progress(uid) if progress is None else progress
     player = agent.open(uid, seed if sampling_seed is None else sampling_seed)
@@ -98,12 +100,18 @@ async def _play(
     if scope.cancelled_caught:
         error = LimitError(f"no end within {limits.seconds:g} s: {progress}")
     progress.begins("")
+    reward = total_reward((turn.reward, turn.info) for turn in turns)
+    if error is None and not math.isfinite(reward):
+        stop, error = (
+            StopReason.ENV_ERROR,
+            EnvError(f"env {env.name!r} ({uid}, seed {seed}): its rewards add up to {reward}"),
+        )
     return Trajectory(
         uid=uid,
         env=env.name,
         seed=seed,
         turns=turns,
-        reward=math.fsum(turn.reward for turn in turns),
+        reward=reward,
         stop_reason=stop,
         error=error and as_data(error, env.name, seed, len(turns)),
         member=member,

@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 import anyio.to_thread
+import numpy as np
 
 from asyncrollout import checks
 from asyncrollout.agents.seeds import sampling_seed
@@ -105,14 +106,12 @@ class Rollouts:
         metrics: Sequence[Sink] = (),
         record: bool | VideoRecorder = False,
     ) -> None:
-        for name, value, least in (
-            ("group_size", group_size, 1),
-            ("seed", seed, 0),
-            ("max_in_flight", max_in_flight, group_size),
-            ("max_lag", 0 if max_lag is None else max_lag, 0),
-            ("max_num_gen_batches", 1 if max_num_gen_batches is None else max_num_gen_batches, 1),
-        ):
-            checks.whole(name, value, least)
+        group_size = checks.whole("group_size", group_size, 1)
+        seed = checks.whole("seed", seed, 0)
+        max_in_flight = checks.whole("max_in_flight", max_in_flight, group_size)
+        max_lag = None if max_lag is None else checks.whole("max_lag", max_lag, 0)
+        if max_num_gen_batches is not None:
+            max_num_gen_batches = checks.whole("max_num_gen_batches", max_num_gen_batches, 1)
         for option, kind in ((limits, Limits), (failures, Failures)):
             if not isinstance(option, kind):
                 raise UsageError(f"{kind.__name__.lower()}={option!r:.100} is no {kind.__name__}(...)")
@@ -203,7 +202,7 @@ class Rollouts:
     @property
     def version(self) -> int:
         """Of the policy's weights."""
-        return 0 if self._policy is None else self._policy.version
+        return 0 if self._policy is None else int(self._policy.version)
 
     @property
     def next_batch(self) -> int:
@@ -212,7 +211,7 @@ class Rollouts:
 
     async def collect(self, groups: int) -> Batch:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
-        checks.whole("groups", groups, 1)
+        groups = checks.whole("groups", groups, 1)
         self._check_open()
         batch = await self._delivery.once(groups)
         if batch is None:
@@ -221,7 +220,7 @@ class Rollouts:
 
     def batches(self, groups: int) -> AsyncIterator[Batch]:
         """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
-        checks.whole("groups", groups, 1)
+        groups = checks.whole("groups", groups, 1)
         take = self._delivery.once if self._rules.ahead == 0 else self._delivery.ahead
 
         async def next_batch() -> Batch:
@@ -253,7 +252,7 @@ class Rollouts:
         Replies under way are awaited, or ("abort") stopped and asked for again, or ("continue") left alone. If the
         body fails, the version stays.
         """
-        checks.whole("version", version, 0)
+        version = checks.whole("version", version, 0)
         checks.one_of("mode", mode, ("wait", "abort", "continue"))
         policy = self._policy
         if policy is None:
@@ -284,14 +283,15 @@ class Rollouts:
         `tasks` may be a number of episodes. Their seeds depend on `seed` alone, so that evaluations can be compared.
         `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
         """
-        checks.whole("k", k, 1)
+        k, seed = checks.whole("k", k, 1), checks.whole("seed", seed, 0)
         self._check_open()
-        if isinstance(tasks, str) or not isinstance(tasks, int | Iterable):
+        if isinstance(tasks, str) or not isinstance(tasks, int | np.integer | Iterable):
             raise UsageError(f"evaluate: tasks={tasks!r:.100} is neither a number of episodes nor a list of tasks")
-        listed = [None] * tasks if isinstance(tasks, int) else list(tasks)
+        listed = list(tasks) if isinstance(tasks, Iterable) else [None] * tasks
         if not listed:
             raise UsageError("evaluate: there are no tasks")
-        name = self._watch.begin_evaluation([listed, k, seed, self.version, dict(env_kwargs or {})])
+        added = dict(env_kwargs or {})
+        name = self._watch.begin_evaluation([listed, k, seed, self.version, added], added)
         await self._watch.flush()
 
         async def play(draw: Draw) -> Group:
@@ -310,9 +310,7 @@ class Rollouts:
 
     def expect(self, batches: int, groups: int) -> None:
         """Tell how many batches of how many groups will be taken, so that `figures` know how far it is to the end."""
-        checks.whole("batches", batches, 1)
-        checks.whole("groups", groups, 1)
-        self._wanted = (batches, groups)
+        self._wanted = checks.whole("batches", batches, 1), checks.whole("groups", groups, 1)
 
     def figures(self) -> Figures:
         """What has been played, how well and how fast."""
