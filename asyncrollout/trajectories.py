@@ -54,7 +54,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `tokens` counts those that were sampled, and the last reply may not go beyond. `invalid` is how many invalid replies
     in a row end it: they step nothing, and would go on for ever. These are outcomes like others. An episode that takes
-    longer than `seconds` has failed: its outcome would depend on the machine.
+    longer than `seconds` has failed: its outcome would depend on the machine. They count the work of
+    policy and env, and not the time in which we hold the rollout back: for new weights, or in a queue.
     """
 
     turns: Count | None = None
@@ -84,6 +85,7 @@ class Turn(msgspec.Struct, frozen=True):
     `prompt_ids` are the tokens of the prompt beyond the end of the turn before; if the prompt did not go on from there
     (`joined` is false), all of them. `first_message` is where the turn's window on the trajectory's messages begins.
     `env_seconds` is how long the step took; the env was at work for `env_work_seconds` of them, if that is known.
+    `version` is of the weights that replied; those of a `frozen` part of the policy do not learn.
     """
 
     observation: Any
@@ -105,6 +107,7 @@ class Turn(msgspec.Struct, frozen=True):
     policy_seconds: float = 0.0
     env_seconds: float = 0.0
     env_work_seconds: float | None = None
+    frozen: bool = False
 
     @property
     def sampled_tokens(self) -> int:
@@ -182,8 +185,8 @@ class Trajectory(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> int | None:
-        """The oldest weights that had a part in it; None if none had."""
-        return min((turn.version for turn in self.turns), default=None)
+        """The oldest weights that had a part in it and learn; None if none had."""
+        return min((turn.version for turn in self.turns if not turn.frozen), default=None)
 
     @property
     def sampled_tokens(self) -> int:
@@ -216,7 +219,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> int | None:
-        """The oldest weights that had a part in it."""
+        """The oldest weights that had a part in it and learn; None if none had."""
         versions = [trajectory.version for trajectory in self.trajectories if trajectory.version is not None]
         return min(versions, default=None)
 
@@ -282,6 +285,7 @@ def as_turn(
         policy_seconds=policy_seconds,
         env_seconds=env_seconds,
         env_work_seconds=env_work_seconds,
+        frozen=generation.frozen,
     )
 
 

@@ -133,7 +133,7 @@ class Request(msgspec.Struct, frozen=True):
 
     `session` names the episode and `turn` its turn. `data` is the raw observation, for policies that read no text.
     `expert` is an expert's reply, which only `SolverPolicy` reads and no server ever sees. `seconds` is how long the
-    whole call may take.
+    whole call may take, the time not counted in which it is held back for new weights.
     """
 
     messages: list[dict[str, Any]] = []
@@ -173,6 +173,7 @@ class Generation(msgspec.Struct, frozen=True):
     """A policy's reply. Token ids and logprobs are as long as each other, or None where there are none.
 
     A numeric policy gives an `action` instead of a text, and the `state` of its memory after it, if it has one.
+    `version` is of the weights that it was begun with; those of a `frozen` part do not learn.
     """
 
     text: str
@@ -187,3 +188,4 @@ class Generation(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     version: int = 0
     timings: Timings = Timings()
+    frozen: bool = False
