@@ -6,6 +6,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.policies import codec
 from asyncrollout.policies.codec import Mode, ServerKind
 from asyncrollout.policies.endpoint import Endpoint
+from asyncrollout.policies.holding import Held
 from asyncrollout.types import Request, Sampling
 
 SERVERS_OWN = Sampling()
@@ -14,17 +15,23 @@ SERVERS_OWN = Sampling()
 class Call:
     """A request on its way: what has been tried, and what went wrong."""
 
-    __slots__ = ("_bodies", "deadline", "failed", "failures", "had_stale_connection", "is_again", "refusals", "request",
+    __slots__ = ("_bodies", "_deadline", "_held", "failed", "failures", "had_stale_connection", "is_again", "refusals", "request",
                  "trouble")  # fmt: skip
 
-    def __init__(self, request: Request, deadline: float) -> None:
+    def __init__(self, request: Request, deadline: float, held: Held) -> None:
         self.request = request
-        self.deadline = deadline
+        self._deadline = deadline - held.seconds()
+        self._held = held
         self.failures = self.refusals = 0
         self.failed: Endpoint | None = None
         self.trouble = ""
         self.is_again = self.had_stale_connection = False
         self._bodies: dict[ServerKind, bytes] = {}
+
+    @property
+    def deadline(self) -> float:
+        """Put off by the time in which calls were held back for new weights."""
+        return self._deadline + self._held.seconds()
 
     @property
     def tries(self) -> int:

@@ -46,9 +46,8 @@ class Fallback:
 
     async def generate(self, request: Request) -> Generation:
         """The first answer; the last policy's failure, if none has one."""
-        seconds, began, held = request.seconds, 0.0, float
-        if seconds is not None:
-            began, held = time.monotonic(), _held_beneath(*self.policies)
+        seconds, began = request.seconds, time.monotonic()
+        held = _held_beneath(*(() if seconds is None else self.policies))
         *others, last = self.policies
         for policy in others:
             try:

@@ -3,9 +3,9 @@
 import asyncio
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import anyio
 import msgspec
@@ -15,6 +15,8 @@ from asyncrollout.errors import UsageError
 from asyncrollout.policies.holding import Held, held_back, rollout_held
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, PauseMode, Request
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -176,7 +178,7 @@ class Gated:
         generation, version = await self.call(lambda: self.inner.generate(request))
         return msgspec.structs.replace(generation, version=version)
 
-    async def call(self, begin: Callable[[], Any]) -> tuple[Any, int]:
+    async def call(self, begin: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         """What a call gives, and the version of the weights that it began with."""
         gate = self.weights.gate
         while True:

@@ -96,6 +96,9 @@ class Learning:
     async def start_at(self, version: int) -> None:
         """Weights that others load, as when a run is resumed; a part that is not ours is resumed as after an update."""
         for part in self._parts:
+            if hasattr(part, "start_at"):
+                await part.start_at(version)
+                continue
             try:
                 part.version = version
             except AttributeError:
@@ -108,8 +111,8 @@ class Learning:
         """
         if self._update is not None and self._update in _UPDATES.get([]):
             return -math.inf
-        lasts = [weights.held.last() for weights in self._weights.values()]
-        return max(lasts + [part.last_held() for part in self._parts if hasattr(part, "last_held")])
+        told: list[float] = [part.last_held() for part in self._parts if hasattr(part, "last_held")]
+        return max(told + [weights.held.last() for weights in self._weights.values()])
 
 
 class GatedAgent:
@@ -139,7 +142,7 @@ class _GatedPlayer:
 
     async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
         move, version = await self._gated.call(lambda: self._player.act(outcome, tokens_left=tokens_left))
-        if not isinstance(move, Move):  # told by whoever asked
+        if not isinstance(move, Move):  # whoever asked says so
             return move  # type: ignore[no-any-return]
         return msgspec.structs.replace(move, generation=msgspec.structs.replace(move.generation, version=version))
 
@@ -190,7 +193,7 @@ def _rebuilt(policy: Any, gated: list[Any]) -> Any:
     if hasattr(getattr(policy, "inner", None), "generate"):
         changes["inner"] = gated.pop(0)
     if gated:
-        several = policy.policies
+        several: Any = getattr(policy, "policies", ())
         rest = iter(gated)
         changes["policies"] = type(several)(next(rest) if hasattr(one, "generate") else one for one in several)
     return dataclasses.replace(policy, **changes) if changes.keys() <= fields else None
