@@ -15,8 +15,8 @@ SERVERS_OWN = Sampling()
 class Call:
     """A request on its way: what has been tried, and what went wrong."""
 
-    __slots__ = ("_bodies", "_deadline", "_held", "failed", "failures", "had_stale_connection", "is_again", "refusals", "request",
-                 "trouble")  # fmt: skip
+    __slots__ = ("_bodies", "_deadline", "_held", "failed", "failures", "had_stale_connection", "is_again", "refusals",
+                 "request", "trouble")  # fmt: skip
 
     def __init__(self, request: Request, deadline: float, held: Held) -> None:
         self.request = request

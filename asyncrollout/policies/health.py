@@ -1,6 +1,7 @@
 """Which servers may be asked: those that answer, and that have the weights which they should have."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 import aiohttp
 import anyio
@@ -20,7 +21,8 @@ OnBack = Callable[[Endpoint], Awaitable[None]]
 _BETWEEN_CHECKS = 0.25  # seconds; after losses in a row, longer
 _LONGEST_BETWEEN_CHECKS = 30.0
 _CONNECT_SECONDS = 5.0
-_SHORT_LINE = 1.0  # seconds; who ends lines at once is not asked for another in a loop
+_STAGGER = 1.0  # seconds between two lifelines, so that a server which ends silent ones does not end both at a time
+_SETTLES = 0.05  # seconds in which the end of a line arrives, if its server was gone before another one was made
 
 
 class Lifeline:
@@ -28,18 +30,22 @@ class Lifeline:
 
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
         self._stream = stream
+        self._scope = anyio.CancelScope()
         self.stands = True
 
     async def watch(self) -> None:
         """Until it ends."""
         try:
-            async with self._stream:
+            with self._scope, suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 while True:
                     await self._stream.receive()
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass
         finally:
             self.stands = False
+            with anyio.CancelScope(shield=True):
+                await self._stream.aclose()
+
+    def end(self) -> None:
+        self._scope.cancel()
 
 
 class Health:
@@ -61,7 +67,8 @@ class Health:
         self._client: aiohttp.ClientSession | None = None
         self._had_update = False
         self._update = 0
-        self._lines: dict[Endpoint, Lifeline] = {}
+        self._lines: dict[Endpoint, list[Lifeline]] = {}
+        self._in_doubt = 0
         self._reached: set[Endpoint] = set()  # lost ones that the update under way can reach
         self._changed = anyio.Event()
 
@@ -105,18 +112,20 @@ class Health:
         self._had_update = True
         self._update += 1
         await self._keep_healthy()
+        while self._in_doubt:
+            await self._changed.wait()
         for endpoint in self._endpoints:
             if endpoint in self._reached:
                 self._take_back(endpoint)
             elif not endpoint.up:
                 endpoint.has_weights = False
-                self._lines.pop(endpoint, None)  # the same process, but with old weights
+                self._drop_lines(endpoint)  # it may be the same process, but with old weights
         self._reached.clear()
         self._notify()
         async with anyio.create_task_group() as connecting:
             for endpoint in self._endpoints:
                 if endpoint.up and not self._is_same(endpoint):
-                    connecting.start_soon(self._connect, endpoint)
+                    connecting.start_soon(self._hold_on_to, endpoint)
 
     async def _keep_healthy(self) -> None:
         async def keep(endpoint: Endpoint) -> None:
@@ -153,43 +162,77 @@ class Health:
         except Exception as error:  # noqa: BLE001 (whatever a trainer's function raises; it is tried again)
             log.warning("on_back_failed", endpoint=endpoint.name, error=f"{type(error).__name__}: {error}")
             return False
-        await self._connect(endpoint)
+        await self._hold_on_to(endpoint)
         if endpoint.up:
             return True  # an update took it back
-        is_whole = self._is_same(endpoint) and self._gate.is_open and update == self._update
-        if is_whole:
+        if self._is_same(endpoint) and self._gate.is_open and update == self._update:
             self._take_back(endpoint)
-        return is_whole
+            return True
+        self._drop_lines(endpoint)
+        return False
 
     def _take_back(self, endpoint: Endpoint) -> None:
         endpoint.up = endpoint.has_weights = True
         log.info("endpoint_back", endpoint=endpoint.name)
         self._notify()
 
-    async def _connect(self, endpoint: Endpoint) -> None:
-        """A lifeline, in place of one that has ended."""
-        try:
-            with anyio.fail_after(_CONNECT_SECONDS):
-                stream = await anyio.connect_tcp(*endpoint.address)
-        except (OSError, TimeoutError):
+    async def _hold_on_to(self, endpoint: Endpoint) -> None:
+        """From now on, notice if the server is restarted."""
+        self._drop_lines(endpoint)
+        lines = self._lines[endpoint] = []
+        line = await _connect(endpoint)
+        if line is None:
             self.lose(endpoint)
             return
-        self._lines[endpoint] = line = Lifeline(stream)
-        self._tasks.start_soon(self._watch, endpoint, line)
+        lines.append(line)
+        self._tasks.start_soon(self._guard, endpoint, line, lines)
+        self._tasks.start_soon(self._add_second, endpoint, lines)
 
-    async def _watch(self, endpoint: Endpoint, line: Lifeline) -> None:
-        """A server that ends the line, and takes no other one, is gone; many end silent ones now and then."""
-        began = anyio.current_time()
+    async def _add_second(self, endpoint: Endpoint, lines: list[Lifeline]) -> None:
+        await anyio.sleep(_STAGGER)
+        await self._add_line(endpoint, lines)
+
+    async def _add_line(self, endpoint: Endpoint, lines: list[Lifeline]) -> bool:
+        """Another line, if it leads to the same process: an earlier one outlives its making."""
+        line = await _connect(endpoint)
+        if line is None:
+            return False
+        self._tasks.start_soon(self._guard, endpoint, line, lines)
+        await anyio.sleep(_SETTLES)
+        if line.stands and any(other.stands for other in lines):
+            lines.append(line)
+            return True
+        line.end()
+        return False
+
+    async def _guard(self, endpoint: Endpoint, line: Lifeline, lines: list[Lifeline]) -> None:
+        """When a line ends, the server is lost, unless another line shows that it ended no more than that one."""
         await line.watch()
+        if line not in lines:
+            return
+        lines.remove(line)
+        was_up, endpoint.up = endpoint.up, False  # until it is clear
+        had_weights, endpoint.has_weights = endpoint.has_weights, False
+        self._in_doubt += 1
+        try:
+            is_same = bool(lines) and await self._add_line(endpoint, lines)
+        finally:
+            self._in_doubt -= 1
+        endpoint.up = was_up
+        if is_same:
+            endpoint.has_weights = had_weights
+        elif was_up:
+            self.lose(endpoint)
         self._notify()
-        if anyio.current_time() - began < _SHORT_LINE:
-            await anyio.sleep(_BETWEEN_CHECKS)
-        if self._lines.get(endpoint) is line and endpoint.up:
-            await self._connect(endpoint)
+
+    def _drop_lines(self, endpoint: Endpoint) -> None:
+        lines = self._lines.pop(endpoint, [])
+        for line in lines:
+            line.end()
+        lines.clear()
 
     def _is_same(self, endpoint: Endpoint) -> bool:
-        line = self._lines.get(endpoint)
-        return line is not None and line.stands
+        return any(line.stands for line in self._lines.get(endpoint, ()))
 
     async def _is_healthy(self, endpoint: Endpoint) -> bool:
         assert self._client is not None
@@ -198,3 +241,11 @@ class Health:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+async def _connect(endpoint: Endpoint) -> Lifeline | None:
+    try:
+        with anyio.fail_after(_CONNECT_SECONDS):
+            return Lifeline(await anyio.connect_tcp(*endpoint.address))
+    except (OSError, TimeoutError):
+        return None

@@ -140,11 +140,14 @@ class _GatedPlayer:
     def messages(self) -> list[dict[str, Any]]:
         return self._player.messages
 
-    async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
-        move, version = await self._gated.call(lambda: self._player.act(outcome, tokens_left=tokens_left))
+    async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Any:
+        move, version = await self._gated.call(lambda: self._act(outcome, tokens_left))
         if not isinstance(move, Move):  # whoever asked says so
-            return move  # type: ignore[no-any-return]
+            return move
         return msgspec.structs.replace(move, generation=msgspec.structs.replace(move.generation, version=version))
+
+    async def _act(self, outcome: Outcome, tokens_left: int | None) -> Any:
+        return await self._player.act(outcome, tokens_left=tokens_left)
 
 
 def hold_back(agent: Any, rebuild: Callable[[Any], Any] | None) -> tuple[Agent, Learning | None]:

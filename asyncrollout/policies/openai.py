@@ -45,10 +45,10 @@ class OpenAIPolicy:
     """Chat or completions of `model` on one server or several: least loaded first, the same one for a whole session.
 
     Failures that pass are retried, up to `attempts` and within `seconds` (or those of the request), queueing included;
-    one attempt may take `attempt_seconds` of work. `concurrency` is how many calls a server gets at a time, found out by
-    itself if "adaptive", up to `max_concurrency`. `sampling` holds where a request says nothing. The key is the argument
-    or `$OPENAI_API_KEY`, and is never shown. `on_back(endpoint)` pushes the present weights to a server that was lost
-    and answers again; it is awaited before that server gets calls, once weights were updated.
+    one attempt may take `attempt_seconds` of work. `concurrency` is how many calls a server gets at a time, found out
+    by itself if "adaptive", up to `max_concurrency`. `sampling` holds where a request says nothing. The key is the
+    argument or `$OPENAI_API_KEY`, and is never shown. `on_back(endpoint)` pushes the present weights to a server that
+    was lost and answers again; once weights were updated, it is awaited before that server gets calls.
     """
 
     def __init__(
