@@ -16,6 +16,7 @@ from asyncrollout import (
     LimitError,
     Limits,
     OpenAIPolicy,
+    Outcome,
     ProviderError,
     Request,
     Rollouts,
@@ -336,6 +337,25 @@ async def test_limit_of_time_does_not_run_in_a_queue() -> None:
             go.set()
         assert source.ledger.ends["failed"] == 0
     assert len(seen[0].trajectories) == 2
+
+
+async def test_limit_of_time_does_not_run_in_the_queue_of_an_env() -> None:
+    class Queued:
+        """An env that is waited for, and does nothing."""
+
+        name = "queued"
+        worked = 0.0
+
+        async def reset(self, *, seed: int, task: Any, member: int) -> Outcome:
+            return Outcome("start")
+
+        async def step(self, action: Any) -> Outcome:
+            await let_pass(0.4)
+            return Outcome("on")
+
+    agent = ChatAgent(ScriptedPolicy(["go 1"]))
+    trajectory = await run_rollout(Queued(), agent, seed=0, limits=Limits(seconds=0.6, turns=2))
+    assert trajectory.stop_reason == "turns"
 
 
 async def test_seconds_of_a_request_do_not_run_while_it_is_held_back() -> None:
