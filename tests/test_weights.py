@@ -194,7 +194,8 @@ async def test_frozen_part_is_let_be() -> None:
         policies: Sequence[Any]
 
         async def generate(self, request: Request) -> Generation:
-            return await self.policies[request.turn % 2].generate(request)
+            generation: Generation = await self.policies[request.turn % 2].generate(request)
+            return generation
 
     policy = Alternating([learner, ar.frozen(teacher)])
     async with rollouts(policy, max_lag=0) as source:
@@ -495,6 +496,17 @@ async def test_cache_keeps_no_reply_of_old_weights() -> None:
     assert told == [[("go 0", 0)], [("go 1", 1)]]
 
 
+async def test_cache_of_others_knows_of_new_weights_of_the_same_version() -> None:
+    model = Weighty()
+    policy = ChatAgent(cached(model), seeded=False)
+    async with rollouts(model) as trainer, rollouts(agent=policy, limits=Limits(turns=1)) as evaluator:
+        before = await evaluator.evaluate(1)
+        async with trainer.weight_update(0):
+            await model.push(1)
+        after = await evaluator.evaluate(1)
+    assert [one.trajectories[0].turns[0].reply for one in (before, after)] == ["go 0", "go 1"]
+
+
 async def test_cache_goes_by_the_version_of_what_is_inside() -> None:
     async with llm_server() as server, OpenAIPolicy(server.url, "m", kind="openai") as served:
         policy = cached(limited(served, 2))
@@ -560,10 +572,11 @@ async def test_agents_still_see_their_policy() -> None:
     class Named(Weighty):
         name = "mine"
 
-    for policy in (Gated(Named()), ar.frozen(Named())):
-        assert policy.name == "mine"  # type: ignore[attr-defined]
+    policies: list[Any] = [Gated(Named()), ar.frozen(Named())]
+    for policy in policies:
+        assert policy.name == "mine"
         with pytest.raises(AttributeError):
-            policy.nothing  # type: ignore[attr-defined]  # noqa: B018
+            policy.nothing  # noqa: B018
 
 
 async def test_time_until_which_the_policy_was_held_back_is_known() -> None:

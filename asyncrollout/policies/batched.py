@@ -64,7 +64,7 @@ class BatchedPolicy:
         self._serving = Background()
         self._asked: set[_Asked] = set()
         self._gate = Gate()
-        self.version = 0
+        self.version = self.updates = 0
         self.is_open = False
 
     async def __aenter__(self) -> Self:
@@ -118,6 +118,7 @@ class BatchedPolicy:
         if version is not None:
             check_rises(version, self.version)
             self.version = version
+            self.updates += 1
         self._gate.open()
 
     def held_seconds(self) -> float:

@@ -2,7 +2,8 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +73,7 @@ class Cached:
         asked = msgspec.msgpack.encode(shown, order="deterministic", enc_hook=_array)
         lock = self._asking.setdefault(asked, anyio.Lock())
         try:
-            async with lock:  # whoever asks the same meanwhile gets the same
+            async with _in_turn(lock):  # whoever asks the same meanwhile gets the same
                 key = self._key(asked)
                 if key not in self.kept:
                     forgotten = self._forgotten[0]
@@ -91,7 +92,7 @@ class Cached:
 
     def _key(self, asked: bytes) -> bytes:
         """Other for other weights, also if they were changed without our being asked to forget."""
-        versions = [getattr(part, "version", 0) for part in nested(self.inner)]
+        versions = [(getattr(part, "version", 0), getattr(part, "updates", 0)) for part in nested(self.inner)]
         return asked + msgspec.msgpack.encode(versions)
 
     def forget(self) -> None:
@@ -160,6 +161,20 @@ def nested(policy: Any) -> Iterator[Any]:
         yield policy
         for part in composed_of(policy):
             yield from nested(part)
+
+
+@asynccontextmanager
+async def _in_turn(lock: anyio.Lock) -> AsyncIterator[None]:
+    """What another call does meanwhile is charged to that one."""
+    try:
+        lock.acquire_nowait()
+    except anyio.WouldBlock:
+        with held_back():
+            await lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _held_beneath(*policies: Policy) -> Callable[[], float]:

@@ -120,7 +120,7 @@ class Weights:
 
     def __init__(self) -> None:
         self.version = 0
-        self.had_update = False
+        self.updates = 0
         self.gate = Gate()
         self.changing = anyio.Semaphore(1, max_value=1)
         self.held = Held()
@@ -174,6 +174,11 @@ class Gated:
     def version(self, version: int) -> None:
         self.weights.version = version
 
+    @property
+    def updates(self) -> int:
+        """How often there were new weights, perhaps of the same version."""
+        return self.weights.updates
+
     async def generate(self, request: Request) -> Generation:
         generation, version = await self.call(lambda: self.inner.generate(request))
         return msgspec.structs.replace(generation, version=version)
@@ -207,7 +212,8 @@ class Gated:
         """Let calls through again; what they give is of this version of the weights."""
         if version is not None:
             check_rises(version, self.version)
-            self.weights.version, self.weights.had_update = version, True
+            self.weights.version = version
+            self.weights.updates += 1
         self.weights.gate.open()
 
     def held_seconds(self) -> float:

@@ -30,7 +30,7 @@ class Learning:
         self._weights = {id(weights): weights for weights in map(_weights, parts)}
         self._update: object = None
         for part in parts:
-            if isinstance(part, Gated) and not part.weights.had_update:
+            if isinstance(part, Gated) and not part.updates:
                 part.version = self.version  # it has not told another one
 
     @property

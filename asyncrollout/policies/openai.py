@@ -85,6 +85,7 @@ class OpenAIPolicy:
         most = max_concurrency if concurrency == "adaptive" else concurrency
         self.endpoints = [Endpoint(url, Limit(most, adaptive=adaptive), kind) for url in urls]
         self.version = version
+        self.updates = 0
         self._most = most
         self._model = model
         self._mode: Mode = mode
@@ -158,6 +159,7 @@ class OpenAIPolicy:
                 if answer is not None and answer.status == 200:
                     generation = self._accept(call.request, answer, endpoint, started)
                     if generation.finish_reason == "abort" and not self._gate.is_open:
+                        refund(started)
                         continue  # stopped by the server for new weights
                     timings = _timings(began, started, answer, call.tries)
                     return msgspec.structs.replace(generation, version=version, timings=timings)
@@ -276,6 +278,7 @@ class OpenAIPolicy:
                 if self._gate.is_open:
                     await self._health.begin_update()
                 self.version = version
+                self.updates += 1
                 await self._health.end_update()
             await self._tell(RESUMES, None)
         finally:
