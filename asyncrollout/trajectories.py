@@ -55,7 +55,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `tokens` counts those that were sampled, and the last reply may not go beyond. `invalid` is how many invalid replies
     in a row end it: they step nothing, and would go on for ever. These are outcomes like others. An episode that takes
-    longer than `seconds` has failed: its outcome would depend on the machine.
+    longer than `seconds` has failed: its outcome would depend on the machine. They count the work of
+    policy and env, and not the time in which we hold the rollout back: for new weights, or in a queue.
     """
 
     turns: Count | None = None
@@ -90,6 +91,7 @@ class Turn(msgspec.Struct, frozen=True):
     (`joined` is false), all of them. `first_message` is where the turn's window on the trajectory's messages begins,
     `message` the place of its reply among them; -1 if that is unknown.
     `env_seconds` is how long the step took; the env was at work for `env_work_seconds` of them, if that is known.
+    `version` is of the weights that replied; those of a `frozen` part of the policy do not learn.
     """
 
     observation: Any
@@ -112,6 +114,7 @@ class Turn(msgspec.Struct, frozen=True):
     env_seconds: float = 0.0
     env_work_seconds: float | None = None
     message: int = -1
+    frozen: bool = False
 
     @property
     def sampled_tokens(self) -> int:
@@ -189,8 +192,8 @@ class Trajectory(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> int | None:
-        """The oldest weights that had a part in it; None if none had."""
-        return min((turn.version for turn in self.turns), default=None)
+        """The oldest weights that had a part in it and learn; None if none had."""
+        return min((turn.version for turn in self.turns if not turn.frozen), default=None)
 
     @property
     def sampled_tokens(self) -> int:
@@ -233,7 +236,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> int | None:
-        """The oldest weights that had a part in it."""
+        """The oldest weights that had a part in it and learn; None if none had."""
         versions = [trajectory.version for trajectory in self.trajectories if trajectory.version is not None]
         return min(versions, default=None)
 
@@ -301,6 +304,7 @@ def as_turn(
         env_seconds=env_seconds,
         env_work_seconds=env_work_seconds,
         message=message,
+        frozen=generation.frozen,
     )
 
 

@@ -186,8 +186,8 @@ class Request(msgspec.Struct, frozen=True):
 
     `session` names the episode and `turn` its turn. `data` is the raw observation, for policies that read no text.
     `expert` is an expert's reply, which only `SolverPolicy` reads and no server ever sees. `seconds` is how long the
-    whole call may take. `tokens_left` is what the rollout's limit leaves for the reply; `sampling.max_tokens` is at
-    most that.
+    whole call may take, the time not counted in which it is held back for new weights. `tokens_left` is what the
+    rollout's limit leaves for the reply; `sampling.max_tokens` is at most that.
     """
 
     messages: list[dict[str, Any]] = []
@@ -230,6 +230,7 @@ class Generation(msgspec.Struct, frozen=True):
     `stopped_early` is whether a reply ended, or may have, at a text or token that the request gave to stop at, so that
     the model's own end of a message was not sampled. A numeric policy gives an `action` instead of a text, and the
     `state` of its memory after it, if it has one.
+    `version` is of the weights that it was begun with; those of a `frozen` part do not learn.
     """
 
     text: str
@@ -245,3 +246,4 @@ class Generation(msgspec.Struct, frozen=True):
     version: int = 0
     timings: Timings = Timings()
     stopped_early: bool = False
+    frozen: bool = False

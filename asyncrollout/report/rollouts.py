@@ -36,6 +36,7 @@ class _Turn(msgspec.Struct):
     policy_seconds: Any = 0.0
     env_seconds: Any = 0.0
     env_work_seconds: Any = None
+    frozen: Any = False
 
 
 class Record(msgspec.Struct):
@@ -143,7 +144,7 @@ def _figures(record: Record) -> Rollout:
         invalid=sum(turn.valid is False for turn in turns),
         tokens=sum(map(_tokens, turns)),
         seconds=_finite(record.seconds),
-        version=min((int(_finite(turn.version)) for turn in turns), default=None),
+        version=min((int(_finite(turn.version)) for turn in turns if not turn.frozen), default=None),
         policy_seconds=[_finite(turn.policy_seconds) for turn in turns],
         env_seconds=[_finite(turn.env_seconds) for turn in turns],
         env_work_seconds=[_work(turn) for turn in turns],

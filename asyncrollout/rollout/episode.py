@@ -6,8 +6,6 @@ import traceback
 from functools import partial
 from typing import Any
 
-import anyio
-
 from asyncrollout import checks
 from asyncrollout.errors import (
     ContextError,
@@ -19,6 +17,7 @@ from asyncrollout.errors import (
     RolloutError,
     UsageError,
 )
+from asyncrollout.policies.holding import Deadline, rollout_clock
 from asyncrollout.protocols import Agent, Playable, Player
 from asyncrollout.rollout.progress import POLICY, RESET, STEP, Progress
 from asyncrollout.tracing import begin_episode
@@ -63,8 +62,7 @@ async def _play(
     stop = StopReason.SECONDS
     error: RolloutError | None = None
     began = time.monotonic()
-    deadline = anyio.current_time() + (limits.seconds or math.inf)
-    with anyio.CancelScope(deadline=deadline) as scope:
+    with rollout_clock() as held, Deadline(limits.seconds, held.seconds) as deadline:
         try:
             progress.begins(RESET)
             outcome = await env.reset(seed=seed, task=task, member=member)
@@ -76,13 +74,16 @@ async def _play(
                 came = await env.step(move.action)
                 if not math.isfinite(came.reward):
                     raise EnvError(f"env {env.name!r} ({uid}, seed {seed}, turn {len(turns)}): reward {came.reward}")
+                env_seconds, worked = time.monotonic() - acted, env.worked
+                if worked is not None:
+                    held.add(max(env_seconds - worked, 0.0))  # the rest was a queue of ours
                 turn = as_turn(
                     outcome,
                     move,
                     came,
                     policy_seconds=acted - asked,
-                    env_seconds=time.monotonic() - acted,
-                    env_work_seconds=env.worked,
+                    env_seconds=env_seconds,
+                    env_work_seconds=worked,
                     message=spoken,
                 )
                 turns.append(turn)
@@ -97,7 +98,7 @@ async def _play(
             stop, error = StopReason.ENV_ERROR, failed
         except ProviderError as failed:
             stop, error = StopReason.POLICY_ERROR, failed
-    if scope.cancelled_caught:
+    if deadline.expired:
         error = LimitError(f"no end within {limits.seconds:g} s: {progress}")
     progress.begins("")
     reward = total_reward((turn.reward, turn.info) for turn in turns)

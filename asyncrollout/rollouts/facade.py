@@ -1,5 +1,6 @@
 """`Rollouts`: envs, a policy, and groups of episodes for an awaiting trainer."""
 
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -33,7 +34,6 @@ from asyncrollout.rollouts.durable import (
     open_run,
     read_resume,
     recorded_draws,
-    set_version,
     settled_groups,
     what_is_given,
 )
@@ -201,8 +201,13 @@ class Rollouts:
 
     @property
     def version(self) -> int:
-        """Of the policy's weights."""
+        """Of the policy's weights; those of the parts that learn."""
         return 0 if self._policy is None else int(self._policy.version)
+
+    @property
+    def last_held(self) -> float:
+        """Until when the policy was held back for new weights, on the monotonic clock: now while it is."""
+        return -math.inf if self._policy is None else self._policy.last_held()
 
     @property
     def next_batch(self) -> int:
@@ -250,30 +255,40 @@ class Rollouts:
         """Hold the policy back while its weights change; what it gives after is of this version.
 
         Replies under way are awaited, or ("abort") stopped and asked for again, or ("continue") left alone. If the
-        body fails, the version stays.
+        body fails, the version stays. One update at a time: another one waits for its turn. Versions only rise.
         """
         version = checks.whole("version", version, 0)
         checks.one_of("mode", mode, ("wait", "abort", "continue"))
-        policy = self._policy
+        policy, stall = self._policy, self._rules.stall_seconds
         if policy is None:
-            raise UsageError("weight_update needs a policy with pause() and resume(), and this agent shows none")
-        changed = False
-        try:
-            with anyio.move_on_after(self._rules.stall_seconds) as waiting:
-                await policy.pause(mode)
+            raise UsageError(
+                "weight_update needs a policy that can be held back, and this agent shows none: all of it is frozen, "
+                "or out of reach (make the agent, and a policy around others, a dataclass with the policy as a field)"
+            )
+        policy.check(version)
+        async with AsyncExitStack() as turn:
+            with anyio.move_on_after(stall) as waiting:
+                await turn.enter_async_context(policy.one_at_a_time())
             if waiting.cancelled_caught:
-                raise StalledError(
-                    f"replies under way have not come within {self._rules.stall_seconds:g} s, and weight_update waits "
-                    f"for them; mode='abort' does not: {self.ledger.stuck()}"
-                )
-            yield
-            changed = True
-        finally:
-            with anyio.move_on_after(_RESUME_GRACE, shield=True):
-                await policy.resume(version if changed else None)
-                if changed:
-                    self._watch.updated(version)
-                    await self._watch.flush()
+                raise StalledError(f"another weight_update of this policy has not ended within {stall:g} s")
+            policy.check(version)
+            changed = False
+            try:
+                with anyio.move_on_after(stall) as waiting:
+                    await policy.pause(mode)
+                if waiting.cancelled_caught:
+                    raise StalledError(
+                        f"replies under way have not come within {stall:g} s, and weight_update waits for them; "
+                        f"mode='abort' does not: {self.ledger.stuck()}"
+                    )
+                yield
+                changed = True
+            finally:
+                with anyio.move_on_after(_RESUME_GRACE, shield=True):
+                    await policy.resume(version if changed else None)
+                    if changed:
+                        self._watch.updated(version)
+                        await self._watch.flush()
 
     async def evaluate(
         self, tasks: int | Iterable[Any], *, k: int = 1, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0
@@ -305,6 +320,7 @@ class Rollouts:
     async def drain(self, seconds: float) -> None:
         """Ask the policy nothing more, and wait a while for its replies under way, so that they are recorded."""
         if self._policy is not None:
+            self._parts.push_async_callback(self._policy.resume, None)  # others may use it, and servers are told
             with anyio.move_on_after(seconds):
                 await self._policy.pause("wait")
 
@@ -404,7 +420,7 @@ class Rollouts:
         self._verdicts = past.verdicts
         self._delivery.go_on(past.next_batch, [Ready(*batch) for batch in past.again])
         if past.weights is not None and self._policy is not None:
-            await set_version(self._policy, past.weights)
+            await self._policy.start_at(past.weights)
         self._agent = journalled(self._agent, journal)
 
     def _check_open(self) -> None:
