@@ -32,7 +32,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(Standing, frozen=True, kw_only=True):
-    """A run at one moment; what is not known yet is None.
+    """A run at one moment; what is not known yet is None. Evaluations count in `evaluated_rollouts` alone.
 
     `groups` counts all that were judged: those `kept`, and those `dropped`, by reason. Rewards are those of judged
     groups. `reward_change` is the mean of the recent groups less that of as many before them; `reward_trend` is "up" or
@@ -48,6 +48,7 @@ class Figures(Standing, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}
     lag: int = 0
     rollouts: int = 0
+    evaluated_rollouts: int = 0
     errors: dict[str, int] = {}
     success_rate: float | None = None
     turns: int = 0

@@ -35,7 +35,7 @@ class Meter:
         self._second = math.floor(self._began)
         self._counted = (0, 0)  # turns and tokens before this second
         self._by_second: deque[tuple[int, int, int]] = deque(maxlen=_RECENT_SECONDS)
-        self._rollouts = self._told = self._successes = 0
+        self._rollouts = self._told = self._successes = self._evaluated = 0
         self._errors: Counter[str] = Counter()
         self._groups = self._kept = self._members = 0
         self._dropped: Counter[str] = Counter()
@@ -66,6 +66,10 @@ class Meter:
         elif (success := trajectory.success) is not None:
             self._told += 1
             self._successes += success
+
+    def evaluated(self) -> None:
+        """A rollout of an evaluation is over, which counts in no other figure."""
+        self._evaluated += 1
 
     def recalled(self, trajectory: Trajectory) -> None:
         """A rollout was over before this run began, which says nothing of the pace at which it goes on."""
@@ -121,6 +125,7 @@ class Meter:
             dropped=dict(self._dropped + Counter(stale=standing.stale)),
             lag=self._lag,
             rollouts=self._rollouts,
+            evaluated_rollouts=self._evaluated,
             errors=dict(self._errors),
             success_rate=self._successes / self._told if self._told else None,
             turns=self._turns,

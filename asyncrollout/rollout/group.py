@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
-import anyio
 import msgspec
 
 from asyncrollout.agents.seeds import sampling_seed
@@ -51,6 +50,14 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _FAILURES = Failures()
 
 
+class Slots(Protocol):
+    """Places for rollouts under way, such as an `anyio.CapacityLimiter`."""
+
+    async def acquire_on_behalf_of(self, borrower: object, /) -> None: ...
+
+    def release_on_behalf_of(self, borrower: object, /) -> None: ...
+
+
 async def run_group(
     pool: EnvPool,
     env: EnvSpec | str,
@@ -66,7 +73,7 @@ async def run_group(
     failures: Failures = _FAILURES,
     scorer: Scorer | None = None,
     sampling_base: int | None = None,
-    slots: anyio.CapacityLimiter | None = None,
+    slots: Slots | None = None,
     watch: Watch | None = None,
     record: VideoRecorder | None = None,
 ) -> Group:
@@ -115,7 +122,7 @@ class _Playing:
     limits: Limits
     scorer: Scorer | None
     sampling_base: int
-    slots: anyio.CapacityLimiter | None
+    slots: Slots | None
     watch: Watch
     films: GroupFilms
     retries: int = 0

@@ -83,7 +83,7 @@ class Delivery:
             if not ready.is_told:
                 self._tell(ready)
             await self.watch.flush()
-        return Batch(ready.index, ready.groups, self.tally.read())
+        return Batch(ready.index, ready.groups, ready.stats)
 
     @contextmanager
     def _not_lost(self, ready: Ready | None) -> Iterator[None]:
@@ -106,7 +106,7 @@ class Delivery:
             raise
         finally:
             with self._not_lost(ready):
-                await self._end(stream, stop, gives_up=gives_up, is_one_shot=True)
+                await self._end(stream, stop, gives_up=gives_up, is_alone=self.stream is None)
         return ready
 
     async def _take(self, groups: int, needed: int | None) -> Ready | None:
@@ -119,7 +119,7 @@ class Delivery:
             if stream.failure is not None and not self._is_closed:  # the next one begins with what this one had left
                 self.stream = None
                 assert self._stop_stream is not None
-                await self._end(stream, self._stop_stream, gives_up=True, is_one_shot=False)
+                await self._end(stream, self._stop_stream, gives_up=True, is_alone=False)
 
     def _make_ready(self, stream: GroupStream, groups: list[Group]) -> Ready | None:
         """Groups that were taken, as a batch; none if the tasks are at their end."""
@@ -127,7 +127,7 @@ class Delivery:
             raise UsageError("tasks has no tasks: there is nothing to play")
         if not groups:
             return None
-        ready = Ready(self.count, groups, stream.consumed_by(groups))
+        ready = Ready(self.count, groups, stream.consumed_by(groups), self.tally.read())
         self.count += 1
         self._tell(ready)
         return ready
@@ -135,14 +135,16 @@ class Delivery:
     def _tell(self, ready: Ready) -> None:
         versions = [group.version for group in ready.groups if group.version is not None]
         lag = max((self._version() - version for version in versions), default=0)
-        self.watch.delivered(ready.index, ready.groups, ready.dropped, max(lag, 0))
+        self.watch.delivered(ready.index, ready.groups, ready.dropped, max(lag, 0), ready.stats)
         ready.is_told = True
         self._on_batch()
 
-    async def _end(self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool, is_one_shot: bool) -> None:
+    async def _end(self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool, is_alone: bool) -> None:
         """End a stream; what it has not delivered is played anew by the next one.
 
-        If it was not given up, but only interrupted, a resumed run goes on with what is recorded.
+        If it was not given up, but only interrupted, a resumed run continues with what is recorded. What an earlier
+        process recorded, and nobody has drawn yet, belongs to the shared stream; to the one that ends if that
+        `is_alone`.
         """
         stop.cancel()
         with anyio.move_on_after(_END_GRACE, shield=True):
@@ -150,4 +152,4 @@ class Delivery:
         groups = stream.close()
         if gives_up and not self._is_closed:
             self.watch.dropped(stream.consumed())
-            self.watch.given_up(groups, with_all_recorded=is_one_shot)
+            self.watch.given_up(groups, with_all_recorded=is_alone)

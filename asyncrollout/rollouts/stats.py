@@ -7,11 +7,15 @@ import msgspec
 from asyncrollout.metrics import Standing
 from asyncrollout.rollout.progress import POLICY, RESET, STEP
 from asyncrollout.sampler.ledger import Ledger
+from asyncrollout.trajectories import DRAWN
 from asyncrollout.types import PoolStats
 
 
 class RolloutsStats(msgspec.Struct, frozen=True):
-    """`dropped` counts groups by reason, `stale_groups` those that grew too old; `ends` rollouts by how they ended."""
+    """`dropped` counts groups by reason, `stale_groups` those that grew too old; `ends` rollouts by how they ended.
+
+    `dispatched`, `open_rollouts` and `ends` are the ledger's, and include evaluations.
+    """
 
     version: int
     drawn_groups: int
@@ -28,7 +32,8 @@ class RolloutsStats(msgspec.Struct, frozen=True):
 
 def standing(stats: RolloutsStats, ledger: Ledger, wanted: tuple[int, int] | None) -> Standing:
     """The same for the figures of a run, of which so many batches of so many groups are wanted."""
-    waiting = Counter(_kind_of_wait(progress.doing) for progress in ledger.open.values())
+    training = (progress for uid, progress in ledger.open.items() if uid.startswith(DRAWN))
+    waiting = Counter(_kind_of_wait(progress.doing) for progress in training)
     return Standing(
         wanted_batches=None if wanted is None else wanted[0],
         wanted_groups=None if wanted is None else wanted[0] * wanted[1],
