@@ -11,15 +11,17 @@ class Numbers:
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         self._mark = 0
         self._others: set[int] = set()
-        for number in numbers:
+        for number in sorted(numbers):
             self.add(number)
 
     def add(self, number: int) -> None:
-        if number >= self._mark:
+        if number > self._mark:
             self._others.add(number)
-        while self._mark in self._others:
-            self._others.discard(self._mark)
+        elif number == self._mark:
             self._mark += 1
+            while self._mark in self._others:
+                self._others.discard(self._mark)
+                self._mark += 1
 
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and (0 <= number < self._mark or number in self._others)

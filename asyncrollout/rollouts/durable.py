@@ -84,7 +84,7 @@ def what_is_given(
     }
     bounds = {name: getattr(limits, name) for name in limits.__struct_fields__}
     given = {"seed": seed, "group_size": group_size, "order": order, "envs": envs, "limits": bounds}
-    shown: dict[str, Any] = without_secrets(to_plain(given | _who_plays(agent)))
+    shown: dict[str, Any] = without_secrets(to_plain(given) | _who_plays(agent))
     return shown
 
 
@@ -100,9 +100,12 @@ def _who_plays(agent: Any) -> dict[str, Any]:
 
 
 def _described(value: Any) -> Any:
-    """Plain data as it is; of anything else, the name."""
+    """Plain data as it is, of a struct what is not left to its default; of anything else, the name."""
     try:
-        return to_plain(value)
+        if not isinstance(value, msgspec.Struct):
+            return to_plain(value)
+        told = {field.name: (getattr(value, field.name), field.default) for field in msgspec.structs.fields(value)}
+        return {name: to_plain(own) for name, (own, default) in told.items() if own not in (default, {})}
     except UsageError:
         return getattr(value, "__qualname__", None) or type(value).__qualname__
 
@@ -111,7 +114,7 @@ def _policy(policy: Any) -> str:
     """Its class, and as far as it has them, its model and sampling."""
     model, sampling = getattr(policy, "_model", None), getattr(policy, "_sampling", None)
     known = [model] if isinstance(model, str) else []
-    known += [repr(sampling)] if isinstance(sampling, Sampling) and sampling != Sampling() else []
+    known += [str(_described(sampling))] if isinstance(sampling, Sampling) and sampling != Sampling() else []
     return f"{type(policy).__name__}({', '.join(known)})"
 
 

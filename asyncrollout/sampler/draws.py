@@ -160,6 +160,8 @@ class Draws:
         task = None if self._index < self._wound else await self._pulled()
         index, self._index = self._index, self._index + 1
         recorded = self._recorded.pop(index, None)
+        if not self._recorded:
+            self._recorded = {}  # a dict never shrinks
         self._report_until(self._index)
         if recorded is not None and (task is None or self.chooses):  # it may choose otherwise now
             self._drawn[recorded.tag] += 1
