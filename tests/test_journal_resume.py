@@ -249,7 +249,10 @@ def shout(turn: int, text: str, outcome: Any) -> str:
         ({"history": None}, r"agent\.history=None \(then 2\)"),
         ({"template": "ragen"}, r"agent\.template='ragen' \(then 'plain'\)"),
         ({"template": shout}, r"agent\.template='shout' \(then 'plain'\)"),
-        ({"sampling": Sampling(temperature=1.0)}, r"agent\.sampling=\{'temperature': 1.0\} \(then \{'temperature': 0.5\}\)"),
+        (
+            {"sampling": Sampling(temperature=0.0)},
+            r"agent\.sampling=\{'temperature': 0.0\} \(then \{'temperature': 0.5\}\)",
+        ),
         ({"seeded": False}, r"agent\.seeded=False \(then True\)"),
         ({"encode": lambda messages, is_start: [1]}, r"agent\.encode=.*lambda.* \(then None\)"),
         ({"policy": ScriptedPolicy(["go 1"])}, r"policy=\['ScriptedPolicy\(\)'\] \(then \['Model\(\)'\]\)"),
