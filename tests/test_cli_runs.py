@@ -413,7 +413,7 @@ def test_journal_of_a_newer_format_or_with_a_foreign_line_is_told_and_left_alone
         assert journal.read_bytes() == change
 
 
-def test_resume_with_another_agent_is_refused_and_leaves_the_configuration_unless_it_is_accepted(
+def test_resume_with_another_agent_is_refused_and_leaves_all_as_it_was_unless_it_is_accepted(
     tmp_path: Path,
 ) -> None:
     config = write_config(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import msgspec
+import numpy as np
 import pytest
 
 from asyncrollout import (
@@ -27,6 +28,7 @@ from asyncrollout import (
 )
 from asyncrollout.journal.events import Began, Cancelled, Delivered, Dispatched, Drawn, Finished, Judged, encode
 from asyncrollout.journal.numbers import Numbers
+from asyncrollout.journal.policy import _digests
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.trajectories import StopReason
 from tests.playing import PATIENCE
@@ -257,7 +259,7 @@ def shout(turn: int, text: str, outcome: Any) -> str:
         ({"encode": lambda messages, is_start: [1]}, r"agent\.encode=.*lambda.* \(then None\)"),
         ({"policy": ScriptedPolicy(["go 1"])}, r"policy=\['ScriptedPolicy\(\)'\] \(then \['Model\(\)'\]\)"),
         (
-            {"policy": OpenAIPolicy("http://localhost:1/v1", "tiny")},
+            {"policy": "tiny"},
             r"policy=\['OpenAIPolicy\(tiny\)'\] \(then \['Model\(\)'\]\)",
         ),
     ],
@@ -266,6 +268,8 @@ async def test_another_agent_or_policy_is_refused_by_name(tmp_path: Path, change
     async with rollouts(tmp_path, agent=ChatAgent(Model(), **AGENT)) as source:
         await source.collect(groups=1)
     before = (tmp_path / JOURNAL).read_bytes()
+    if change.get("policy") == "tiny":  # one of its own for each loop
+        change = {"policy": OpenAIPolicy("http://localhost:1/v1", "tiny")}
     changed = ChatAgent(**{"policy": Model(), **AGENT, **change})
     with pytest.raises(UsageError, match=rf"{message}; to accept that, and play unfinished groups anew: accept_chan"):
         await rollouts(tmp_path, agent=changed, resume=True).__aenter__()
@@ -465,3 +469,26 @@ async def test_resumed_process_keeps_nothing_of_what_was_delivered(tmp_path: Pat
     finally:
         tracemalloc.stop()
     assert kept / (groups * size) < 30  # bytes for each rollout; what the process has besides makes up most of it
+
+
+def test_digest_of_a_request_depends_on_all_that_is_asked_and_on_nothing_else() -> None:
+    def said(*texts: str) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": text} for text in texts]
+
+    grown = said("a", "b", "c")
+    requests = [
+        Request(said("a", "b", "c")),
+        Request(said("x", "b", "c")),
+        Request(said("a", "x", "c")),
+        Request(said("b", "c")),
+        Request(said("a", "b", "c"), sampling=Sampling(temperature=1.0)),
+        Request(said("a", "b", "c"), prompt_ids=[1, 2]),
+        Request(said("a", "b", "x")),
+    ]
+    digests = [_digests(request) for request in requests]
+    assert len({one.all for one in digests}) == len(requests)
+    assert len({one.last for one in digests}) == 2
+    for size in (1, 2, 3, 2, 3):
+        assert _digests(Request(grown[:size])) == _digests(Request(said("a", "b", "c")[:size]))
+    pictures = [{"role": "user", "content": [{"type": "image", "image": np.zeros(3)}]}, *said("a")]
+    assert _digests(Request(pictures)) == _digests(Request([{**pictures[0]}, *said("a")]))

@@ -1,6 +1,7 @@
 """A policy whose replies are written down, and which does not ask again for those that were."""
 
 from contextvars import ContextVar
+from operator import is_
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -78,28 +79,28 @@ class _Digests(NamedTuple):
     all: int
 
 
-# By the identity of a message, with it and its content: conversations grow, and what was there need not be read again.
+# All messages of a request but the last, and their digest: a conversation grows, and what was there is not read again.
 # In a rollout's own context, so that it ends with the rollout.
-_seen: ContextVar[dict[int, tuple[Any, Any, int]]] = ContextVar("seen_messages")
+_before: ContextVar[tuple[list[Any], int]] = ContextVar("messages_before", default=([], 0))
 
 
 def _digests(request: Request) -> _Digests:
     if request.messages:
-        before = _seen.get({})
-        seen = {id(message): _digested(message, before) for message in request.messages}
-        _seen.set(seen)
-        parts = [seen[id(message)][2] for message in request.messages]
+        *earlier, newest = request.messages
+        chain, last = _chained(earlier), _crc(newest)
     else:
-        parts = [digest(request.data)]
-    return _Digests(parts[-1], _crc([parts, request.prompt_ids, request.sampling]))
+        chain, last = 0, digest(request.data)
+    return _Digests(last, _crc([chain, last, request.prompt_ids, request.sampling]))
 
 
-def _digested(message: Any, before: dict[int, tuple[Any, Any, int]]) -> tuple[Any, Any, int]:
-    content = message.get("content")
-    known = before.get(id(message))
-    if known is not None and known[0] is message and known[1] is content:
-        return known
-    return message, content, _crc(message)
+def _chained(messages: list[Any]) -> int:
+    known, chain = _before.get()
+    if len(known) > len(messages) or not all(map(is_, known, messages)):
+        known, chain = [], 0
+    for message in messages[len(known) :]:
+        chain = crc32(_crc(message).to_bytes(4), chain)
+    _before.set((messages, chain))
+    return chain
 
 
 def _crc(value: Any) -> int:
