@@ -1,6 +1,7 @@
 """What a resumed run goes on with: its source of tasks, its groups, its agent, its figures; and what it refuses."""
 
 import gc
+import itertools
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -128,9 +129,11 @@ async def test_source_that_resumes_by_itself_is_not_wound_forward(tmp_path: Path
             return anyio.lowlevel.checkpoint() if is_async else None
 
         def __iter__(self) -> Any:
-            while True:
-                self.at, self.pulled = self.at + 1, self.pulled + 1
-                yield f"row {self.at - 1}"
+            return map(self.row, itertools.count(self.at))
+
+        def row(self, number: int) -> str:
+            self.pulled += 1
+            return f"row {number}"
 
     async with rollouts(tmp_path, tasks=Resumable(), max_lag=0) as source:
         await source.collect(groups=3)

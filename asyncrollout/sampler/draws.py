@@ -120,6 +120,7 @@ class Draws:
             resumed = resume(self._wound)
             if inspect.isawaitable(resumed):
                 await resumed
+            self._tasks = _iterator(self._source)  # anew: it may look where to begin as soon as it is asked for one
         elif self.chooses and isinstance(self._tasks, Iterator):  # an async one may wait for groups to be judged
             while self._wound in recorded:
                 self._report_until(self._wound)
