@@ -108,8 +108,10 @@ async def test_batch_whose_taker_is_cancelled_comes_next(tmp_path: Path) -> None
                 continue
         seen.append((await source.collect(groups=1)).index)
     assert seen == list(range(len(seen)))
-    delivered = [group for event in events(tmp_path, "delivered") for group in event["groups"]]
+    last = {event["batch"]: event["groups"] for event in events(tmp_path, "delivered")}  # others were taken back
+    delivered = [group for groups in last.values() for group in groups]
     assert len(delivered) == len({*delivered}) == len(seen)
+    assert len(events(tmp_path, "delivered")) - len(events(tmp_path, "taken_back")) == len(seen)
 
 
 @pytest.mark.parametrize("order", ["finish", "start"])

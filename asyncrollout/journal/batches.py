@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from asyncrollout.arrays.records import decode_record, told_at
 from asyncrollout.errors import JournalError, UsageError
-from asyncrollout.journal.events import Began, Cancelled, Delivered, Judged, decode
+from asyncrollout.journal.events import Began, Cancelled, Delivered, Judged, TakenBack, decode
 from asyncrollout.journal.lines import read_head, whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.trajectories import Group, Trajectory, Verdict
@@ -64,6 +64,8 @@ class RunRecords:
                 self.given = self.given or given
             case Delivered(batch=batch, groups=groups):
                 self._batches[batch] = groups
+            case TakenBack(batch=batch):
+                self._batches.pop(batch, None)
             case Judged(group=group, keep=keep, reason=reason):
                 self._verdicts[group] = Verdict(keep, reason)
             case Cancelled(group=group):

@@ -100,6 +100,12 @@ class Delivered(Event, frozen=True, tag="delivered"):
     dropped: list[str] = []
 
 
+class TakenBack(Event, frozen=True, tag="taken_back"):
+    """A batch that was recorded as delivered, and that nobody has had: its groups are delivered later."""
+
+    batch: int
+
+
 class Dropped(Event, frozen=True, tag="dropped"):
     """Groups that were dropped, and led to no batch: too few were kept."""
 
@@ -133,6 +139,7 @@ AnyEvent = (
     | Cancelled
     | Judged
     | Delivered
+    | TakenBack
     | Dropped
     | Updated
     | Evaluating

@@ -23,6 +23,7 @@ from asyncrollout.journal.events import (
     Finished,
     Judged,
     Replied,
+    TakenBack,
     Updated,
     decode,
 )
@@ -43,6 +44,7 @@ class Reply(NamedTuple):
 class _Batch(NamedTuple):
     delivered: Delivered
     weights: int | None
+    is_repeated: bool
 
 
 class Past:
@@ -113,8 +115,11 @@ class Past:
                     self.verdicts.update(self._together)
                     self._together.clear()
             case Delivered():
+                is_repeated = any(one.batch == event.batch for one in self._given_again)
                 self._given_again = [one for one in self._given_again if one.batch > event.batch]
-                self._batches.append(_Batch(event, self.weights))
+                self._batches.append(_Batch(event, self.weights, is_repeated))
+            case TakenBack(batch=batch):
+                self._take_back(batch)
             case Dropped(groups=groups):
                 self._skipped.update(groups)
             case Updated(weights=weights):
@@ -130,12 +135,18 @@ class Past:
         if batch > self.next_batch:
             raise UsageError(f"batch {batch} is not the next one: {self.next_batch} have been delivered")
         while self.next_batch > batch:
-            delivered, self.weights = self._batches.pop()
+            delivered, self.weights, _ = self._batches.pop()
             self._given_again.insert(0, delivered)
+
+    def _take_back(self, number: int) -> None:
+        """Nobody has had this batch; one of an earlier process is delivered again as it was."""
+        taken_back = [batch for batch in self._batches if batch.delivered.batch == number]
+        self._batches = [batch for batch in self._batches if batch.delivered.batch != number]
+        self._given_again = [*(batch.delivered for batch in taken_back if batch.is_repeated), *self._given_again]
 
     def settle(self) -> None:
         """Find out which groups need not be looked at again."""
-        for delivered, _ in self._batches:
+        for delivered, *_ in self._batches:
             self.delivered += len(delivered.groups)
             self.dropped.update(self._reason(group) for group in delivered.dropped)
         all_delivered = [*(batch.delivered for batch in self._batches), *self._given_again]

@@ -22,6 +22,7 @@ from asyncrollout.journal.events import (
     Failed,
     Finished,
     Judged,
+    TakenBack,
     Updated,
 )
 from asyncrollout.journal.lines import cut_torn_end, whole_lines
@@ -106,6 +107,10 @@ class RunJournal:
         self.writer.put(Delivered(batch=batch, groups=ids, dropped=dropped))
         for group in (*ids, *dropped):
             self.past.forget(group)
+
+    def taken_back(self, batch: int) -> None:
+        """It did not come through to its taker, and is delivered later."""
+        self.writer.put(TakenBack(batch=batch))
 
     def dropped(self, groups: list[str]) -> None:
         """They led to no batch, and are not looked at again."""

@@ -22,6 +22,7 @@ from asyncrollout.journal.events import (
     Finished,
     Judged,
     Replied,
+    TakenBack,
     Updated,
     decode,
 )
@@ -85,7 +86,7 @@ class History:
         self._evaluations: set[str] = set()
         self._fates: dict[str, Fate] = {}
 
-    def add(self, event: AnyEvent) -> None:
+    def add(self, event: AnyEvent) -> None:  # noqa: PLR0912 (one case for each event)
         match event:
             case Began():
                 self._begin(event)
@@ -111,6 +112,8 @@ class History:
                 self.verdicts[group] = event
             case Delivered(batch=batch, at=at, groups=groups, dropped=dropped):
                 self.batches[batch] = BatchRecord(batch, at, groups, dropped, self._weights)
+            case TakenBack(batch=batch):
+                self.batches.pop(batch, None)
             case Dropped(groups=groups):
                 self._dropped.update(groups)
             case Updated(weights=weights):

@@ -21,6 +21,9 @@ from asyncrollout.tasks import task_group
 from asyncrollout.trajectories import Group, Limits, StopReason, Trajectory, Verdict, member_uid
 from asyncrollout.video.recorder import VideoRecorder
 
+FAILED = "failed"
+"""Why a group is dropped in which too many members failed."""
+
 _NO_LIMITS = Limits()
 
 
@@ -45,7 +48,7 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         valid, size = len(group.valid), len(group.trajectories)
         if valid == size or (self.min_valid is not None and valid >= self.min_valid):
             return None
-        return Verdict(keep=False, reason="failed")
+        return Verdict(keep=False, reason=FAILED)
 
 
 _FAILURES = Failures()

@@ -1,24 +1,25 @@
 """Batches on their way from streams of groups to whoever awaits them: each one comes to somebody, and once."""
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 import anyio
 import msgspec
 
 from asyncrollout.arrays.batch import Batch
-from asyncrollout.errors import UsageError
+from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.rollouts.durable import Ready
 from asyncrollout.rollouts.watching import Watching
 from asyncrollout.sampler.draws import Draws
-from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
+from asyncrollout.sampler.stream import GroupStream, StreamRules, Taken
 from asyncrollout.sampler.tally import Tally
+from asyncrollout.sampler.tray import is_older
 from asyncrollout.trajectories import Group
 
 StartStream = Callable[[StreamRules], tuple[GroupStream, anyio.CancelScope]]
 
 _END_GRACE = 30.0
+_NOTHING = Taken([], [], [])
 
 
 class Delivery:
@@ -35,119 +36,192 @@ class Delivery:
         on_batch: Callable[[], None],
     ) -> None:
         self.watch = watch
-        self.stream: GroupStream | None = None
-        """The one that `batches` and `groups` share."""
         self.tally = Tally()
         self.count = 0
-        self._rules = rules
+        self.stale_groups = 0
+        # Where nothing can be carried over, finish order would select the quick ones.
+        self._rules = msgspec.structs.replace(rules, order="start") if rules.ahead == 0 else rules
         self._start = start
         self._draws = draws
         self._version = version
         self._on_batch = on_batch
-        self._left: deque[Ready] = deque()  # batches that nobody has yet
-        self._stop_stream: anyio.CancelScope | None = None
+        self._again: deque[Ready] = deque()  # batches of an earlier process
+        self._shared: GroupStream | None = None  # the one that `batches` and `groups` share
+        self._stop_shared: anyio.CancelScope | None = None
+        self._streams: list[GroupStream] = []
+        self._left_over = _NOTHING  # what was kept, and has neither a stream nor a taker
+        self._failure: Exception | None = None  # of a stream whose taker had his batch already
         self._is_closed = False
 
     @property
     def next_batch(self) -> int:
-        return self._left[0].index if self._left else self.count
+        return self._again[0].index if self._again else self.count
+
+    @property
+    def playing_groups(self) -> int:
+        return sum(stream.playing for stream in self._streams)
+
+    @property
+    def buffered_groups(self) -> int:
+        return sum(stream.buffered for stream in self._streams) + len(self._left_over.groups)
 
     def go_on(self, count: int, again: list[Ready]) -> None:
         """Begin after so many batches, and deliver these ones again first."""
-        self._left.extend(again)
+        self._again.extend(again)
         self.count = count + len(again)
+
+    def note_judged(self, group: Group) -> None:
+        self.tally.add(group)
+
+    def note_stale(self, group: Group) -> None:
+        self.stale_groups += 1
+        self.tally.add_stale(group)
 
     def close(self) -> None:
         """What is under way is over; nothing of it is given up, since a resumed run may go on with it."""
         self._is_closed = True
 
     def account(self) -> None:
-        """Once nothing plays any more: for all that the stream has not delivered."""
-        if self.stream is not None:
-            self.stream.close()
+        """Once nothing plays any more: for all that was not delivered."""
+        for stream in self._streams:
+            self._keep_left_over(stream.close()[1])
+        for group in self._left_over.groups:
+            self.watch.ledger.cancel(group.id, len(group.trajectories))
+        self._streams, self._left_over = [], _NOTHING
 
-    async def once(self, groups: int, order: Order | None = None) -> Batch | None:
-        """The next groups; what is under way beyond them is cancelled, and played anew the next time."""
-        return await self._next(lambda: self._take_once(groups, order or self._rules.order))
+    async def once(self, groups: int) -> Batch | None:
+        """The next groups in start order; what is under way beyond them is cancelled, and played anew next time."""
+        return await self._next(lambda: self._take_once(groups))
 
     async def ahead(self, groups: int, *, needed: int | None = None) -> Batch | None:
         """The next groups of the shared stream, which plays on; it works towards `needed` at a time."""
         return await self._next(lambda: self._take(groups, needed))
 
     async def _next(self, take: Callable[[], Awaitable[Ready | None]]) -> Batch | None:
-        """The next batch, once it is recorded; one whose taker was cancelled before he had it comes first."""
-        ready = self._left.popleft() if self._left else await take()
-        if ready is None:
-            return None
-        with self._not_lost(ready):
-            if not ready.is_told:
-                self._tell(ready)
-            await self.watch.flush()
-        return Batch(ready.index, ready.groups, self.tally.read())
+        while True:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            ready = self._again.popleft() if self._again else await take()
+            if ready is None:
+                return None
+            if (batch := await self._hand_over(ready)) is not None:
+                return batch
 
-    @contextmanager
-    def _not_lost(self, ready: Ready | None) -> Iterator[None]:
-        """Whoever comes next has the batch if this one does not come through."""
+    async def _hand_over(self, ready: Ready) -> Batch | None:
+        """The batch, once it is on record; None if its groups became too old meanwhile.
+
+        A batch that does not come through to its taker is taken back, and its groups come first the next time.
+        """
         is_through = False
+        if ready.taken is None:
+            self.watch.delivered(ready.index, ready.groups, ready.dropped)
         try:
-            yield
-            is_through = True
+            await self.watch.flush()
+            is_through = ready.taken is None or not self._has_stale(ready.groups)
         finally:
-            if ready is not None and not is_through:
-                self._left.append(ready)
+            if not is_through:
+                self._take_back(ready)
+        if not is_through:
+            return None
+        if ready.taken is not None:
+            for group in ready.groups:
+                self.watch.ledger.end_group(group, "delivered")
+        versions = [group.version for group in ready.groups if group.version is not None]
+        self.watch.handed_over(len(ready.groups), max((self._version() - version for version in versions), default=0))
+        self._on_batch()
+        return Batch(ready.index, ready.groups, ready.stats)
 
-    async def _take_once(self, groups: int, order: Order) -> Ready | None:
-        stream, stop = self._start(msgspec.structs.replace(self._rules, order=order, ahead=0))
-        ready, gives_up = None, True
+    def _has_stale(self, groups: list[Group]) -> bool:
+        lag = self._rules.max_lag
+        return lag is not None and any(is_older(group, self._version() - lag) for group in groups)
+
+    def _take_back(self, ready: Ready) -> None:
+        self.watch.taken_back(ready.index)
+        if ready.taken is None:
+            self._again.appendleft(ready)
+            return
+        if ready.index == self.count - 1:
+            self.count -= 1
+        self.tally.put_back(ready.sums)
+        self._keep_left_over(ready.taken)
+
+    def _keep_left_over(self, taken: Taken) -> None:
+        """For the next stream that somebody takes from; in the order of their draws."""
+        pairs = [*zip(self._left_over.draws, self._left_over.groups, strict=True)]
+        pairs += zip(taken.draws, taken.groups, strict=True)
+        pairs.sort(key=lambda pair: pair[0].index)
+        dropped = [*self._left_over.dropped, *taken.dropped]
+        self._left_over = Taken([group for _, group in pairs], [draw for draw, _ in pairs], dropped)
+
+    def _begin(self, rules: StreamRules) -> tuple[GroupStream, anyio.CancelScope]:
+        stream, stop = self._start(rules)
+        self._streams.append(stream)
+        return stream, stop
+
+    async def _take_from(self, stream: GroupStream, groups: int, needed: int | None = None) -> Ready | None:
+        left_over, self._left_over = self._left_over, _NOTHING
+        stream.adopt(left_over)
+        return self._make_ready(await stream.take(groups, needed=needed))
+
+    async def _take_once(self, groups: int) -> Ready | None:
+        stream, stop = self._begin(msgspec.structs.replace(self._rules, order="start", ahead=0))
+        ready, gives_up, is_ended = None, True, False
         try:
-            ready = self._make_ready(stream, await stream.take(groups))
+            ready = await self._take_from(stream, groups)
         except anyio.get_cancelled_exc_class():
             gives_up = False
             raise
         finally:
-            with self._not_lost(ready):
+            try:
                 await self._end(stream, stop, gives_up=gives_up, is_one_shot=True)
+                is_ended = True
+            finally:
+                if ready is not None and not is_ended:
+                    self._take_back(ready)
+        if not isinstance(stream.failure, ClosedError | None):
+            self._failure = stream.failure
         return ready
 
     async def _take(self, groups: int, needed: int | None) -> Ready | None:
-        if self.stream is None:
-            self.stream, self._stop_stream = self._start(self._rules)
-        stream = self.stream
+        if self._shared is None:
+            self._shared, self._stop_shared = self._begin(self._rules)
+        stream = self._shared
         try:
-            return self._make_ready(stream, await stream.take(groups, needed=needed))
-        finally:
+            return await self._take_from(stream, groups, needed)
+        except Exception:
             if stream.failure is not None and not self._is_closed:  # the next one begins with what this one had left
-                self.stream = None
-                assert self._stop_stream is not None
-                await self._end(stream, self._stop_stream, gives_up=True, is_one_shot=False)
+                self._shared = None
+                assert self._stop_shared is not None
+                await self._end(stream, self._stop_shared, gives_up=True, is_one_shot=False)
+            raise
 
-    def _make_ready(self, stream: GroupStream, groups: list[Group]) -> Ready | None:
+    def _make_ready(self, taken: Taken) -> Ready | None:
         """Groups that were taken, as a batch; none if the tasks are at their end."""
-        if not groups and not self._draws.count:
+        if not taken.groups and not self._draws.count:
             raise UsageError("tasks has no tasks: there is nothing to play")
-        if not groups:
+        if not taken.groups:
             return None
-        ready = Ready(self.count, groups, stream.consumed_by(groups))
+        sums = self.tally.take()
+        ready = Ready(self.count, taken.groups, taken.dropped, self.tally.figures(sums), sums, taken)
         self.count += 1
-        self._tell(ready)
+        self.watch.delivered(ready.index, ready.groups, ready.dropped)
         return ready
 
-    def _tell(self, ready: Ready) -> None:
-        versions = [group.version for group in ready.groups if group.version is not None]
-        lag = max((self._version() - version for version in versions), default=0)
-        self.watch.delivered(ready.index, ready.groups, ready.dropped, max(lag, 0))
-        ready.is_told = True
-        self._on_batch()
-
     async def _end(self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool, is_one_shot: bool) -> None:
-        """End a stream; what it has not delivered is played anew by the next one.
+        """End a stream; what it has not kept so far is played anew by the next one.
 
         If it was not given up, but only interrupted, a resumed run goes on with what is recorded.
         """
         stop.cancel()
-        with anyio.move_on_after(_END_GRACE, shield=True):
-            await stream.stopped.wait()
-        groups = stream.close()
-        if gives_up and not self._is_closed:
-            self.watch.dropped(stream.consumed())
-            self.watch.given_up(groups, with_all_recorded=is_one_shot)
+        try:
+            with anyio.move_on_after(_END_GRACE, shield=True):
+                await stream.stopped.wait()
+        finally:
+            self._streams.remove(stream)
+            given_up, left_over = stream.close()
+            if gives_up and not self._is_closed:
+                self.watch.dropped(left_over.dropped)
+                self.watch.given_up(given_up, with_all_recorded=is_one_shot)
+                left_over = left_over._replace(dropped=[])
+            self._keep_left_over(left_over)

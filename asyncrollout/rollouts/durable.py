@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.policies.compose import nested
 from asyncrollout.rollouts.setup import Pausable, with_policy
 from asyncrollout.sampler.draws import Draw, Share
+from asyncrollout.sampler.stream import Taken
+from asyncrollout.sampler.tally import Sums
 from asyncrollout.secrets import hide_in_command, without_secrets
 from asyncrollout.trajectories import Group, Limits
 
@@ -41,12 +43,17 @@ _GIT_SECONDS = 5
 
 @dataclass
 class Ready:
-    """A batch that somebody may have, and what was dropped on the way to it; `is_told` if it is on record."""
+    """A batch for the next taker, and the ids of groups that were dropped on the way to it.
+
+    One that was taken from a stream can be taken back; one of an earlier process is delivered as it was.
+    """
 
     index: int
     groups: list[Group]
     dropped: list[str]
-    is_told: bool = False
+    stats: dict[str, float] = field(default_factory=dict)
+    sums: Sums = field(default_factory=Sums)
+    taken: Taken | None = None
 
 
 def read_resume(run_dir: Any, resume: Any) -> bool | int:

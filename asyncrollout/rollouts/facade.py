@@ -214,7 +214,7 @@ class Rollouts:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
         checks.whole("groups", groups, 1)
         self._check_open()
-        batch = await self._delivery.once(groups, order="start")
+        batch = await self._delivery.once(groups)
         if batch is None:
             raise UsageError("tasks is at its end: there is nothing left to play")
         return batch
@@ -320,18 +320,17 @@ class Rollouts:
 
     def stats(self) -> RolloutsStats:
         """How things stand at this moment."""
-        stream = self._delivery.stream
         return RolloutsStats(
             version=self.version,
             drawn_groups=self._draws.count,
-            playing_groups=0 if stream is None else stream.playing,
-            buffered_groups=0 if stream is None else stream.buffered,
+            playing_groups=self._delivery.playing_groups,
+            buffered_groups=self._delivery.buffered_groups,
             keep_rate=self._keep_rate.now,
             dropped=dict(self._keep_rate.dropped),
             dispatched=self.ledger.dispatched_count,
             open_rollouts=len(self.ledger.open),
             ends={end: self.ledger.ends[end] for end in ENDS},
-            stale_groups=0 if stream is None else stream.stale,
+            stale_groups=self._delivery.stale_groups,
             pool=self._pool.stats(),
         )
 
@@ -345,15 +344,21 @@ class Rollouts:
             rules=rules,
             version=lambda: self.version,
             judged=self._note,
+            dropped_stale=self._note_stale,
             had_valid=self._delivery.count > 0,
         )
         self._streams.start_soon(_run_within, stop, stream)
         return stream, stop
 
     def _note(self, group: Group, more: int) -> None:
-        self._delivery.tally.add(group)
+        self._delivery.note_judged(group)
         self._watch.judged(group, more)
         self._draws.tell(group)
+
+    def _note_stale(self, group: Group) -> None:
+        self._delivery.note_stale(group)
+        if group.verdict is None:  # else the source of tasks has heard of it
+            self._draws.tell(group)
 
     async def _play_drawn(self, draw: Draw) -> Group:
         self._watch.drawn(draw)

@@ -43,9 +43,15 @@ class Watching(Nobody):
     def dropped(self, groups: list[str]) -> None:
         """They led to no batch."""
 
-    def delivered(self, batch: int, groups: list[Group], dropped: list[str], lag: int) -> None:  # noqa: ARG002
-        """A batch, and what was dropped on the way to it."""
-        self._meter.delivered(len(groups), lag)
+    def delivered(self, batch: int, groups: list[Group], dropped: list[str]) -> None:
+        """A batch is about to be handed over; also what was dropped on the way to it."""
+
+    def taken_back(self, batch: int) -> None:
+        """A batch that was recorded as delivered did not come through to its taker."""
+
+    def handed_over(self, groups: int, lag: int) -> None:
+        """A batch of so many groups has its taker."""
+        self._meter.delivered(groups, lag)
 
     def updated(self, weights: int) -> None: ...
 
@@ -106,9 +112,11 @@ class Recording(Watching):
     def dropped(self, groups: list[str]) -> None:
         self._journal.dropped(groups)
 
-    def delivered(self, batch: int, groups: list[Group], dropped: list[str], lag: int) -> None:
+    def delivered(self, batch: int, groups: list[Group], dropped: list[str]) -> None:
         self._journal.delivered(batch, groups, dropped)
-        super().delivered(batch, groups, dropped, lag)
+
+    def taken_back(self, batch: int) -> None:
+        self._journal.taken_back(batch)
 
     def updated(self, weights: int) -> None:
         self._journal.updated(weights)

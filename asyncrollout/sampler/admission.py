@@ -27,6 +27,8 @@ class Rules(NamedTuple):
     """How many may be drawn for one batch."""
     in_rounds: bool = False
     """Whether a filter judges a whole batch at a time."""
+    most_ahead: int | None = None
+    """How many may be worked on or kept at a time, whatever the size of a batch."""
 
 
 def may_start(load: Load, rules: Rules, keep_rate: float) -> bool:
@@ -36,4 +38,7 @@ def may_start(load: Load, rules: Rules, keep_rate: float) -> bool:
         return False
     if rules.in_rounds and load.undecided % rules.needed:
         return True  # a round that has begun must be complete to be judged
-    return keep_rate * load.undecided + load.buffered < rules.needed * rules.batches
+    enough = rules.needed * rules.batches
+    if rules.most_ahead is not None:
+        enough = min(enough, rules.most_ahead)
+    return keep_rate * load.undecided + load.buffered < enough

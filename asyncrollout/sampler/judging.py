@@ -80,6 +80,13 @@ class Judge:
             raise UsageError(f"the filter {_name(self._keep)} gave {len(verdicts)} verdicts for {len(waiting)} groups")
         return [self._noted(_judged(group, verdict)) for group, verdict in zip(waiting, verdicts, strict=True)]
 
+    def remove_older(self, version: int) -> list[Group]:
+        """Take out groups that wait for others, and in which weights older than this version had a part."""
+        old = [group for group in self._waiting if group.version is not None and group.version < version]
+        gone = {group.id for group in old}
+        self._waiting = [group for group in self._waiting if group.id not in gone]
+        return old
+
     def _ask(self, keep: Any, judged: Any) -> Any:
         try:
             return keep(judged)

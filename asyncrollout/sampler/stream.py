@@ -4,19 +4,21 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 import msgspec
+import structlog
 
 from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError
 from asyncrollout.sampler.admission import Load, Rules, may_start
 from asyncrollout.sampler.draws import Draw, Draws
 from asyncrollout.sampler.judging import Judge, error_of
 from asyncrollout.sampler.ledger import Ledger
-from asyncrollout.sampler.tray import OnExhausted, Tray
+from asyncrollout.sampler.pace import Pace
+from asyncrollout.sampler.tray import OnExhausted, Tray, is_older
 from asyncrollout.tasks import task_group
 from asyncrollout.trajectories import DRAWN, Group
 
@@ -24,6 +26,16 @@ Order = Literal["finish", "start"]
 Play = Callable[[Draw], Awaitable[Group]]
 
 _FEWEST_FAILURES = 8
+
+log = structlog.get_logger(__name__)
+
+
+class Taken(NamedTuple):
+    """Kept groups with their draws, in order, and the ids of groups that were dropped on the way to them."""
+
+    groups: list[Group]
+    draws: list[Draw]
+    dropped: list[str]
 
 
 class StreamRules(msgspec.Struct, frozen=True):
@@ -56,6 +68,7 @@ class GroupStream:
         rules: StreamRules,
         version: Callable[[], int],
         judged: Callable[[Group, int], None],
+        dropped_stale: Callable[[Group], None],
         had_valid: bool = False,
     ) -> None:
         self._draws = draws
@@ -65,6 +78,7 @@ class GroupStream:
         self._rules = rules
         self._version = version
         self._judged = judged
+        self._dropped_stale = dropped_stale
         self._tray = Tray(rules.max_num_gen_batches, rules.on_exhausted)
         self._open: dict[str, Draw] = {}  # all that was drawn, until it is delivered or dropped
         self._playing: dict[int, int] = {}  # with the version of the weights at their start
@@ -73,8 +87,11 @@ class GroupStream:
         self._finished: deque[Group] = deque()
         self._failed_in_a_row = 0
         self._wanted = 0
+        self._pace: Pace | None = None
+        self._version_of_last_batch: int | None = None
+        self._has_warned = False
+        self._checked_at: int | None = version()  # what is over was looked through for stale groups at this version
         self._drained = False
-        self.stale = 0
         self.failure: Exception | None = None
         self._last_error: RolloutError | None = None
         self._had_valid = had_valid
@@ -103,47 +120,53 @@ class GroupStream:
             self.stopped.set()
             self._notify()
 
-    def consumed_by(self, groups: list[Group]) -> list[str]:
-        """The ids of groups that were dropped on the way to these, which were taken."""
-        return self._tray.consumed_by(groups)
-
     def consumed(self) -> list[str]:
         """The ids of all that were dropped since."""
         return self._tray.consumed()
 
-    def close(self) -> list[str]:
-        """Account for all that was neither delivered nor dropped, whose ids are given; it may be drawn again."""
+    def adopt(self, taken: Taken) -> None:
+        """Groups that were kept before, and that nobody has had."""
+        self._open.update((draw.id, draw) for draw in taken.draws)
+        self._tray.adopt(taken.groups, taken.dropped)
+        self._checked_at = None
+
+    def close(self) -> tuple[list[str], Taken]:
+        """Account for all that plays or waits for a verdict: its ids, to be drawn again; and what was kept so far."""
         for group in self._tray.spare:
             self._end(group, "filtered")
-        open_groups = [*self._open]
+        kept = [*self._tray.kept]
+        left_over = Taken(kept, [self._open.pop(group.id) for group in kept], self._tray.consumed())
+        given_up = [*self._open]
         for draw in self._open.values():
             self._ledger.cancel(draw.id, self._rules.group_size)
         self._draws.give_back(self._open.values())
         self._open.clear()
-        return open_groups
+        return given_up, left_over
 
-    async def take(self, groups: int, *, needed: int | None = None) -> list[Group]:
+    async def take(self, groups: int, *, needed: int | None = None) -> Taken:
         """The next groups that are kept; fewer at the end of the tasks, or as `on_exhausted` says.
 
-        `needed` is how many the stream works towards at a time, if it is not the same.
+        `needed` is how many the stream works towards at a time, for somebody who takes groups one by one.
         """
         if self._wanted:
             raise UsageError("somebody else awaits groups of this stream: one consumer at a time")
         self._tray.needed = groups if needed is None else needed
+        self._pace = None if needed is None else self._pace or Pace()
         self._wanted = 1
+        self._warn_of_jump()
         self._notify()
         try:
             while True:
-                self._judge_finished()
                 self._drop_stale()
+                self._judge_finished()
                 if self.buffered >= groups and not self._is_any_due():
                     self._put_oldest_first()
-                    return self._deliver(self._tray.take(groups))
+                    return self._hand_out(self._tray.take(groups))
                 if self.failure is not None:
                     raise self.failure
                 if self._is_over():
                     self._check_alive()
-                    return self._deliver(self._tray.take_last(groups))
+                    return self._hand_out(self._tray.take_last(groups))
                 if self._tray.exhausted:
                     return self._make_do(groups)
                 await self._wait()
@@ -174,21 +197,34 @@ class GroupStream:
             most_playing=max(self._rules.max_in_flight // self._rules.group_size, 1),
             most_draws=self._tray.max_draws,
             in_rounds=self._judge.in_rounds,
+            most_ahead=self._most_ahead(),
         )
         load = Load(len(self._playing), undecided, self.buffered, self._tray.judged)
         return not self._is_exhausted() and may_start(load, rules, self._judge.rate.now)
 
+    def _most_ahead(self) -> int | None:
+        if self._pace is None or self._rules.max_lag is None:
+            return None
+        return self._pace.most_ahead(self._version(), self._rules.max_lag, is_awaited=self._wanted > 0)
+
     async def _run_one(self, draw: Draw) -> None:
         group = await self._play(draw)
         del self._playing[draw.index]
-        if self._rules.order == "finish":
+        if self._is_stale(group):
+            if self._rules.order == "start":
+                self._started.remove(draw.index)
+            self._end_stale(group)
+        elif self._rules.order == "finish":
             self._finished.append(group)
         else:
             self._early[draw.index] = group
-            while self._started and self._started[0] in self._early:
-                self._finished.append(self._early.pop(self._started.popleft()))
+        self._queue_in_start_order()
         self._judge_finished()
         self._notify()
+
+    def _queue_in_start_order(self) -> None:
+        while self._started and self._started[0] in self._early:
+            self._finished.append(self._early.pop(self._started.popleft()))
 
     def _judge_finished(self) -> None:
         """Judge in order, but not beyond a batch and its draws, so that what is in it never depends on timing."""
@@ -204,8 +240,8 @@ class GroupStream:
         return most is not None and 0 < most <= self._tray.judged + self._judge.waiting
 
     def _is_served(self) -> bool:
-        """Whether nothing more is judged until it is asked for."""
-        return self._rules.ahead == 0 and (not self._wanted or self.buffered >= self._tray.needed)
+        """Whether nothing more is judged until it is asked for: in start order no verdict depends on timing."""
+        return self._rules.order == "start" and (not self._wanted or self.buffered >= self._tray.needed)
 
     def _put(self, judge: Callable[..., list[Group]], *judged: Any) -> None:
         """Count what a judgement gives; if it fails, nothing is judged any more."""
@@ -258,15 +294,54 @@ class GroupStream:
             by_age = sorted(self._tray.kept, key=lambda group: (group.version or 0, self._open[group.id].index))
             self._tray.kept = deque(by_age)
 
-    def _drop_stale(self) -> None:
-        if self._rules.max_lag is not None:
-            for group in self._tray.remove_older(self._version() - self._rules.max_lag):
-                self.stale += 1
-                self._end(group, "stale")
+    def _is_stale(self, group: Group) -> bool:
+        """Whether it is too old; one that failed has its verdict already, whatever its age."""
+        lag = self._rules.max_lag
+        return lag is not None and group.verdict is None and is_older(group, self._version() - lag)
 
-    def _make_do(self, groups: int) -> list[Group]:
+    def _drop_stale(self) -> None:
+        """Drop whatever is over and too old, judged or not: it must neither be handed out nor take others' places."""
+        if self._rules.max_lag is None or self._checked_at == self._version():
+            return
+        self._checked_at = self._version()
+        oldest = self._checked_at - self._rules.max_lag
+        stale = self._judge.remove_older(oldest)
+        stale += filter(self._is_stale, self._finished)
+        early = {index: group for index, group in self._early.items() if self._is_stale(group)}
+        if early:
+            self._early = {index: group for index, group in self._early.items() if index not in early}
+            self._started = deque(index for index in self._started if index not in early)
+            stale += early.values()
+        gone = {group.id for group in stale}
+        self._finished = deque(group for group in self._finished if group.id not in gone)
+        self._queue_in_start_order()
+        for group in (*stale, *self._tray.remove_older(oldest)):
+            self._end_stale(group)
+        self._notify()
+
+    def _end_stale(self, group: Group) -> None:
+        if group.verdict is not None and not group.verdict.keep:  # it could only have filled a batch
+            self._end(group, "filtered")
+            return
+        self._tray.note_stale(group)
+        self._dropped_stale(group)
+        self._end(group, "stale")
+
+    def _warn_of_jump(self) -> None:
+        """Versions that count a trainer's steps make everything stale that was played ahead; that is never meant."""
+        lag, before, now = self._rules.max_lag, self._version_of_last_batch, self._version()
+        if not self._has_warned and lag and before is not None and now - before > lag:
+            self._has_warned = True
+            log.warning(
+                "versions_rise_too_fast",
+                versions_per_batch=now - before,
+                max_lag=lag,
+                hint="whatever was played ahead is stale: raise the version by one for each batch, or raise max_lag",
+            )
+
+    def _make_do(self, groups: int) -> Taken:
         try:
-            return self._deliver(self._tray.make_do(groups))
+            made_do = self._tray.make_do(groups)
         except ExhaustedError as error:
             if self._last_error is not None:
                 error.add_note(f"the last failure: {type(self._last_error).__name__}: {self._last_error}")
@@ -275,14 +350,17 @@ class GroupStream:
             for unused in self._tray.begin_anew():
                 self._end(unused, "filtered")
             self._notify()
+        return self._hand_out(made_do)
 
-    def _deliver(self, groups: list[Group]) -> list[Group]:
-        for group in groups:
-            self._end(group, "delivered")
+    def _hand_out(self, groups: list[Group]) -> Taken:
+        if self._pace is not None:
+            self._pace.note(self._version(), len(groups))
+        self._version_of_last_batch = self._version()
+        draws = [self._open.pop(group.id) for group in groups]
         self._notify()
-        return groups
+        return Taken(groups, draws, self._tray.consumed_by(groups))
 
-    def _end(self, group: Group, how: Literal["delivered", "filtered", "stale"]) -> None:
+    def _end(self, group: Group, how: Literal["filtered", "stale"]) -> None:
         del self._open[group.id]
         self._ledger.end_group(group, how)
 

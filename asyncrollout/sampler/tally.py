@@ -1,50 +1,86 @@
 """What was played, filtered or not: filtering changes what a trainer sees, and this tells what it does not see."""
 
 from collections import Counter
+from dataclasses import dataclass, field
+from typing import Self
 
 from asyncrollout.trajectories import Group
 
+_STALE = "stale"
+
+
+@dataclass
+class Sums:
+    """Of groups that were judged or dropped as stale, and of their members that have an outcome."""
+
+    groups: int = 0
+    failed: int = 0
+    rollouts: int = 0
+    reward: float = 0.0
+    turns: int = 0
+    tokens: int = 0
+    told: int = 0
+    successes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, group: Group) -> None:
+        self.groups += 1
+        if group.verdict is not None and not group.verdict.keep:
+            self.dropped[group.verdict.reason or "dropped"] += 1
+        self.failed += len(group.trajectories) - len(group.valid)
+        for trajectory in group.valid:
+            self.rollouts += 1
+            self.reward += trajectory.reward
+            self.turns += len(trajectory.turns)
+            self.tokens += trajectory.sampled_tokens
+            self.told += trajectory.success is not None
+            self.successes += trajectory.success or 0
+
+    def merge(self, other: Self) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
 
 class Tally:
-    """Sums over judged groups, since it was last read."""
+    """Sums since they were last taken."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = dict.fromkeys(("mean_reward", "mean_turns", "mean_tokens"), 0.0)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._groups = self._rollouts = self._failed = self._turns = self._tokens = self._successes = self._told = 0
-        self._reward = 0.0
-        self._dropped: Counter[str] = Counter()
+        self._sums = Sums()
 
     def add(self, group: Group) -> None:
-        self._groups += 1
-        if group.verdict is not None and not group.verdict.keep:
-            self._dropped[group.verdict.reason or "dropped"] += 1
-        self._failed += len(group.trajectories) - len(group.valid)
-        for trajectory in group.valid:
-            self._rollouts += 1
-            self._reward += trajectory.reward
-            self._turns += len(trajectory.turns)
-            self._tokens += trajectory.sampled_tokens
-            self._told += trajectory.success is not None
-            self._successes += trajectory.success or 0
+        """A group was judged."""
+        self._sums.add(group)
 
-    def read(self) -> dict[str, float]:
-        """Counts and means of all groups, dropped ones included; then it begins anew.
+    def add_stale(self, group: Group) -> None:
+        """A group became stale; one that was not judged before counts as played, too."""
+        if group.verdict is None:
+            self._sums.add(group)
+        self._sums.dropped[_STALE] += 1
+
+    def take(self) -> Sums:
+        """What has come together; then it begins anew."""
+        sums, self._sums = self._sums, Sums()
+        return sums
+
+    def put_back(self, sums: Sums) -> None:
+        """Sums whose batch nobody had: they are part of the next one's."""
+        self._sums.merge(sums)
+
+    def figures(self, sums: Sums) -> dict[str, float]:
+        """Counts and means of all groups, dropped ones included.
 
         If there were none (a batch may have been ready before), the means are those of last time.
         """
-        read: dict[str, float] = {
-            "drawn_groups": self._groups,
-            "failed_rollouts": self._failed,
-            **{f"dropped_{reason}": count for reason, count in sorted(self._dropped.items())},
+        counts: dict[str, float] = {
+            "drawn_groups": sums.groups,
+            "failed_rollouts": sums.failed,
+            **{f"dropped_{reason}": count for reason, count in sorted(sums.dropped.items())},
         }
-        if self._rollouts:
-            self._means["mean_reward"] = self._reward / self._rollouts
-            self._means["mean_turns"] = self._turns / self._rollouts
-            self._means["mean_tokens"] = self._tokens / self._rollouts
-        if self._told:
-            self._means["success_rate"] = self._successes / self._told
-        self._clear()
-        return {**read, **self._means}
+        if sums.rollouts:
+            self._means["mean_reward"] = sums.reward / sums.rollouts
+            self._means["mean_turns"] = sums.turns / sums.rollouts
+            self._means["mean_tokens"] = sums.tokens / sums.rollouts
+        if sums.told:
+            self._means["success_rate"] = sums.successes / sums.told
+        return {**counts, **self._means}

@@ -1,32 +1,48 @@
 """Judged groups on their way to a batch: those that are kept, and how many draws they cost."""
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Literal
 
 from asyncrollout.errors import ExhaustedError
+from asyncrollout.rollout.group import FAILED
 from asyncrollout.trajectories import Group
 
 OnExhausted = Literal["raise", "short", "fill"]
 
+_LEFT_OVER = -1  # the round of groups that belong to no round of this tray
+
 
 class Tray:
-    """Groups are put in as they are judged; no more than `max_rounds` times `needed` are drawn for a batch.
+    """Groups are put in as they are judged; at most `max_rounds` times `needed` are drawn for a batch.
 
     Pure bookkeeping, in the order of judgement, so that batches do not depend on timing.
     """
 
     def __init__(self, max_rounds: int | None, on_exhausted: OnExhausted) -> None:
-        self.needed = 0
         self.kept: deque[Group] = deque()
         self.spare: deque[Group] = deque()
         self.judged = 0
-        self._kept = 0
+        """Draws that the batch in progress has cost so far."""
+        self._needed = 0
+        self._taken = 0  # since `needed` was last set to another number
         self._max_rounds = max_rounds
         self._on_exhausted = on_exhausted
         self._reasons: Counter[str] = Counter()
+        self._stale = 0
         self._round = 0  # how many batches have been complete, or given up
         self._rounds: dict[str, int] = {}  # of groups that were kept, and not consumed
         self._gone: dict[str, int] = {}  # the same of those that were dropped
+
+    @property
+    def needed(self) -> int:
+        """The size of a batch."""
+        return self._needed
+
+    @needed.setter
+    def needed(self, needed: int) -> None:
+        if needed != self._needed:
+            self._needed, self._taken = needed, 0
 
     @property
     def max_draws(self) -> int | None:
@@ -44,20 +60,28 @@ class Tray:
         if group.verdict.keep:
             self._rounds[group.id] = self._round
             self.kept.append(group)
-            self._kept += 1
-            return self.begin_anew() if self._kept >= self.needed else []
+            is_complete = (self._taken + len(self.kept)) % self.needed == 0
+            return self.begin_anew() if is_complete else []
         self._gone[group.id] = self._round
         self._reasons[group.verdict.reason or "dropped"] += 1
-        if self._on_exhausted != "fill" or not group.valid:
+        if self._on_exhausted != "fill" or group.verdict.reason == FAILED or not group.valid:
             return [group]
         self.spare.append(group)
         return [self.spare.popleft()] if len(self.spare) > self.needed else []
 
+    def adopt(self, kept: Sequence[Group], dropped: Sequence[str]) -> None:
+        """Groups that an earlier tray had kept, and the ids of those that were dropped on the way to them."""
+        self.kept.extend(kept)
+        self._rounds.update((group.id, _LEFT_OVER) for group in kept)
+        self._gone.update((name, _LEFT_OVER) for name in dropped)
+
     def take(self, count: int) -> list[Group]:
-        return [self.kept.popleft() for _ in range(min(count, len(self.kept)))]
+        taken = [self.kept.popleft() for _ in range(min(count, len(self.kept)))]
+        self._taken += len(taken)
+        return taken
 
     def take_last(self, count: int) -> list[Group]:
-        """What there is when no more will come; dropped groups fill it if so chosen, but make no batch of their own."""
+        """What is left at the end of the tasks; dropped groups fill a batch if so chosen, but do not make one."""
         return self._filled(self.take(count), count) if self.kept else []
 
     def _filled(self, groups: list[Group], count: int) -> list[Group]:
@@ -66,40 +90,47 @@ class Tray:
         return groups
 
     def make_do(self, count: int) -> list[Group]:
-        """A batch whose draws are used up: what there is, with dropped groups to fill it if so chosen, or an error."""
+        """A batch whose draws are used up: what there is, filled with dropped groups if so chosen, or an error."""
         groups = self._filled(self.take(count), count)
+        self._taken = 0
         if self._on_exhausted == "raise" or not groups:
             self.kept.extendleft(reversed(groups))
-            told = ", ".join(f"{number} {reason}" for reason, number in self._reasons.most_common())
-            raise ExhaustedError(
-                f"{len(groups)} of {count} groups were kept of {self.judged} draws (dropped: {told}): "
-                "loosen the filter, or raise max_num_gen_batches, or choose on_exhausted='short' or 'fill'"
-            )
+            raise ExhaustedError(self._shortage(len(groups), count))
         return groups
+
+    def _shortage(self, kept: int, count: int) -> str:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in self._reasons.most_common()) or "none"
+        stale = f"; {self._stale} more became stale and were not counted" if self._stale else ""
+        others = " or ".join(f"'{name}'" for name in ("short", "fill") if name != self._on_exhausted)
+        choice = "choose on_exhausted='fill'" if self._on_exhausted == "short" else f"choose on_exhausted={others}"
+        return (
+            f"{kept} of {count} groups were kept of {self.judged} draws (dropped: {reasons}{stale}): "
+            f"loosen the filter, or raise max_num_gen_batches, or {choice}"
+        )
 
     def begin_anew(self) -> list[Group]:
         """Let the next batch have its draws; dropped groups that nobody took come back."""
         unused = [*self.spare]
         self.spare.clear()
         self._reasons.clear()
+        self._stale = 0
         self._round += 1
         self.judged = 0
-        self._kept = len(self.kept) % max(self.needed, 1)
         return unused
 
     def remove_older(self, version: int) -> list[Group]:
-        """Groups that had a part played by weights older than this version."""
-        old = [group for group in self.kept if _is_older(group, version)]
-        old_spare = [group for group in self.spare if _is_older(group, version)]
-        for group in old:
-            self.kept.remove(group)
-        for group in old_spare:
-            self.spare.remove(group)
-        self._kept = max(self._kept - len(old), 0)
-        for group in (*old, *old_spare):
-            self._rounds.pop(group.id, None)
-            self._gone[group.id] = -1
-        return [*old, *old_spare]
+        """Take out groups in which weights older than this version had a part; kept ones give their draws back."""
+        old = [group for group in (*self.kept, *self.spare) if is_older(group, version)]
+        gone = {group.id for group in old}
+        self.judged -= sum(self._rounds.pop(name, _LEFT_OVER) == self._round for name in gone)
+        self.kept = deque(group for group in self.kept if group.id not in gone)
+        self.spare = deque(group for group in self.spare if group.id not in gone)
+        return old
+
+    def note_stale(self, group: Group) -> None:
+        """It is dropped on the way to the next batch, and costs no draw."""
+        self._stale += 1
+        self._gone[group.id] = _LEFT_OVER
 
     def consumed_by(self, groups: list[Group]) -> list[str]:
         """The ids of those that were dropped on the way to a batch that was taken."""
@@ -116,5 +147,5 @@ class Tray:
         return [*self._gone]
 
 
-def _is_older(group: Group, version: int) -> bool:
+def is_older(group: Group, version: int) -> bool:
     return group.version is not None and group.version < version
