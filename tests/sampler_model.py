@@ -3,7 +3,6 @@
 Time is virtual, so that a program and its seeds decide what happens when.
 """
 
-import heapq
 import math
 import random
 from collections import Counter
@@ -121,7 +120,8 @@ class Program:
         if "update" not in self.names or self.max_lag is None:
             return False
         inside = {op[0] for beside in _flat(self.ops) if beside[0] == "beside" for op in beside[2]}
-        return not self.is_once or "update" in inside
+        may_be_left_over = self.keep == "batch" or self.max_rounds is not None or self.is_broken_off
+        return not self.is_once or may_be_left_over or "update" in inside
 
     @property
     def is_broken_off(self) -> bool:
@@ -176,11 +176,11 @@ class World:
         return [sampling_seed(base, turn) % 3 for turn in range(length(seed))]
 
     def failures(self, uid: str) -> float:
-        """How often a member fails: one of a group at most, so that its retries never depend on timing."""
+        """How often a member fails, in all: one of a group at most, so that its retries never depend on timing."""
         group, _, member = uid.rpartition(".")
         if not self.program.fails or group.startswith("eval") or member != "0" or self.chance("fails", group) > 0.3:
             return 0
-        return math.inf if self.chance("always", group) < 0.5 else 1
+        return math.inf if not self.program.retries or self.chance("always", group) < 0.5 else 1
 
     def is_failed(self, index: int, member: int) -> bool:
         return self.failures(f"g{index}.{member}") > self.program.retries
@@ -225,7 +225,6 @@ class Reference:
     def __init__(self, world: World) -> None:
         self._world = world
         self._program = world.program
-        self._returned: list[int] = []
         self._next = 0
         self._kept: list[int] = []
         self._spare: list[int] = []
@@ -235,27 +234,19 @@ class Reference:
     def take(self, groups: int, *, once: bool) -> list[int] | None:
         """The indices of the next batch; none at the end, and None if its draws are used up."""
         if once:
-            self._judged = self._since = 0
-        try:
-            while len(self._kept) < groups:
-                most = None if self._program.max_rounds is None else self._program.max_rounds * groups
-                if most is not None and self._judged + len(self._waiting) >= most:
-                    self._judge_together(groups)
-                    return self._kept_or_filled(groups) if len(self._kept) < groups else self._taken(groups)
-                if (index := self._draw()) is None:
-                    self._judge_together(groups)
-                    return self._filled(groups) if self._kept else []
-                self._judge(index, groups)
-            return self._taken(groups)
-        finally:
-            if once:
-                for index in self._kept:
-                    heapq.heappush(self._returned, index)
-                self._kept, self._spare = [], []
+            self._begin_anew(groups)
+        while len(self._kept) < groups:
+            most = None if self._program.max_rounds is None else self._program.max_rounds * groups
+            if most is not None and self._judged + len(self._waiting) >= most:
+                self._judge_together(groups)
+                return self._kept_or_filled(groups) if len(self._kept) < groups else self._taken(groups)
+            if (index := self._draw()) is None:
+                self._judge_together(groups)
+                return self._filled(groups) if self._kept else []
+            self._judge(index, groups)
+        return self._taken(groups)
 
     def _draw(self) -> int | None:
-        if self._returned:
-            return heapq.heappop(self._returned)
         if not self._program.is_endless and self._next >= self._program.tasks:
             return None
         self._next += 1
@@ -283,7 +274,7 @@ class Reference:
             self._since += 1
             if self._since >= groups:
                 self._begin_anew(groups)
-        elif not any(self._world.is_failed(index, member) for member in range(self._program.group_size)):
+        elif not self._world.is_dropped_as_failed(index):
             self._spare = [*self._spare, index][-groups:]
 
     def _begin_anew(self, groups: int) -> None:
@@ -695,9 +686,9 @@ class Player:
         """Of tasks that end: nothing is lost, if all of it comes to somebody."""
         if self.program.is_endless or not self.program.takes:
             return
-        shared = [op for op in self.program.takes if op[0] != "collect"]
+        used = dict(op for op in self.program.takes if op[0] != "collect")
         failed = 0
-        for name, size in (*shared[-1:], ("collect", 3)):  # what others gave back is not the shared stream's
+        for name, size in (*used.items(), ("collect", 3)):  # each may have something that the others do not see
             op = (name, 1 if name == "groups" else size)
             while self.outcomes[-1:] != [(op, "the end")]:
                 await self._take(op)
@@ -789,8 +780,12 @@ class Player:
             count = sum(len(one.groups) for one in self.handed)
             check(figures.delivered == count, "figures:", figures.delivered, "groups delivered of", count)
         if self.program.source == "chooser" and self.sessions == 1:
-            figures, finished = self.run.figures(), self.hooks.finished
-            check(figures.groups == len(finished), "figures:", figures.groups, "groups, and", len(finished), "heard of")
+            figures, heard = self.run.figures(), self.hooks.finished
+            judged = [group.verdict for group in heard if group.verdict is not None]
+            stale_kept = figures.stale - (len(heard) - len(judged))
+            kept = sum(verdict.keep for verdict in judged) - stale_kept
+            check(figures.groups == len(judged), "figures:", figures.groups, "groups, and", len(judged), "judged")
+            check(figures.kept == kept, "figures:", figures.kept, "groups kept, and not", kept)
         stats = self.run.stats()
         if self.program.keep != "all" and self.sessions == 1:
             dropped = sum(not keep for _, keep in self.hooks.verdicts)
@@ -835,7 +830,7 @@ class Player:
     def _compare_with_reference(self) -> None:
         """In start order everything follows from the draws."""
         takes = [one for one in self.outcomes if one[1:] not in ((), ("a hook failed",))]
-        if self.program.is_broken_off or (self.program.max_rounds and self.program.on_exhausted == "raise"):
+        if self.program.is_broken_off:
             self._compare_all(takes)
             return
         reference = Reference(self.world)
