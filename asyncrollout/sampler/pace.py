@@ -21,6 +21,8 @@ class Pace:
 
     def most_ahead(self, version: int, max_lag: int, *, is_awaited: bool) -> int:
         taken, expected = (self._now, self._last) if version == self._version else (0, self._now)
-        if max_lag == 0:
-            return max(expected - taken, taken, 1) if is_awaited else 0
-        return max(expected - taken, int(is_awaited)) + max_lag * max(expected, taken)
+        if max_lag:
+            return max(expected - taken, int(is_awaited)) + max_lag * max(expected, taken)
+        if not is_awaited:
+            return 0
+        return expected - taken if taken < expected else max(taken, 1)

@@ -22,8 +22,7 @@ class Tray:
     def __init__(self, max_rounds: int | None, on_exhausted: OnExhausted) -> None:
         self.kept: deque[Group] = deque()
         self.spare: deque[Group] = deque()
-        self.judged = 0
-        """Draws that the batch in progress has cost so far."""
+        self._judged: list[int | None] = []  # the oldest weights of each draw for the batch in progress
         self._needed = 0
         self._taken = 0  # since `needed` was last set to another number
         self._max_rounds = max_rounds
@@ -45,6 +44,11 @@ class Tray:
             self._needed, self._taken = needed, 0
 
     @property
+    def judged(self) -> int:
+        """Draws that the batch in progress has cost so far."""
+        return len(self._judged)
+
+    @property
     def max_draws(self) -> int | None:
         return None if self._max_rounds is None else self._max_rounds * self.needed
 
@@ -56,7 +60,7 @@ class Tray:
     def put(self, group: Group) -> list[Group]:
         """Take in a judged group; those that are of no more use come back."""
         assert group.verdict is not None
-        self.judged += 1
+        self._judged.append(group.version)
         if group.verdict.keep:
             self._rounds[group.id] = self._round
             self.kept.append(group)
@@ -115,14 +119,16 @@ class Tray:
         self._reasons.clear()
         self._stale = 0
         self._round += 1
-        self.judged = 0
+        self._judged.clear()
         return unused
 
     def remove_older(self, version: int) -> list[Group]:
-        """Take out groups in which weights older than this version had a part; kept ones give their draws back."""
+        """Take out groups in which weights older than this version had a part; draws made with them do not count."""
+        self._judged = [drawn for drawn in self._judged if drawn is None or drawn >= version]
         old = [group for group in (*self.kept, *self.spare) if is_older(group, version)]
         gone = {group.id for group in old}
-        self.judged -= sum(self._rounds.pop(name, _LEFT_OVER) == self._round for name in gone)
+        for name in gone:
+            self._rounds.pop(name, None)
         self.kept = deque(group for group in self.kept if group.id not in gone)
         self.spare = deque(group for group in self.spare if group.id not in gone)
         return old

@@ -1,0 +1,404 @@
+"""What reaches the trainer while weights change at any moment: whole, unbiased, never too old; and no draw is lost."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrollout import (
+    ExhaustedError,
+    Failures,
+    Generation,
+    Group,
+    ProviderError,
+    Request,
+    Rollouts,
+    UsageError,
+    Verdict,
+)
+from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.filters import BatchFilter, reward_varies
+from asyncrollout.sampler.pace import Pace
+from tests.playing import PATIENCE
+from tests.test_rollouts import Model, rollouts
+
+
+def index_of(group: Group) -> int:
+    return int(group.id[1:])
+
+
+async def settle() -> None:
+    """Let everything play that can."""
+    for _ in range(200):
+        await anyio.lowlevel.checkpoint()
+
+
+async def push(source: Rollouts, version: int) -> None:
+    async with source.weight_update(version):
+        pass
+
+
+async def prefetched(source: Rollouts, groups: int, versions: list[int], gap: int, how: str) -> Any:
+    """A batch that is awaited while weights are pushed, every `gap` iterations of the loop, and its lag."""
+    batches: list[Any] = []
+
+    async def take() -> None:
+        batch = await (source.collect(groups=groups) if how == "collect" else anext(source.batches(groups=groups)))
+        lags = {source.version - (group.version or 0) for group in batch.groups}
+        batches.append((batch, max(lags)))
+
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            for version in versions:
+                for _ in range(gap):
+                    await anyio.lowlevel.checkpoint()
+                await push(source, version)
+    return batches[0]
+
+
+@pytest.mark.parametrize("how", ["batches", "collect"])
+@pytest.mark.parametrize(("max_lag", "step"), [(0, 1), (1, 2)])
+async def test_weights_pushed_while_a_batch_is_awaited(how: str, max_lag: int, step: int) -> None:
+    async with rollouts(Model(), keep=reward_varies, max_lag=max_lag, max_num_gen_batches=None) as source:
+        for gap in range(40):
+            batch, lag = await prefetched(source, 6, [source.version + step, source.version + 2 * step], gap, how)
+            assert len(batch.groups) == 6
+            assert lag <= max_lag
+    assert source.ledger.balanced
+
+
+async def test_weights_that_jump_while_nobody_awaits_a_batch_filter() -> None:
+    async with rollouts(Model(spread=9), keep=half, max_lag=1, max_num_gen_batches=2) as source:
+        for number in range(1, 6):
+            with anyio.fail_after(PATIENCE):
+                batch = await anext(source.batches(groups=4))
+            assert len(batch.groups) == 4
+            await settle()
+            await push(source, 2 * number)
+    assert source.stats().stale_groups > 0
+
+
+@BatchFilter
+def half(groups: Any) -> list[Verdict]:
+    return [Verdict(keep=row < len(groups) / 2, reason="half") for row in range(len(groups))]
+
+
+class Lengths(Model):
+    """Some groups take much longer than others, and are worth less; replies come when the test lets them."""
+
+    async def generate(self, request: Request) -> Generation:
+        group = request.session.partition(".")[0]
+        for _ in range(60 if sampling_seed(0, group, self.calls) % 3 == 0 else 1):
+            await anyio.lowlevel.checkpoint()
+        return await super().generate(request)
+
+
+@pytest.mark.parametrize("order", ["finish", "start"])
+async def test_nothing_is_left_out_for_being_slow_where_nothing_is_carried_over(order: Any) -> None:
+    keep: Any = lambda group: Verdict(keep=index_of(group) % 3 == 1)  # noqa: E731
+    async with rollouts(Lengths(), keep=keep, max_lag=0, order=order) as source:
+        seen: list[int] = []
+        async for batch in source.batches(groups=3):
+            seen += [index_of(group) for group in batch.groups]
+            await push(source, batch.index + 1)
+            if batch.index == 5:
+                break
+    assert seen == [index for index in range(100) if index % 3 == 1][:18]
+
+
+async def test_stale_groups_give_their_draws_back() -> None:
+    async with rollouts(Model(spread=5), max_num_gen_batches=1, max_lag=1) as source:
+        first = await anext(source.batches(groups=4))
+        await settle()
+        await push(source, 7)
+        second = await anext(source.batches(groups=4))
+        third = await anext(source.batches(groups=4))
+    assert [batch.index for batch in (first, second, third)] == [0, 1, 2]
+    assert second.stats["dropped_stale"] > 0
+    assert "dropped_stale" not in third.stats
+    assert source.ledger.ends["stale"] == 2 * second.stats["dropped_stale"]
+
+
+async def test_stale_groups_are_named_where_too_few_are_kept() -> None:
+    worthless = False
+
+    def keep(group: Group) -> Verdict:
+        return Verdict(keep=not worthless, reason="worthless")
+
+    async with rollouts(keep=keep, max_num_gen_batches=1, max_lag=1) as source:
+        await anext(source.batches(groups=4))
+        await settle()
+        worthless = True
+        await push(source, 9)
+        with pytest.raises(ExhaustedError, match=r"of 4 draws \(dropped: 4 worthless; \d+ more became stale"):
+            await anext(source.batches(groups=4))
+
+
+async def test_versions_that_rise_too_fast_are_a_warning_and_only_one() -> None:
+    async with rollouts(max_lag=1) as source:
+        with structlog.testing.capture_logs() as logged:
+            for step in range(4):
+                await anext(source.batches(groups=2))
+                await settle()
+                await push(source, 100 * (step + 1))
+    (warning,) = [entry for entry in logged if entry["event"] == "versions_rise_too_fast"]
+    assert (warning["versions_per_batch"], warning["max_lag"]) == (100, 1)
+    assert "raise max_lag" in warning["hint"]
+
+
+@pytest.mark.parametrize("max_lag", [1, 2, 3])
+async def test_groups_one_by_one_are_played_ahead_as_far_as_the_lag_allows(max_lag: int) -> None:
+    async with rollouts(Model(spread=9), max_lag=max_lag, max_in_flight=64) as source:
+        taken = 0
+        async for _ in source.groups():
+            taken += 1
+            if taken % 5 == 0:
+                await settle()
+                await push(source, taken // 5)
+            if taken == 100:
+                break
+    assert source.stats().stale_groups == 0
+
+
+async def test_groups_one_by_one_use_all_places_once_the_pace_is_known() -> None:
+    playing: list[int] = []
+    async with rollouts(Model(spread=9), max_lag=1, max_in_flight=16) as source:
+        async for _ in source.groups():
+            playing.append(source.stats().playing_groups)
+            if len(playing) == 60:
+                break
+    assert max(playing) == 8
+
+
+@given(st.integers(0, 3), st.lists(st.integers(1, 9), min_size=2, max_size=30))
+def test_pace_never_plays_further_ahead_than_the_lag(max_lag: int, steady: list[int]) -> None:
+    """With the same number of groups for each version, what is ahead at an update is taken within the lag."""
+    pace, each = Pace(), steady[0]
+    ahead = 0
+    for version in range(len(steady)):
+        for _ in range(each):
+            ahead = max(ahead, pace.most_ahead(version, max_lag, is_awaited=True))
+            ahead -= 1
+            pace.note(version, 1)
+        ahead = max(ahead, pace.most_ahead(version, max_lag, is_awaited=False))
+        assert ahead <= max(max_lag * each, each if version == 0 else 0)
+
+
+class Together(Model):
+    """The first eight sessions get each reply at the same moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: Counter[int] = Counter()
+        self.released = [anyio.Event() for _ in range(3)]
+
+    async def generate(self, request: Request) -> Generation:
+        if int(request.session[1:].partition(".")[0]) < 8:
+            self.waiting[request.turn] += 1
+            if self.waiting[request.turn] == 8:
+                self.released[request.turn].set()
+            await self.released[request.turn].wait()
+        return await super().generate(request)
+
+
+async def test_filter_that_fails_when_the_batch_is_complete_is_told_to_the_next_taker() -> None:
+    judged: list[int] = []
+
+    def keep(group: Group) -> Verdict:
+        judged.append(index_of(group))
+        if len(judged) == 5:
+            raise LookupError("not this one")
+        return Verdict(keep=True)
+
+    async with rollouts(Together(), keep=keep, max_lag=1, group_size=1) as source:
+        first = await anext(source.batches(groups=4))
+        assert len(judged) == 5
+        with pytest.raises(UsageError, match="not this one"):
+            await anext(source.batches(groups=4))
+        ids = [index_of(group) for _ in range(3) for group in (await anext(source.batches(groups=4))).groups]
+    seen = [*map(index_of, first.groups), *ids]
+    assert len({*seen}) == len(seen) == 16
+    assert {*judged[:5]} <= {*seen}
+
+
+@pytest.mark.parametrize("how", ["collect", "batches"])
+async def test_source_of_tasks_that_fails_beyond_a_batch_is_told_to_the_next_taker(how: str) -> None:
+    def tasks() -> Iterator[int]:
+        yield from range(4)
+        raise LookupError("no more")
+
+    async with rollouts(tasks=tasks(), max_lag=0) as source:
+
+        async def take() -> Any:
+            return await (source.collect(groups=2) if how == "collect" else anext(source.batches(groups=2)))
+
+        seen = [*map(index_of, (await take()).groups), *map(index_of, (await take()).groups)]
+        with pytest.raises(LookupError, match="no more"):
+            await take()
+    assert seen == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("end", ["exhausted", "of tasks"])
+async def test_what_failed_never_fills_a_batch(end: str) -> None:
+    class Fails(Model):
+        async def generate(self, request: Request) -> Generation:
+            if sampling_seed(0, request.session) % 2 and index_of_session(request) % 2:
+                raise ProviderError("no answer")
+            return await super().generate(request)
+
+    def index_of_session(request: Request) -> int:
+        return int(request.session[1:].partition(".")[0])
+
+    keep: Any = lambda group: Verdict(keep=index_of(group) == 0, reason="dull")  # noqa: E731
+    async with rollouts(
+        Fails(),
+        keep=keep,
+        failures=Failures(retries=0),
+        on_exhausted="fill",
+        max_num_gen_batches=3,
+        tasks=None if end == "exhausted" else range(20),
+        group_size=4,
+    ) as source:
+        batch = await anext(source.batches(groups=8))
+    assert any(group.verdict and not group.verdict.keep for group in batch.groups)
+    assert all(trajectory.valid for trajectory in batch.trajectories)
+
+
+class Curriculum:
+    """Counts how often it hears of each group."""
+
+    def __init__(self) -> None:
+        self.heard: Counter[str] = Counter()
+        self.rows = iter(range(10_000))
+
+    def __iter__(self) -> Iterator[int]:
+        return self.rows
+
+    def finished(self, group: Group) -> None:
+        self.heard[group.id] += 1
+
+
+@pytest.mark.parametrize("how", ["collect", "batches"])
+async def test_groups_kept_before_a_batch_ran_out_of_draws_are_not_played_again(how: str) -> None:
+    tasks, policy = Curriculum(), Model()
+    keep: Any = lambda group: Verdict(keep=index_of(group) % 4 == 0, reason="dull")  # noqa: E731
+    async with rollouts(policy, keep=keep, tasks=tasks, max_lag=0, max_num_gen_batches=2) as source:
+        seen: list[int] = []
+        for _ in range(8):
+            try:
+                batch = await (source.collect(groups=4) if how == "collect" else anext(source.batches(groups=4)))
+                seen += map(index_of, batch.groups)
+            except ExhaustedError:
+                continue
+    assert seen == [4 * number for number in range(16)]
+    assert {*tasks.heard.values()} == {1}
+    assert source.ledger.balanced
+
+
+async def test_takers_cancelled_at_every_step_hear_of_each_group_once() -> None:
+    tasks = Curriculum()
+    async with rollouts(Model(spread=3), keep=reward_varies, tasks=tasks, max_lag=0) as source:
+        seen: list[int] = []
+        for steps in range(0, 120, 5):
+            taking = asyncio.Task(source.collect(groups=3))
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            taking.cancel()
+            try:
+                seen += map(index_of, (await taking).groups)
+            except asyncio.CancelledError:
+                continue
+        seen += map(index_of, (await source.collect(groups=3)).groups)
+    assert seen == sorted({*seen})
+    assert {*tasks.heard.values()} == {1}
+    assert source.ledger.balanced
+
+
+async def test_batch_that_became_too_old_while_it_was_recorded_is_taken_back(tmp_path: Path) -> None:
+    """The version rises at the very moment at which the batch is written."""
+    async with rollouts(max_lag=0, run_dir=tmp_path) as source:
+        flush, has_pushed = source._watch.flush, False
+
+        async def push_and_flush() -> None:
+            nonlocal has_pushed
+            if not has_pushed:
+                has_pushed = True
+                await push(source, 1)
+            await flush()
+
+        source._watch.flush = push_and_flush  # type: ignore[method-assign]
+        batch = await source.collect(groups=2)
+        assert (source.version, {group.version for group in batch.groups}) == (1, {1})
+        assert batch.index == 0
+        assert batch.stats["dropped_stale"] == 2
+        assert source.next_batch == 1
+    events = [msgspec.json.decode(line) for line in (tmp_path / "journal.jsonl").read_bytes().splitlines()]
+    assert [event["event"] for event in events if event["event"] in ("delivered", "taken_back")] == [
+        "delivered", "taken_back", "delivered",
+    ]  # fmt: skip
+    assert source.ledger.balanced
+
+
+@pytest.mark.parametrize("how", ["collect", "batches"])
+async def test_batch_whose_taker_was_cancelled_is_not_lost_to_a_resumed_run(tmp_path: Path, how: str) -> None:
+    """At every step of the way; what nobody has had is delivered by the run that is resumed."""
+    for steps in range(0, 60, 2):
+        directory = tmp_path / f"{steps}"
+        seen: list[str] = []
+        async with rollouts(Model(spread=2), run_dir=directory, order="start") as source:
+            take: Any = source.collect(groups=2) if how == "collect" else source.batches(groups=2).__anext__()
+            taking = asyncio.Task(take)
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            taking.cancel()
+            with suppress(asyncio.CancelledError):
+                seen += [group.id for group in (await taking).groups]
+        async with rollouts(Model(spread=2), run_dir=directory, order="start", resume=True) as source:
+            seen += [group.id for group in (await source.collect(groups=2)).groups]
+            assert source.next_batch == len(seen) / 2
+        assert seen == [f"g{index}" for index in range(len(seen))]
+
+
+async def test_start_order_with_a_batch_filter_and_changing_sizes_does_not_depend_on_timing() -> None:
+    found = []
+    for hurry, spread, pause in ((0, 0, False), (1, 20, True), (2, 40, False), (3, 5, True)):
+        batches = []
+        async with rollouts(Model(hurry, spread), keep=half, order="start", max_lag=2) as source:
+            for size in (4, 2, 5, 3, 8, 1, 4):
+                batch = await anext(source.batches(groups=size))
+                batches.append([group.id for group in batch.groups])
+                if pause:
+                    await settle()
+        found.append(batches)
+    assert found[1:] == found[:1] * 3
+
+
+@pytest.mark.parametrize("how", ["collect", "batches", "groups"])
+async def test_stats_show_what_plays_without_a_lag(how: str) -> None:
+    async with rollouts(Model(spread=30), max_lag=0, keep=reward_varies) as source:
+
+        async def take() -> None:
+            if how == "collect":
+                await source.collect(groups=8)
+            else:
+                await anext(source.batches(groups=8) if how == "batches" else source.groups())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            for _ in range(8):
+                await anyio.lowlevel.checkpoint()
+            assert source.stats().playing_groups > 0
+            assert source.figures().playing > 0
+            await push(source, 1)
+        assert source.stats().stale_groups == source.ledger.ends["stale"] / 2 > 0
