@@ -631,7 +631,7 @@ class Player:
 
     async def _take_while_closing(self, op: Op) -> None:
         with suppress(ClosedError):
-            await self._take(op, may_be_closed=True)
+            await self._take((op[0], 1 if op[0] == "groups" else op[1]), may_be_closed=True)
 
     async def _take(self, op: Op, *, may_be_closed: bool = False) -> bool:
         """Whether anything was taken."""

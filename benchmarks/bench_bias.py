@@ -1,0 +1,136 @@
+"""Whether what a trainer is given is what was drawn: lengths and rewards of delivered groups against all groups.
+
+    python benchmarks/bench_bias.py [--batches N] [--all] [--json]
+
+Episodes have lognormal lengths, take as long as they are, and gain less the longer they are. The population are the same
+draws, each played to its end without a sampler; for a turn limit, up to that. Time is virtual. Each figure is the
+difference between what was delivered and the population, in percent, with its 95% interval; it counts as a bias if it is
+more than three standard errors, and more than one percent. `--all` plays every combination, for some minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks` and `tests`
+
+import argparse
+import itertools
+import json
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.bias_sampling import Sampled, Setting, sample
+from benchmarks.tables import aligned
+
+BATCHES = 20
+WAYS = [(0, "start"), *itertools.product((1, 2, None), ("finish", "start"))]  # without a lag there is one order
+FILTERS = ("none", "by chance", "by length", "batch")
+METRICS = ("mean length", "over 3 medians", "mean reward")
+
+
+class Difference(NamedTuple):
+    """Of delivered groups from the population, in percent of the latter."""
+
+    population: float
+    delivered: float
+    percent: float
+    half_interval: float
+
+    @property
+    def is_bias(self) -> bool:
+        return abs(self.percent) > max(1.0, 1.5 * self.half_interval)
+
+    def __str__(self) -> str:
+        return f"{self.percent:+.1f} ± {self.half_interval:.1f}"
+
+
+class Row(NamedTuple):
+    setting: Setting
+    delivered: int
+    lost: float
+    """Groups that should have been delivered and were not, in percent."""
+    differences: list[Difference]
+    told: str
+
+
+def differences(sampled: Sampled, base: Any) -> list[Difference]:
+    """Each draw is one observation, delivered or not, so that both means vary together."""
+    chosen = sampled.is_delivered
+    psi = _influence(sampled.population, chosen) - _influence(sampled.population, base)
+    error = psi.std(axis=0) / np.sqrt(len(psi))
+    all_of_them, some = sampled.population[base].mean(axis=0), sampled.population[chosen].mean(axis=0)
+    rows = zip(all_of_them, some, 100 * (some / all_of_them - 1), 1.96 * 100 * error / all_of_them, strict=True)
+    return [Difference(*map(float, row)) for row in rows]
+
+
+def _influence(values: Any, chosen: Any) -> Any:
+    """How much each draw moves the mean of those that are chosen."""
+    return chosen[:, None] * (values - values[chosen].mean(axis=0)) / chosen.mean()
+
+
+def measure(setting: Setting, batches: int) -> Row:
+    sampled = sample(setting, batches)
+    found = differences(sampled, np.ones_like(sampled.is_eligible))
+    own = differences(sampled, sampled.is_eligible)  # without what the filter does by itself
+    lost = 0.0 if setting.keep == "batch" else 100 * (1 - sampled.is_delivered.sum() / sampled.is_eligible.sum())
+    return Row(setting, int(sampled.is_delivered.sum()), float(lost), found, _told(setting, found, own))
+
+
+def _told(setting: Setting, found: list[Difference], own: list[Difference]) -> str:
+    if not any(one.is_bias for one in found):
+        return "unbiased"
+    if not any(one.is_bias for one in own):
+        return "biased: by the filter alone" if setting.keep == "by length" else "biased: by the filter's chance"
+    if setting.limit == "seconds":
+        return "biased: long ones exceed the seconds"
+    if setting.failing == "by length":
+        return "biased: long ones fail more often"
+    return "biased: long ones become stale" if setting.updates and setting.max_lag else "biased: by the sampler"
+
+
+def settings(*, everything: bool) -> list[Setting]:
+    if everything:
+        rest = itertools.product((False, True), FILTERS, ("none", "turns", "seconds"), ("none", "by chance", "by length"))
+        return [Setting(*way, *others) for way, others in itertools.product(WAYS, rest)]
+    filtered = [Setting(*way, updates, keep) for way in WAYS for updates in (False, True) for keep in FILTERS]
+    trouble = [
+        Setting(lag, order, True, "none", limit, failing)
+        for lag, order in ((0, "start"), (1, "finish"))
+        for limit, failing in (("turns", "none"), ("seconds", "none"), ("none", "by chance"), ("none", "by length"))
+    ]
+    return [*filtered, *trouble]
+
+
+HEAD = ("max_lag", "order", "weights", "filter", "limit", "failures", "groups", "lost", *METRICS, "")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    lag, order, updates, *others = row.setting
+    weights = "new" if updates else "same"
+    lost = "-" if row.setting.keep == "batch" else f"{row.lost:.1f} %"
+    return str(lag), order, weights, *others, str(row.delivered), lost, *map(str, row.differences), row.told
+
+
+def as_json(row: Row) -> str:
+    told = {**row.setting._asdict(), "delivered": row.delivered, "lost_percent": row.lost, "told": row.told}
+    return json.dumps({**told, **{name: one._asdict() for name, one in zip(METRICS, row.differences, strict=True)}})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument("--all", action="store_true", help="every combination")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
+    options = parser.parse_args()
+    chosen = settings(everything=options.all)
+    with ProcessPoolExecutor() as processes:
+        rows = [*processes.map(measure, chosen, itertools.repeat(options.batches))]
+    print("\n".join(map(as_json, rows)) if options.json else aligned([HEAD, *map(cells, rows)]))
+
+
+if __name__ == "__main__":
+    main()
