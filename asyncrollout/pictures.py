@@ -1,8 +1,10 @@
 """Pictures as files: PNG without an image library."""
 
 import base64
+import io
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,8 @@ from asyncrollout.errors import UsageError
 
 IMAGE_MARK = "<image>"
 """Where a picture belongs in a text; such marks count if there is one for each picture."""
+
+_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 
 
 def encode_png(picture: NDArray[np.uint8]) -> bytes:
@@ -26,9 +30,50 @@ def encode_png(picture: NDArray[np.uint8]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
 
 
-def data_url(picture: NDArray[np.uint8]) -> str:
-    """A picture as it travels in a message."""
-    return "data:image/png;base64," + base64.b64encode(encode_png(picture)).decode()
+def is_picture(value: Any) -> bool:
+    """Whether `data_url` takes it: an array, a PIL image, or the bytes of a file."""
+    return isinstance(value, np.ndarray | bytes) or is_pil(value)
+
+
+def is_pil(value: Any) -> bool:
+    """Whether it is an image of PIL, which need not be installed."""
+    return any(base.__module__ == "PIL.Image" and base.__name__ == "Image" for base in type(value).__mro__)
+
+
+def raw_size(picture: Any) -> int:
+    """How many values there are to encode; none if it is encoded already."""
+    if isinstance(picture, np.ndarray):
+        return picture.size
+    return int(picture.width * picture.height * len(picture.getbands())) if is_pil(picture) else 0
+
+
+def data_url(picture: Any) -> str:
+    """A picture as it travels in a message: the bytes of a file as they are, all else as a PNG."""
+    if isinstance(picture, bytes):
+        kind = next((kind for signature, kind in _SIGNATURES.items() if picture.startswith(signature)), None)
+        if kind is None or (kind == "webp" and picture[8:12] != b"WEBP"):
+            raise UsageError(f"a picture in bytes is a PNG, JPEG, GIF or WebP file, and not {picture[:12]!r}...")
+        return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+    if isinstance(picture, np.ndarray):
+        file = encode_png(picture)
+    elif is_pil(picture):
+        file = pil_png(picture)
+    else:
+        kind = type(picture).__name__
+        raise UsageError(
+            f"a picture is an array (height, width, 3) of uint8, a PIL image or a file's bytes, not a {kind}"
+        )
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def pil_png(image: Any) -> bytes:
+    """An image of PIL as the bytes of a PNG file."""
+    target = io.BytesIO()
+    try:
+        image.save(target, "PNG")
+    except OSError as error:  # a mode that PNG does not have
+        raise UsageError(f"a PIL image of mode {image.mode!r} cannot be sent: convert it to 'RGB' ({error})") from error
+    return target.getvalue()
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

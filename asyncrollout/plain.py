@@ -19,6 +19,7 @@ import numpy as np
 
 from asyncrollout import errors, trajectories, types
 from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.pictures import is_pil, pil_png
 
 KIND = "$"
 _DEEPEST = 64
@@ -32,7 +33,8 @@ Place = tuple[Any, ...]
 def to_plain(value: Any) -> Any:
     """The value as `msgspec.json.encode` takes it; a `UsageError` names the type of what cannot be written, and where.
 
-    An error of a class that is not in `asyncrollout.errors` becomes the nearest of its bases that is.
+    An error of a class that is not in `asyncrollout.errors` becomes the nearest of its bases that is, an image of PIL
+    the bytes of its PNG file.
     """
     return _plain(value, ())
 
@@ -89,6 +91,8 @@ def _plain_other(value: Any, place: Place) -> Any:
         return _plain_array(value, place)
     if isinstance(value, RolloutError):
         return _plain_error(value, place)
+    if is_pil(value):
+        return _plain(pil_png(value), place)
     if _ENUMS.get(kind.__name__) is kind:
         return {KIND: kind.__name__, "value": value.value}
     raise UsageError(

@@ -82,7 +82,8 @@ class Turn(msgspec.Struct, frozen=True):
     """What was seen, what was said, and what came of it.
 
     `prompt_ids` are the tokens of the prompt beyond the end of the turn before; if the prompt did not go on from there
-    (`joined` is false), all of them. `first_message` is where the turn's window on the trajectory's messages begins.
+    (`joined` is false), all of them. `first_message` is where the turn's window on the trajectory's messages begins,
+    `message` the place of its reply among them; -1 if that is unknown.
     `env_seconds` is how long the step took; the env was at work for `env_work_seconds` of them, if that is known.
     """
 
@@ -105,6 +106,7 @@ class Turn(msgspec.Struct, frozen=True):
     policy_seconds: float = 0.0
     env_seconds: float = 0.0
     env_work_seconds: float | None = None
+    message: int = -1
 
     @property
     def sampled_tokens(self) -> int:
@@ -258,6 +260,7 @@ def as_turn(
     policy_seconds: float,
     env_seconds: float,
     env_work_seconds: float | None = None,
+    message: int = -1,
 ) -> Turn:
     """The record of a turn."""
     generation = move.generation
@@ -282,6 +285,7 @@ def as_turn(
         policy_seconds=policy_seconds,
         env_seconds=env_seconds,
         env_work_seconds=env_work_seconds,
+        message=message,
     )
 
 

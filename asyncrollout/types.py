@@ -133,7 +133,8 @@ class Request(msgspec.Struct, frozen=True):
 
     `session` names the episode and `turn` its turn. `data` is the raw observation, for policies that read no text.
     `expert` is an expert's reply, which only `SolverPolicy` reads and no server ever sees. `seconds` is how long the
-    whole call may take.
+    whole call may take. `tokens_left` is what the rollout's limit leaves for the reply; `sampling.max_tokens` is at
+    most that.
     """
 
     messages: list[dict[str, Any]] = []
@@ -144,6 +145,7 @@ class Request(msgspec.Struct, frozen=True):
     seconds: float | None = None
     data: Any = None
     expert: str | None = None
+    tokens_left: int | None = None
 
 
 PauseMode = Literal["wait", "abort", "continue"]
@@ -172,7 +174,9 @@ class Timings(msgspec.Struct, frozen=True):
 class Generation(msgspec.Struct, frozen=True):
     """A policy's reply. Token ids and logprobs are as long as each other, or None where there are none.
 
-    A numeric policy gives an `action` instead of a text, and the `state` of its memory after it, if it has one.
+    `stopped_early` is whether a reply ended, or may have, at a text or token that the request gave to stop at, so that
+    the model's own end of a message was not sampled. A numeric policy gives an `action` instead of a text, and the
+    `state` of its memory after it, if it has one.
     """
 
     text: str
@@ -187,3 +191,4 @@ class Generation(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     version: int = 0
     timings: Timings = Timings()
+    stopped_early: bool = False

@@ -197,6 +197,39 @@ def refusal(kind: Kind, body: Json, path: str) -> str | None:
     return None
 
 
+def overflow(kind: Kind, body: Json, path: str, context: int) -> str | None:
+    """Why a call does not fit the model's context, in the words of its kind; else its reply ends with the context.
+
+    vLLM reads no more of a text than it must, so that it may not know how long the prompt is.
+    """
+    size = len(_prompt(body)[0])
+    asked: int = body.get("max_completion_tokens") or body.get("max_tokens") or 0
+    if kind == "vllm":
+        if path == "/v1/completions" and "max_tokens" not in body:
+            asked = 16
+        if asked > context:
+            return f"max_tokens={asked} cannot be greater than max_model_len=max_total_tokens={context}. Please request"
+        most = context - asked
+        if size > most:
+            known = str(size) if isinstance(body.get("prompt"), list) and size > most + 1 else f"at least {most + 1}"
+            return (
+                f"This model's maximum context length is {context} tokens. However, you requested {asked} output "
+                f"tokens and your prompt contains {known} input tokens, for a total of too many. Please reduce the "
+                "length of the input prompt or the number of requested output tokens."
+            )
+    elif size >= context:
+        return f"The input ({size} tokens) is longer than the model's context length ({context} tokens)."
+    elif size + asked > context:
+        return (
+            f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a "
+            f"total of {size + asked} tokens: {size} tokens from the input messages and {asked} tokens for the "
+            "completion. Please reduce the number of tokens in the input messages or the completion."
+        )
+    body["max_tokens"] = min(asked or context, context - size)
+    body.pop("max_completion_tokens", None)
+    return None
+
+
 _ENGINE_ERRORS = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}
 _ERRORS: dict[Kind, dict[int, str]] = {
     "openai": {401: "invalid_request_error", 429: "requests"},

@@ -21,7 +21,7 @@ import anyio
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from tests.llm_answers import MODEL, Kind, complete, error, generate, refusal, stream_events
+from tests.llm_answers import MODEL, Kind, complete, error, generate, overflow, refusal, stream_events
 from tests.llm_faults import ABORTED, Answer, Cut, Edit, Ending, Fault, Hold, Json, Reply, Script, Trickle
 
 
@@ -41,6 +41,7 @@ class Seen:
 
 
 _SEEN = web.RequestKey("seen", Seen)
+_SHORTENED = web.RequestKey("shortened", dict)
 
 
 class LLMServer:
@@ -57,6 +58,7 @@ class LLMServer:
         seed: int,
         limit: int | None,
         loading: int,
+        context: int | None,
     ) -> None:
         self.kind = kind
         self.script: Script = [] if script is None else script
@@ -65,7 +67,8 @@ class LLMServer:
         self.limit = limit
         self.weight_version = "default"
         self.paused = False
-        self._latency, self._seed, self._loading = latency, seed, loading
+        self.refused_pages: dict[str, list[Answer]] = {}  # the next answers, by path
+        self._latency, self._seed, self._loading, self._context = latency, seed, loading, context
         self._closing = False
         self._generations = 0
         self._waits: dict[Seen, anyio.CancelScope] = {}
@@ -150,6 +153,8 @@ class LLMServer:
             if len(self.requests) <= self._loading:
                 return await self._answer(request, Answer(503, "Loading model"))
             self._notice()
+            if refusals := self.refused_pages.get(request.path):
+                return await self._answer(request, refusals.pop(0))
             response = await handler(request)
             seen.status = response.status
         except (asyncio.CancelledError, ConnectionError):
@@ -202,6 +207,11 @@ class LLMServer:
             return await self._answer(request, Answer(429, "Too many requests", {"Retry-After": "1"}))
         if (reason := refusal(self.kind, seen.body, seen.path)) is not None:
             return await self._answer(request, Answer(400, reason))
+        if self._context is not None:
+            body = {**seen.body}
+            if (reason := overflow(self.kind, body, seen.path, self._context)) is not None:
+                return await self._answer(request, Answer(400, reason))
+            request[_SHORTENED] = body
         number, self._generations = self._generations, self._generations + 1
         script = self.script
         fault = script(number, seen.body) if callable(script) else script.pop(0) if script else None
@@ -233,7 +243,7 @@ class LLMServer:
         return await self._send(request, web.StreamResponse(status=answer.status, headers=headers), [body], None)
 
     async def _complete(self, request: web.Request, number: int, fault: Fault | None) -> web.StreamResponse:
-        body = request[_SEEN].body
+        body = request.get(_SHORTENED, request[_SEEN].body)
         reply = fault if isinstance(fault, Reply) else Reply()
         if request.path == "/generate":
             whole = generate(number, body, reply, self.weight_version)
@@ -308,14 +318,16 @@ async def llm_server(
     seed: int = 0,
     limit: int | None = None,
     loading: int = 0,
+    context: int | None = None,
     port: int = 0,
 ) -> AsyncIterator[LLMServer]:
     """A server while the block runs.
 
     A fault of the script is played for each generation, then none; a function gets the generation's number and body.
-    More than `limit` generations at once get a 429, and the first `loading` requests a 503.
+    More than `limit` generations at once get a 429, and the first `loading` requests a 503. Prompts with their replies
+    may have `context` tokens.
     """
-    server = LLMServer(kind, script, latency, seed, limit, loading)
+    server = LLMServer(kind, script, latency, seed, limit, loading, context)
     runner = web.AppRunner(server._app(), access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
     await runner.setup()
     try:

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from asyncrollout import EnvSpec, Observation, Parsed, TextOptions
+from asyncrollout.pictures import encode_png
 
 
 class Walk:
     """Ends after `turns` steps, or where the seed says so; the reward of a step is its action."""
 
-    def __init__(self, turns: int | None = 3, pictures: bool = False) -> None:
+    def __init__(self, turns: int | None = 3, pictures: bool | str = False) -> None:
         self.turns = turns
         self.pictures = pictures
 
@@ -34,6 +35,14 @@ class Walk:
     def render(self) -> Any:
         return np.full((4, 4, 3), self.at, dtype=np.uint8)
 
+    def picture(self) -> Any:
+        """As an array, a PIL image, the bytes of a file, or what is none."""
+        if self.pictures == "pil":
+            from PIL import Image
+
+            return Image.fromarray(self.render())
+        return {"png": encode_png(self.render()), "list": [[self.at]]}.get(str(self.pictures), self.render())
+
 
 class WalkText:
     def __init__(self, env: Walk, options: TextOptions) -> None:
@@ -47,7 +56,7 @@ class WalkText:
 
     def describe(self, observation: int) -> str | Observation:
         text = f"You are at {observation}."
-        return Observation(text, images=(self.env.render(),)) if self.env.pictures else text
+        return Observation(text, images=(self.env.picture(),)) if self.env.pictures else text
 
     def system_prompt(self) -> str:
         return "Walk."

@@ -1,5 +1,7 @@
 """Agents: what a model is shown, how tokens join up, and what numeric policies are given."""
 
+import base64
+import io
 from typing import Any
 
 import gymnasium
@@ -7,12 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from asyncrollout import (
+    Batch,
     BatchedPolicy,
     ChatAgent,
     EnvPool,
     Generation,
+    Group,
     MarkovAgent,
     MemoryAgent,
     MemoryMarkovAgent,
@@ -28,10 +33,11 @@ from asyncrollout import (
     UsageError,
     run_rollout,
 )
-from asyncrollout.agents.joining import TokenSequence
+from asyncrollout.agents.joining import TokenSequence, unsampled
 from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.protocols import Agent
-from asyncrollout.trajectories import Remembered
+from asyncrollout.trajectories import Move, Remembered
 from tests.llm_server import llm_server
 from tests.rollout_envs import WALK
 
@@ -163,6 +169,8 @@ async def test_raw_observations_are_refused() -> None:
 def test_wrong_options(options: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         ChatAgent(Asked(), **options)
+    with pytest.raises(UsageError, match="end_ids"):
+        ChatAgent(Asked(), end_ids=[1])
     with pytest.raises(UsageError, match=r"no generate\(\)"):
         ChatAgent("gpt")  # type: ignore[arg-type]
 
@@ -223,6 +231,124 @@ async def test_token_mode_begins_anew_after_a_reply_that_was_cut_off() -> None:
     trajectory = await played(ChatAgent(policy, encode=encode))
     assert bytes(policy.prompts[1]) == b"Walk.\0You are at 7.\0go 1\0You are at 8.\0"
     assert [turn.joined for turn in trajectory.turns] == [False, True, True]
+
+
+class Spoken(Sampler):
+    """Gives these replies in turn."""
+
+    def __init__(self, *replies: Generation) -> None:
+        super().__init__()
+        self._replies = replies
+
+    async def generate(self, request: Request) -> Generation:
+        whole = await super().generate(request)
+        return self._replies[request.turn] if request.turn < len(self._replies) else whole
+
+
+def cut(text: str, ids: bytes, **fields: Any) -> Generation:
+    return Generation(text, token_ids=[*ids], logprobs=[-0.5] * len(ids), **fields)
+
+
+CUT = [cut("go 1", b"go 1</a>", stopped_early=True), cut("go 1", b"go 1", finish_reason="length"), cut("", b"")]
+
+
+@pytest.mark.parametrize("reply", CUT, ids=["stop", "length", "empty"])
+async def test_token_mode_after_a_reply_without_its_end(reply: Generation) -> None:
+    """Nothing can follow it but its end, which was not sampled; `encode` alone begins anew."""
+    policy = Spoken(reply)
+    trajectory = await played(ChatAgent(policy, encode=encode))
+    shown = f"Walk.\0You are at 7.\0{reply.text}\0You are at {8 if reply.text else 7}.\0".encode()
+    assert bytes(policy.prompts[1]) == shown
+    policy = Spoken(reply)
+    trajectory = await played(ChatAgent(policy, encode=encode, end_ids=[0]))
+    assert reply.token_ids is not None
+    joined = [*b"Walk.\0You are at 7.\0", *reply.token_ids, 0, *shown.split(b"\0")[-2], 0]
+    assert policy.prompts[1] == joined
+    assert [turn.joined for turn in trajectory.turns[:3]] == [False, True, True]
+    assert trajectory.turns[1].prompt_ids is not None
+    assert trajectory.turns[1].prompt_ids[0] == 0
+    assert trajectory.turns[2].prompt_ids is not None
+    assert trajectory.turns[2].prompt_ids[0] != 0  # that reply had its end
+
+
+def test_end_of_a_message_is_added_as_far_as_it_is_missing() -> None:
+    assert [*unsampled([1, 2], [5])] == [1, 2]
+    assert [*unsampled([1, 2], [5, 1])] == [2]
+    assert [*unsampled([1, 2], [1, 2])] == []
+    assert [*unsampled([], [5])] == []
+
+
+async def test_token_mode_after_a_reply_without_ids_begins_anew_and_says_so_once() -> None:
+    policy = Spoken(Generation("go 1"), Generation("go 2"))
+    agent = ChatAgent(policy, encode=encode)
+    with capture_logs() as logs:
+        for _ in range(2):
+            policy.prompts.clear()
+            trajectory = await played(agent)
+    assert bytes(policy.prompts[1]) == b"Walk.\0You are at 7.\0go 1\0You are at 8.\0"
+    assert bytes(policy.prompts[2]) == b"Walk.\0You are at 7.\0go 1\0You are at 8.\0go 2\0You are at 10.\0"
+    assert [turn.token_ids is None for turn in trajectory.turns] == [True, True, False]
+    assert [entry["event"] for entry in logs] == ["reply_without_token_ids"]
+
+
+async def test_ids_and_logprobs_that_differ_in_number_fail_the_rollout() -> None:
+    trajectory = await played(ChatAgent(Asked(Generation("go 1", token_ids=[1, 2], logprobs=[-0.5]))))
+    assert isinstance(trajectory.error, ProviderError)
+    assert "2 token ids and 1 logprobs" in str(trajectory.error)
+
+
+async def test_own_seed_is_sent() -> None:
+    policy = Asked()
+    await played(ChatAgent(policy, sampling=Sampling(seed=5)))
+    assert [request.sampling.seed for request in policy.requests] == [5, 5, 5]
+
+
+async def test_examples_in_an_agents_prompt_are_not_its_replies() -> None:
+    class FewShot:
+        def open(self, session: str, seed: int) -> "FewShot":
+            example = [{"role": "user", "content": "at 1?"}, {"role": "assistant", "content": "example"}]
+            self.messages: list[dict[str, Any]] = example
+            return self
+
+        async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
+            told = {"role": "user", "content": outcome.observation}
+            self.messages = [*self.messages, told, {"role": "assistant", "content": "go 1"}]
+            return Move("go 1", Generation("go 1"))
+
+    trajectory = await played(FewShot(), turns=2)
+    assert [turn.message for turn in trajectory.turns] == [3, 5]
+    arrays = Batch(0, [Group("g", [trajectory])]).to_arrays()
+    assert (arrays["messages"], arrays["replies"]) == ([trajectory.messages], [[3, 5]])
+    whole = await played(ChatAgent(Asked()))
+    assert [turn.message for turn in whole.turns] == [2, 4, 6]
+
+
+async def test_pictures_that_cannot_be_sent_are_an_error() -> None:
+    async with llm_server() as server, OpenAIPolicy(server.url, "m", mode="completions") as policy:
+        with pytest.raises(UsageError, match="no picture"):
+            await played(ChatAgent(policy, encode=lambda *_: [1, 2]), pictures=True)
+        assert not [request for request in server.requests if request.method == "POST"]
+
+
+@pytest.mark.parametrize("kind", ["pil", "png"])
+@pytest.mark.parametrize("backend", ["inline", "process"])
+async def test_pictures_of_pil_and_of_files_are_sent_exactly(kind: str, backend: Any) -> None:
+    pytest.importorskip("PIL.Image")
+    from PIL import Image
+
+    policy = Asked()
+    async with EnvPool(backend=backend, workers=1) as pool, pool.open(WALK, text=True, pictures=kind) as env:
+        trajectory = await run_rollout(env, ChatAgent(policy), seed=7)
+    assert trajectory.valid
+    assert from_plain(to_plain(trajectory)).final.images[0].startswith(b"\x89PNG")
+    url = policy.requests[1].messages[-1]["content"][1]["image_url"]["url"]
+    sent = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+    assert (np.asarray(sent) == np.full((4, 4, 3), 8)).all()
+
+
+async def test_what_is_no_picture_is_told() -> None:
+    with pytest.raises(UsageError, match="a PIL image or a file's bytes, not a list"):
+        await played(ChatAgent(Asked()), pictures="list")
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])

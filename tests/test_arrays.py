@@ -190,15 +190,41 @@ def test_unknown_logprobs_are_no_column_rather_than_wrong() -> None:
     assert "old_logprobs" not in batch([played(bare, bare)]).to_arrays()
     silent = said([1], [], logprobs=None)
     assert batch([played(said([1], [2]), silent)]).to_arrays()["old_logprobs"].shape == (1, 3)
-    with pytest.raises(UsageError, match=r"trajectory 'a', turn 1 has 1 sampled tokens, but none of the logprobs"):
-        batch([played(said([1], [2]), bare, uid="a")]).to_arrays()
     with pytest.raises(UsageError, match=r"turn 0 has 2 sampled tokens, but 1 of the logprobs"):
         batch([played(said([1], [2, 3], logprobs=np.zeros(1, np.float32)))]).to_arrays()
 
 
-def test_turn_without_token_ids_among_others_is_told() -> None:
-    with pytest.raises(UsageError, match=r"trajectory 'a', turn 1 has no token ids; form='texts'"):
-        batch([played(said([1], [2]), Turn("s"), uid="a")]).to_arrays()
+def test_reply_without_logprobs_among_others_is_masked() -> None:
+    bare = said([3], [4], logprobs=None, reward=5.0)
+    arrays = batch([played(said([1], [2]), bare, said([5], [6]))]).to_arrays()
+    assert arrays["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert arrays["response_mask"].tolist() == [[0, 1, 0, 0, 0, 1]]
+    assert arrays["old_logprobs"][0].tolist() == pytest.approx([0, -0.2, 0, 0, 0, -0.6])
+    assert arrays["turn_rewards"].tolist() == [[0, 5, 0, 0, 0, 0]]
+
+
+def test_turn_without_token_ids_has_no_tokens_of_its_own() -> None:
+    """A later prompt that holds them goes on from the turn before; one that does not begins a sample."""
+    unknown = Turn("s", "what?", reward=2.0, logprobs=np.zeros(3, np.float32))
+    arrays = batch([played(said([1], [2]), unknown, said([3, 4, 5], [6]), unknown, said([7], [8], joined=False))])
+    made = arrays.to_arrays(pad_id=-1)
+    assert made["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6], [7, 8, -1, -1, -1, -1]]
+    assert made["response_mask"].tolist() == [[0, 1, 0, 0, 0, 1], [0, 1, 0, 0, 0, 0]]
+    assert made["turn_rewards"].tolist() == [[0, 2, 0, 0, 0, 2], [0] * 6]
+    assert made["old_logprobs"].shape == (2, 6)
+    first = batch([played(unknown, said([1], [2], joined=False))]).to_arrays()
+    assert first["input_ids"].tolist() == [[1, 2]]
+    assert first["sample"].tolist() == [0]
+
+
+def test_one_reply_without_token_ids_costs_its_own_row_only() -> None:
+    lost = played(Turn("s", "\U0001f600"), messages=talk("a", "\U0001f600"), uid="lost", reward=4.0)
+    made = batch([played(said([1], [2]), reward=0.0), lost, played(said([3], [4]), reward=2.0)])
+    for form in ("auto", "tokens"):
+        arrays = made.to_arrays("dr_grpo", form=form)
+        assert arrays["input_ids"].tolist() == [[1, 2], [3, 4]]
+        assert arrays["advantages"].tolist() == [[0, -2], [0, 0]]  # its reward counts for the others
+        assert arrays["trajectory"].tolist() == [0, 2]
 
 
 # Advantages
@@ -446,6 +472,7 @@ def test_conversation_is_one_row() -> None:
     assert arrays["messages"] == [[SYSTEM, *talk(*"abcd")], talk("e", "f")]
     assert {name: array if isinstance(array, list) else array.tolist() for name, array in arrays.items()} == {
         "messages": arrays["messages"],
+        "replies": [[2, 4], [1]],
         "reward": [1.0, 0.0],
         "turn_reward": [1.0, 0.0],
         "advantage": [0.5, -0.5],
@@ -506,6 +533,22 @@ def test_reply_that_led_to_no_turn_is_left_out() -> None:
     assert batch([broken]).to_arrays()["messages"] == [talk("a", "b")]
 
 
+def test_examples_of_a_prompt_are_no_replies() -> None:
+    messages = [SYSTEM, *talk("example", "answer", "a", "b", "c", "d")]
+    turns = [Turn("s", message=4), Turn("s", message=6)]
+    arrays = batch([played(*turns, messages=messages)]).to_arrays()
+    assert (arrays["messages"], arrays["replies"]) == ([messages], [[4, 6]])
+    assert batch([played(turns[0], messages=messages)]).to_arrays()["messages"] == [messages[:5]]
+    windows = batch([played(turns[0], Turn("s", message=6, first_message=5), messages=messages)]).to_arrays()
+    assert windows["messages"] == [messages[:5], [SYSTEM, *messages[5:]]]
+    assert windows["replies"] == [[4], [2]]
+    old = played(Turn("s"), Turn("s"), messages=messages, uid="a")
+    with pytest.raises(UsageError, match=r"'a' has 2 turns and 3 messages of an assistant, .* which of them"):
+        batch([old]).to_arrays()
+    with pytest.raises(UsageError, match=r"'a' has a turn whose reply is not among its messages"):
+        batch([played(Turn("s", message=9), messages=messages, uid="a")]).to_arrays()
+
+
 def test_turns_without_replies_in_the_messages_are_told() -> None:
     with pytest.raises(UsageError, match=r"trajectory 'a' has 2 turns, but 1 replies in its messages"):
         batch([played(Turn("s"), Turn("s"), messages=talk("a", "b"), uid="a")]).to_arrays()
@@ -516,12 +559,12 @@ def test_turns_without_replies_in_the_messages_are_told() -> None:
 
 def test_batch_that_mixes_forms_says_who_differs() -> None:
     spoken = [played(said([1], [2]), messages=talk("a", "b"), uid=f"t{number}") for number in range(5)]
-    made = batch([*spoken, failed(), played(Turn("s"), messages=talk("a", "b"), uid="odd")])
-    with pytest.raises(UsageError, match=r"'tokens' for 't0', 't1', 't2' and 2 more, 'texts' for 'odd'; .* form="):
+    made = batch([*spoken, failed(), played(Turn("s", action=1), final="s", uid="odd")])
+    with pytest.raises(UsageError, match=r"'tokens' for 't0', 't1', 't2' and 2 more, 'steps' for 'odd'; .* form="):
         made.to_arrays()
     assert len(made.to_arrays(form="texts")["messages"]) == 6
-    with pytest.raises(UsageError, match=r"trajectory 'odd', turn 0 has no token ids"):
-        made.to_arrays(form="tokens")
+    with pytest.raises(UsageError, match=r"trajectory 'odd', turn 0 has no token ids, nor has any other"):
+        batch(made.trajectories[-1:]).to_arrays(form="tokens")
     with pytest.raises(UsageError, match=r"trajectory 't0', turn 0: its observation is a str"):
         made.to_arrays(form="steps")
 

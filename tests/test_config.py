@@ -74,7 +74,7 @@ def test_policies_and_agents_have_the_options_of_their_classes() -> None:
     local = defaults(schema.Local)
     assert parameters(ar.local_llm).items() <= local.items()
     assert local.keys() - parameters(ar.local_llm).keys() <= openai.keys()
-    chat = {name: value for name, value in parameters(ar.ChatAgent).items() if name != "encode"}
+    chat = {name: value for name, value in parameters(ar.ChatAgent).items() if name not in ("encode", "end_ids")}
     assert defaults(schema.Chat) == chat
 
 

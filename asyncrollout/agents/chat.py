@@ -2,22 +2,25 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
 import anyio.to_thread
 import msgspec
+import structlog
 
-from asyncrollout.agents.joining import TokenSequence
+from asyncrollout.agents.joining import TokenSequence, unsampled
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.agents.templates import TEMPLATES, Template
 from asyncrollout.checks import nearest
 from asyncrollout.errors import ProviderError, UsageError
-from asyncrollout.pictures import IMAGE_MARK, data_url
+from asyncrollout.pictures import IMAGE_MARK, data_url, raw_size
 from asyncrollout.protocols import Policy
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation, Observation, Outcome, Request, Sampling
+
+log = structlog.get_logger(__name__)
 
 Message = dict[str, Any]
 Encode = Callable[[list[Message], bool], Sequence[int] | Awaitable[Sequence[int]]]
@@ -36,11 +39,13 @@ class ChatAgent:
 
     With `encode` it speaks in tokens, so that each prompt extends the one before exactly: `encode(messages, is_start)`
     gives the tokens of messages that are new since the last reply, up to where the model goes on; the policy must take
-    `Request.prompt_ids`. After a reply that was cut off it is given all messages again. Without `encode`, the token ids
-    are what the server tells, and where a prompt does not go on from the one before, the turn says so (`joined` is
-    false) and begins a sample of its own.
+    `Request.prompt_ids`. `end_ids` are the tokens that end a message: where a reply lacks them, because it was cut off
+    or stopped at a text, the next prompt adds them. Without `end_ids`, and after a reply without token ids, `encode` is
+    given all messages again. Without `encode`, the token ids are what the server tells, and where a prompt does not go
+    on from the one before, the turn says so (`joined` is false) and begins a sample of its own.
 
-    Each turn's `sampling.seed` is drawn from the rollout's; a server that knows no seeds needs `seeded=False`.
+    Each turn's `sampling.seed` is drawn from the rollout's, unless `sampling` has one; a server that knows no seeds
+    needs `seeded=False`.
     """
 
     policy: Policy
@@ -51,6 +56,8 @@ class ChatAgent:
     sampling: Sampling = _SERVERS_OWN
     seeded: bool = True
     encode: Encode | None = None
+    end_ids: Sequence[int] = ()
+    _reported: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not hasattr(self.policy, "generate"):
@@ -61,9 +68,17 @@ class ChatAgent:
             )
         if self.history is not None and (isinstance(self.history, bool) or self.history < 0):
             raise UsageError(f"ChatAgent: history={self.history!r} is neither None nor a number from 0")
+        if len(self.end_ids) and self.encode is None:
+            raise UsageError("ChatAgent: end_ids=[...] are for encode=...: without it the server writes the prompts")
 
     def open(self, session: str, seed: int) -> "Conversation":
         return Conversation(self, session, seed)
+
+    def report(self, event: str, **fields: Any) -> None:
+        """Log a warning, once for all episodes."""
+        if event not in self._reported:
+            self._reported.add(event)
+            log.warning(event, **fields)
 
 
 class Conversation:
@@ -77,7 +92,8 @@ class Conversation:
         self._seed = seed
         self._turn = 0
         self._first = 0
-        self._was_cut_off = False
+        self._goes_on = False
+        self._end: Sequence[int] = ()
         self._tokens = TokenSequence()
 
     async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
@@ -94,15 +110,24 @@ class Conversation:
             self._turn,
             data=outcome.observation,
             expert=outcome.info.get("expert"),
+            tokens_left=tokens_left,
         )
         generation = await self._ask(request)
         self.messages = [*messages, _said(generation)]  # a new list: the request holds the other one
         self._first = first
-        self._was_cut_off = generation.finish_reason == "length"
         self._turn += 1
         prompt_ids = generation.prompt_ids if request.prompt_ids is None else request.prompt_ids
+        self._goes_on = False
         if prompt_ids is None or generation.token_ids is None:
+            if self._agent.encode is not None:
+                hint = "prompts are encoded from the start again; with OpenAIPolicy, kind= is 'vllm' or 'sglang'"
+                self._agent.report("reply_without_token_ids", session=self._session, hint=hint)
             return Move(generation.text, generation, observation, first_message=first)
+        has_end = (
+            len(generation.token_ids) > 0 and not generation.stopped_early and generation.finish_reason != "length"
+        )
+        self._goes_on = has_end or len(self._agent.end_ids) > 0  # without its end nothing can follow
+        self._end = unsampled(self._agent.end_ids, generation.token_ids)
         part, joined = self._tokens.add_turn(prompt_ids, generation.token_ids)
         return Move(generation.text, generation, observation, part, joined, first)
 
@@ -138,18 +163,18 @@ class Conversation:
         encode = self._agent.encode
         if encode is None:
             return None
-        is_start = self._turn == 0 or first != self._first or self._was_cut_off  # without its end nothing can follow
+        is_start = not self._goes_on or first != self._first
         tokens = encode(shown if is_start else new, is_start)
         if inspect.isawaitable(tokens):
             tokens = await tokens
-        return list(tokens) if is_start else self._tokens.extended_by(tokens)
+        return list(tokens) if is_start else self._tokens.extended_by([*self._end, *tokens])
 
     def _sampling(self, tokens_left: int | None) -> Sampling:
         sampling = self._agent.sampling
         changes: dict[str, Any] = {}
         if tokens_left is not None and (sampling.max_tokens is None or tokens_left < sampling.max_tokens):
             changes["max_tokens"] = tokens_left
-        if self._agent.seeded:
+        if self._agent.seeded and sampling.seed is None:
             changes["seed"] = sampling_seed(self._seed, self._turn)
         return msgspec.structs.replace(sampling, **changes) if changes else sampling
 
@@ -160,13 +185,20 @@ class Conversation:
             if not isinstance(generation, Generation):
                 raise UsageError(f"a policy gives a Generation, and not {generation!r:.100}")
             if generation.finish_reason != "abort":
-                return generation
+                return _checked(generation)
         raise ProviderError(f"the reply was broken off {_MOST_STOPS} times")
+
+
+def _checked(generation: Generation) -> Generation:
+    ids, logprobs = generation.token_ids, generation.logprobs
+    if ids is not None and logprobs is not None and len(ids) != len(logprobs):
+        raise ProviderError(f"the policy gave {len(ids)} token ids and {len(logprobs)} logprobs")
+    return generation
 
 
 async def _encoded_picture(picture: Any) -> str:
     """Large pictures take long enough to be noticed by all other rollouts, but not in a thread."""
-    if picture.size < _LARGE_PICTURE:
+    if raw_size(picture) < _LARGE_PICTURE:
         return data_url(picture)
     return await anyio.to_thread.run_sync(data_url, picture)
 

@@ -25,3 +25,9 @@ class TokenSequence:
         self._tokens = whole
         self._tokens.extend(sampled)
         return np.array(whole[length if joined else 0 : len(prompt)], dtype=np.int32), joined
+
+
+def unsampled(end: Sequence[int], sampled: Sequence[int]) -> Sequence[int]:
+    """What is missing of the tokens that end a message."""
+    known = next((size for size in range(len(end), 0, -1) if list(sampled[-size:]) == list(end[:size])), 0)
+    return end[known:]

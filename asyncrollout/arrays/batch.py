@@ -78,13 +78,15 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def _form(played: Played) -> Form:
-    """The one form that all trajectories were played in."""
+    """The one form that all trajectories were played in; that of tokens, if some replies of texts lack theirs."""
     found: dict[Form, list[str]] = {}
     for trajectory in played.trajectories:
         if trajectory.turns:
             found.setdefault(_form_of(trajectory), []).append(trajectory.uid)
     if len(found) == 1:
         return next(iter(found))
+    if found.keys() == {"tokens", "texts"}:
+        return "tokens"
     told = ", ".join(f"{form!r} for {_some(uids)}" for form, uids in found.items())
     raise UsageError(f"the batch mixes forms: {told}; choose one for all with form=...")
 

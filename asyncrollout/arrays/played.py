@@ -40,6 +40,11 @@ class Played:
             "valid": self.valid[owners],
         }
 
+    @property
+    def has_ids(self) -> NDArray[np.bool_]:
+        """The turns whose tokens are known."""
+        return np.array([turn.prompt_ids is not None and turn.token_ids is not None for turn in self.turns])
+
     def name(self, row: int) -> str:
         """A turn in an error message."""
         return f"trajectory {self.trajectories[self.trajectory[row]].uid!r}, turn {self.turn[row]}"

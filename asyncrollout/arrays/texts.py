@@ -1,6 +1,6 @@
 """Turns as conversations, where only texts are known."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,27 +12,31 @@ from asyncrollout.types import Observation
 Messages = list[dict[str, Any]]
 
 
+class _Row(NamedTuple):
+    messages: Messages
+    replies: list[int]  # places among them
+    turns: slice  # of the batch
+
+
 def text_arrays(played: Played, credit: Floats | None, *, by_turn: bool) -> dict[str, Any]:
     """A row for each trajectory, or, where turns saw a window of the conversation only (or `by_turn`), for each turn.
 
     A row ends with the reply that its prompt led to.
     """
-    messages: list[Messages] = []
-    turns: list[slice] = []  # of each row
+    rows: list[_Row] = []
     start = 0
     for trajectory in played.trajectories:
-        samples = _samples(trajectory, by_turn=by_turn)
-        size = len(trajectory.turns) // len(samples) if samples else 0
-        turns += [slice(start + size * row, start + size * (row + 1)) for row in range(len(samples))]
-        messages += samples
+        if trajectory.turns:
+            rows += _rows(trajectory, start, by_turn=by_turn)
         start += len(trajectory.turns)
-    firsts = np.array([row.start for row in turns])
+    firsts = np.array([row.turns.start for row in rows])
     owners = played.trajectory[firsts]
     arrays = {
-        "messages": messages,
+        "messages": [row.messages for row in rows],
+        "replies": [row.replies for row in rows],
         "reward": played.reward[owners],
         "turn_reward": np.add.reduceat(played.turn_reward, firsts),
-        "versions": np.array([min(turn.version for turn in played.turns[row]) for row in turns], dtype=np.int32),
+        "versions": np.array([min(turn.version for turn in played.turns[row.turns]) for row in rows], dtype=np.int32),
         "sample": played.turn[firsts],
         **played.columns(owners),
     }
@@ -41,21 +45,37 @@ def text_arrays(played: Played, credit: Floats | None, *, by_turn: bool) -> dict
     return arrays
 
 
-def _samples(trajectory: Trajectory, *, by_turn: bool) -> list[Messages]:
-    """The rows of a trajectory: one, or one for each turn."""
+def _rows(trajectory: Trajectory, start: int, *, by_turn: bool) -> list[_Row]:
+    """The rows of a trajectory whose first turn is number `start`: one, or one for each turn."""
     messages = trajectory.messages or _conversation(trajectory)
-    replies = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    if len(replies) < len(trajectory.turns):
+    replies = _places_of_replies(trajectory, messages)
+    system = messages[:1] if messages[0].get("role") == "system" else []
+    firsts = [max(turn.first_message, len(system)) for turn in trajectory.turns]
+    if not by_turn and all(first == len(system) for first in firsts):
+        return [_Row(messages[: replies[-1] + 1], replies, slice(start, start + len(replies)))]
+    seen = [system + messages[first : reply + 1] for first, reply in zip(firsts, replies, strict=True)]
+    return [_Row(said, [len(said) - 1], slice(start + turn, start + turn + 1)) for turn, said in enumerate(seen)]
+
+
+def _places_of_replies(trajectory: Trajectory, messages: Messages) -> list[int]:
+    """Where the turns' own replies are: an assistant also speaks in the examples of a prompt."""
+    told = [turn.message for turn in trajectory.turns]
+    if trajectory.messages and min(told) >= 0:
+        if all(place < len(messages) for place in told):
+            return told
+        raise UsageError(f"trajectory {trajectory.uid!r} has a turn whose reply is not among its messages")
+    found = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    if len(found) < len(told):
         raise UsageError(
-            f"trajectory {trajectory.uid!r} has {len(trajectory.turns)} turns, "
-            f"but {len(replies)} replies in its messages: form='texts' cannot show it"
+            f"trajectory {trajectory.uid!r} has {len(told)} turns, "
+            f"but {len(found)} replies in its messages: form='texts' cannot show it"
         )
-    ends = [place + 1 for place, _ in zip(replies, trajectory.turns, strict=False)]
-    system = messages[:1] if messages and messages[0].get("role") == "system" else []
-    starts = [max(turn.first_message, len(system)) for turn in trajectory.turns]
-    if by_turn or any(start > len(system) for start in starts):
-        return [system + messages[start:end] for start, end in zip(starts, ends, strict=True)]
-    return [messages[: ends[-1]]] if ends else []
+    if len(found) > len(told) + (not trajectory.valid):  # what a failure left behind is a reply at most
+        raise UsageError(
+            f"trajectory {trajectory.uid!r} has {len(told)} turns and {len(found)} messages of an assistant, and does "
+            "not say which of them are its replies: Turn(message=...) is the place of each"
+        )
+    return found[: len(told)]
 
 
 def _conversation(trajectory: Trajectory) -> Messages:

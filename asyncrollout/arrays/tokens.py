@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from asyncrollout.arrays.played import Floats, Ints, Played
@@ -10,12 +11,22 @@ from asyncrollout.errors import UsageError
 
 Pad = Literal["left", "right"]
 
+log = structlog.get_logger(__name__)
+
+_NOTHING: Ints = np.zeros(0, dtype=np.int32)
+
 
 def token_arrays(played: Played, credit: Floats | None, *, pad: Pad, pad_id: int, length: int | None) -> dict[str, Any]:
-    """One row for each sample: turns whose prompts go on from each other. Those that do not begin a new one."""
-    parts = _parts(played)
+    """One row for each sample: turns whose prompts go on from each other. Those that do not begin a new one.
+
+    A turn without token ids has no tokens here; where a later prompt has them, they are part of that prompt. So is the
+    reply of a turn without logprobs, if others have them.
+    """
+    known = played.has_ids
+    logprobs = [turn.logprobs if has_ids else None for turn, has_ids in zip(played.turns, known, strict=True)]
+    parts = _parts(played, known, logprobs)
     sizes = np.array([len(part) for part in parts], dtype=np.intp).reshape(-1, 2)
-    starts = np.flatnonzero((played.turn == 0) | np.array([not turn.joined for turn in played.turns]))
+    starts = np.flatnonzero((played.turn == 0) | (known & np.array([not turn.joined for turn in played.turns])))
     lengths = np.add.reduceat(sizes.sum(axis=1), starts)
     owners = played.trajectory[starts]
     lengths, owners = lengths[lengths > 0], owners[lengths > 0]  # a sample without a single token is no row
@@ -35,8 +46,8 @@ def token_arrays(played: Played, credit: Floats | None, *, pad: Pad, pad_id: int
         "sample": sample.astype(np.int32),
         **played.columns(owners),
     }
-    if (logprobs := _logprobs(played, counts)) is not None:
-        arrays["old_logprobs"] = _filled(spoken, logprobs, 0)
+    if any(each is not None for each in logprobs):
+        arrays["old_logprobs"] = _filled(spoken, _joined(logprobs, counts, played), 0)
     if credit is not None:
         arrays["advantages"] = _filled(spoken, np.repeat(credit, counts), 0)
     return arrays
@@ -49,13 +60,26 @@ def _filled(places: NDArray[np.bool_], values: NDArray[Any], otherwise: float) -
     return rows
 
 
-def _parts(played: Played) -> list[Ints]:
+def _parts(played: Played, known: NDArray[np.bool_], logprobs: list[Any]) -> list[Ints]:
     """The tokens of each turn's prompt, and those that were sampled, by turns."""
+    unknown = np.flatnonzero(~known)
+    if unknown.size:
+        if not known.any():
+            raise UsageError(f"{played.name(0)} has no token ids, nor has any other; form='texts' needs none")
+        log.warning("turns_without_token_ids", turns=unknown.size, of=known.size, first=played.name(int(unknown[0])))
+    has_logprobs = any(each is not None for each in logprobs)
+    masked = 0
     parts = []
-    for row, turn in enumerate(played.turns):
+    for turn, numbers in zip(played.turns, logprobs, strict=True):
         if turn.prompt_ids is None or turn.token_ids is None:
-            raise UsageError(f"{played.name(row)} has no token ids; form='texts' needs none")
-        parts += [turn.prompt_ids, turn.token_ids]
+            parts += [_NOTHING, _NOTHING]
+        elif has_logprobs and numbers is None and len(turn.token_ids):
+            masked += 1
+            parts += [np.concatenate([turn.prompt_ids, turn.token_ids]), _NOTHING]
+        else:
+            parts += [turn.prompt_ids, turn.token_ids]
+    if masked:
+        log.warning("turns_without_logprobs", turns=masked, of=known.size)
     return parts
 
 
@@ -79,16 +103,12 @@ def _mask(lengths: NDArray[np.intp], width: int, pad: Pad) -> NDArray[np.bool_]:
     return columns < lengths[:, None]
 
 
-def _logprobs(played: Played, counts: NDArray[np.intp]) -> NDArray[np.float32] | None:
-    """Those of all sampled tokens, in order; None if the turns have none."""
-    found = [turn.logprobs for turn in played.turns]
-    if all(logprobs is None for logprobs in found):
-        return None
-    for row, (logprobs, count) in enumerate(zip(found, counts.tolist(), strict=True)):
-        if (0 if logprobs is None else len(logprobs)) != count:
-            told = "none" if logprobs is None else len(logprobs)
-            raise UsageError(f"{played.name(row)} has {count} sampled tokens, but {told} of the logprobs")
-    return np.concatenate([part for part in found if part is not None], dtype=np.float32, casting="unsafe")
+def _joined(logprobs: list[Any], counts: NDArray[np.intp], played: Played) -> NDArray[np.float32]:
+    """Those of all sampled tokens, in order."""
+    for row, (numbers, count) in enumerate(zip(logprobs, counts.tolist(), strict=True)):
+        if numbers is not None and len(numbers) != count:
+            raise UsageError(f"{played.name(row)} has {count} sampled tokens, but {len(numbers)} of the logprobs")
+    return np.concatenate([part for part in logprobs if part is not None], dtype=np.float32, casting="unsafe")
 
 
 def _turn_rewards(

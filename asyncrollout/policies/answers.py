@@ -3,16 +3,19 @@
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from asyncrollout.errors import ProviderError
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 TokenIds = list[Count]
+Stop = str | int | None | UnsetType
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What reading bytes that make no sense can raise."""
 
 _SHOWN = 300
+_READ = 10_000
 
 
 class Token(msgspec.Struct):
@@ -43,10 +46,17 @@ class Choice(msgspec.Struct):
     token_ids: TokenIds | None = None
     response_token_ids: TokenIds | None = None  # as SGLang calls them in a chat
     prompt_token_ids: TokenIds | None = None
+    stop_reason: Stop = UNSET
+    matched_stop: Stop = UNSET  # as SGLang calls it
 
     @property
     def ids(self) -> list[int] | None:
         return self.token_ids if self.token_ids is not None else self.response_token_ids
+
+    @property
+    def stopped_at(self) -> Stop:
+        """The text or the token that ended the reply; None if it was vLLM's own end of a message."""
+        return self.matched_stop if self.stop_reason is UNSET else self.stop_reason
 
 
 class Cached(msgspec.Struct):
@@ -67,29 +77,37 @@ class Reply(msgspec.Struct):
 
 class _Error(msgspec.Struct):
     message: str
+    code: Any = None
 
 
 class _Refusal(msgspec.Struct):
     error: _Error | str | None = None
     message: str | None = None
     detail: Any = None
+    code: Any = None
 
 
-_refusal = msgspec.json.Decoder(_Refusal)
+_refusal = msgspec.json.Decoder(_Refusal | list[_Refusal])  # Gemini sends a list
 
 
 def refusal(content: bytes) -> str:
-    """What a server says about a call that it refuses."""
+    """What a server says about a call that it refuses, with its code if that is a word."""
     try:
-        said = _refusal.decode(content)
+        decoded = _refusal.decode(content)
     except UNREADABLE:
         return shown(content)
-    error = said.error.message if isinstance(said.error, _Error) else said.error
-    return (error or said.message or (said.detail and str(said.detail)) or shown(content))[:_SHOWN]
+    said = decoded if isinstance(decoded, _Refusal) else decoded[0] if decoded else _Refusal()
+    error, code = (said.error.message, said.error.code) if isinstance(said.error, _Error) else (said.error, said.code)
+    text = (error or said.message or (said.detail and str(said.detail)) or shown(content))[:_READ]
+    return f"{text} ({code[:_SHOWN]})" if isinstance(code, str) and code and code not in text else text
 
 
 def malformed(why: str, content: bytes) -> ProviderError:
     return ProviderError(f"malformed answer: {why}: {shown(content)}")
+
+
+def clipped(text: str) -> str:
+    return text[:_SHOWN] + ("..." if len(text) > _SHOWN else "")
 
 
 def shown(content: bytes) -> str:

@@ -1,21 +1,26 @@
 """A call on its way: what was asked, what has been tried, and the key that goes with it."""
 
+import json
+
 import msgspec
 
 from asyncrollout.errors import UsageError
 from asyncrollout.policies import codec
 from asyncrollout.policies.codec import Mode, ServerKind
+from asyncrollout.policies.context import Overflow
 from asyncrollout.policies.endpoint import Endpoint
 from asyncrollout.types import Request, Sampling
 
 SERVERS_OWN = Sampling()
+_MOST_FITS = 2
+_OWN_CAPS = frozenset({"max_tokens", "max_completion_tokens"})
 
 
 class Call:
     """A request on its way: what has been tried, and what went wrong."""
 
-    __slots__ = ("_bodies", "deadline", "failed", "failures", "had_stale_connection", "is_again", "refusals", "request",
-                 "trouble")  # fmt: skip
+    __slots__ = ("_bodies", "_fits", "_is_open_ended", "_room", "deadline", "failed", "failures",
+                 "had_stale_connection", "is_again", "most", "refusals", "request", "trouble")  # fmt: skip
 
     def __init__(self, request: Request, deadline: float) -> None:
         self.request = request
@@ -24,19 +29,64 @@ class Call:
         self.failed: Endpoint | None = None
         self.trouble = ""
         self.is_again = self.had_stale_connection = False
+        self.most: int | None = None  # tokens, as last asked for
         self._bodies: dict[ServerKind, bytes] = {}
+        self._room: int | None = None
+        self._is_open_ended = False
+        self._fits = 0
 
     @property
     def tries(self) -> int:
         return 1 + self.failures + self.refusals
 
-    def body(self, kind: ServerKind, model: str, mode: Mode, default: Sampling, *, logprobs: bool) -> bytes:
+    def body(
+        self, kind: ServerKind, model: str, mode: Mode, default: Sampling, *, logprobs: bool, context: int | None = None
+    ) -> bytes:
+        """What is sent; `context` is that of the server's model, if known."""
         if kind not in self._bodies:
             request = self.request
-            if default != SERVERS_OWN:
-                request = msgspec.structs.replace(request, sampling=codec.merge(request.sampling, default))
+            sampling = request.sampling if default == SERVERS_OWN else codec.merge(request.sampling, default)
+            sampling = self._bounded(sampling, default, kind, context)
+            if sampling is not request.sampling:
+                request = msgspec.structs.replace(request, sampling=sampling)
             self._bodies[kind] = codec.encode(request, model, mode, kind, logprobs=logprobs)
         return self._bodies[kind]
+
+    def _bounded(self, sampling: Sampling, default: Sampling, kind: ServerKind, context: int | None) -> Sampling:
+        """With the least of what the request, the rollout's limit, the policy and the context allow for a reply."""
+        request = self.request
+        own = {name for name in _OWN_CAPS if type(sampling.extra.get(name)) is int} if sampling.extra else ()
+        caps = [sampling.max_tokens, request.tokens_left, self._room, *(sampling.extra[name] for name in own)]
+        if request.tokens_left is not None and request.tokens_left == request.sampling.max_tokens:
+            caps.append(default.max_tokens)  # it is the limit that is asked for, and not a wish beyond the policy's own
+        if context is not None and request.prompt_ids is not None and len(request.prompt_ids) < context:
+            caps.append(context - len(request.prompt_ids))
+        most = min((cap for cap in caps if cap is not None), default=None)
+        is_open_ended = kind == "vllm" and context is not None and most is not None and most >= context
+        if self._is_open_ended or is_open_ended:
+            most, own = None, {"max_tokens", *own}
+        self.most = most
+        if own:
+            extra = {**sampling.extra, **dict.fromkeys(own, most)}
+            return msgspec.structs.replace(sampling, max_tokens=None, extra=extra)
+        return sampling if most == sampling.max_tokens else msgspec.structs.replace(sampling, max_tokens=most)
+
+    def fits(self, overflow: Overflow) -> bool:
+        """Whether it is asked again, for a shorter reply that fits the model's context, as a refusal says."""
+        if self._fits >= _MOST_FITS:
+            return False
+        if overflow.room is not None:
+            if overflow.room < 1 or (self.most is not None and overflow.room >= self.most):
+                return False
+            self._room = overflow.room
+        elif overflow.is_vague and self.most is not None:
+            self._is_open_ended = True
+        else:
+            return False
+        self._fits += 1
+        self._bodies.clear()
+        self.is_again = True
+        return True
 
     def fails(self, endpoint: Endpoint, trouble: str) -> None:
         self.failures += 1
@@ -52,7 +102,7 @@ class Call:
 class Key:
     """The headers with the key; it has no representation that shows it."""
 
-    __slots__ = ("_key", "closing", "headers")
+    __slots__ = ("_forms", "_key", "closing", "headers")
 
     def __init__(self, key: str | None) -> None:
         self._key = (key or "").strip()
@@ -62,6 +112,23 @@ class Key:
         if self._key:
             self.headers["Authorization"] = f"Bearer {self._key}"
         self.closing = {**self.headers, "Connection": "close"}  # llama.cpp closes after a stream without saying so
+        escaped = self._key.replace("\\", "\\\\")
+        forms = {
+            self._key,
+            json.dumps(self._key)[1:-1],
+            escaped.replace('"', '\\"'),
+            escaped.replace("'", "\\'"),
+            escaped,
+        }
+        self._forms = sorted(forms - {""}, key=len, reverse=True)  # as it is, in JSON, and in Python's quotes
 
     def hidden(self, text: str) -> str:
-        return text.replace(self._key, "<key>") if self._key else text
+        for form in self._forms:
+            text = text.replace(form, "<key>")
+        return text
+
+    def hidden_in(self, content: bytes) -> bytes:
+        """An answer of a server, before any part of it is shown."""
+        for form in self._forms:
+            content = content.replace(form.encode(), b"<key>")
+        return content

@@ -1,13 +1,13 @@
 """The OpenAI protocol: requests to bodies, and answers to generations. What makes no sense is a `ProviderError`."""
 
-import re
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from asyncrollout.errors import UsageError
-from asyncrollout.pictures import data_url
+from asyncrollout.pictures import data_url, is_picture
 from asyncrollout.policies.answers import UNREADABLE, Choice, Logprobs, Message, Reply, Token, Used, malformed
 from asyncrollout.policies.streams import is_stream, join
 from asyncrollout.types import FinishReason, Generation, Request, Sampling, Usage
@@ -36,7 +36,7 @@ _FINISHED: dict[str | None, FinishReason] = {
     "abort": "abort",
     "content_filter": "abort",
 }
-_CONTEXT = re.compile(r"context[ _](length|size|window)|exceed_context", re.IGNORECASE)
+_ONLY_TEXT = frozenset({"text", "input_text"})
 
 _reply = msgspec.json.Decoder(Reply)
 
@@ -56,19 +56,42 @@ def encode(request: Request, model: str, mode: Mode, kind: ServerKind, *, logpro
             body[key] = value
     if sampling.stop:
         body["stop"] = list(sampling.stop)
+    body |= _TOKEN_IDS[kind]
     if logprobs:
-        body |= {"logprobs": True if mode == "chat" else 1, **_TOKEN_IDS[kind]}
+        body["logprobs"] = True if mode == "chat" else 1
     try:
         return msgspec.json.encode({**body, **STREAMED.get(kind, {}), **sampling.extra})
     except (TypeError, ValueError, RecursionError) as error:  # among them surrogates, which no JSON can hold
         raise UsageError(f"this request cannot be sent: {error}") from error
 
 
-def decode(content: bytes, *, logprobs: bool, stops: bool = False) -> Generation:
-    """The one choice of an answer, whole or streamed; token ids and logprobs are all there, or none.
+class Stops(msgspec.Struct, frozen=True):
+    """The texts and tokens that end a reply beside the model's own end of a message."""
 
-    `stops` is whether the request had texts to stop at.
-    """
+    texts: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
+
+
+NO_STOPS = Stops()
+
+
+def stops_of(*samplings: Sampling) -> Stops:
+    """Those of all of them, as fields or as they are written into the body."""
+    texts: list[Any] = []
+    ids: list[Any] = []
+    for sampling in samplings:
+        if sampling.stop or sampling.extra:
+            texts += [*sampling.stop, *_listed(sampling.extra.get("stop"))]
+            ids += _listed(sampling.extra.get("stop_token_ids"))
+    return Stops(tuple(texts), tuple(ids)) if texts or ids else NO_STOPS
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def decode(content: bytes, *, logprobs: bool, stops: Stops = NO_STOPS, kind: ServerKind | None = None) -> Generation:
+    """The one choice of an answer, whole or streamed; token ids and logprobs are all there, or none."""
     try:
         reply = join(content) if is_stream(content) else _reply.decode(content)
     except UNREADABLE as error:
@@ -82,7 +105,11 @@ def decode(content: bytes, *, logprobs: bool, stops: bool = False) -> Generation
     if choice.message is None and choice.text is None:
         raise malformed("it has neither a message nor a text", content)
     usage = reply.usage or Used()
-    token_ids, numbers = _tokens(choice, message, usage, content, stops) if logprobs else (choice.ids, None)
+    token_ids, numbers = choice.ids, None
+    if logprobs:
+        token_ids, numbers = _tokens(choice, message, usage, content, bool(stops.texts))
+    if token_ids is None and kind == "llamacpp" and _is_nothing(choice, message, usage, stops):
+        token_ids, numbers = [], [] if logprobs else None
     details = usage.prompt_tokens_details
     return Generation(
         text=message.content or "",
@@ -93,12 +120,23 @@ def decode(content: bytes, *, logprobs: bool, stops: bool = False) -> Generation
         reasoning=message.reasoning_content or message.reasoning,
         tool_calls=message.tool_calls or [],
         usage=Usage(usage.prompt_tokens, usage.completion_tokens or 0, (details and details.cached_tokens) or 0),
+        stopped_early=_has_stopped_early(choice, stops),
     )
 
 
-def is_context_full(said: str) -> bool:
-    """Whether a refusal means that the conversation has become too long, in the words of the servers we know."""
-    return _CONTEXT.search(said) is not None
+def _has_stopped_early(choice: Choice, stops: Stops) -> bool:
+    """Whether it ended before the model's own end of a message; it may have if the server does not say where."""
+    if choice.finish_reason == "length":
+        return False
+    at = choice.stopped_at
+    return bool(stops.texts or stops.ids) if at is UNSET else isinstance(at, str) or at in stops.ids
+
+
+def _is_nothing(choice: Choice, message: Message, usage: Used, stops: Stops) -> bool:
+    """Whether llama.cpp's model ended its message at once: it does not tell the token that is the end."""
+    is_silent = not (message.content or message.reasoning_content or message.reasoning or message.tool_calls)
+    was_short = choice.finish_reason == "stop" and (usage.completion_tokens or 0) <= 1
+    return is_silent and was_short and choice.logprobs is None and not stops.texts
 
 
 def _tokens(
@@ -151,6 +189,8 @@ def _are_all(known: int, choice: Choice, usage: Used, *, stops: bool) -> bool:
 
 def _asked(request: Request, mode: Mode) -> dict[str, Any]:
     if mode == "completions":
+        if any(_has_picture(message) for message in request.messages):
+            raise UsageError("mode='completions' sends a prompt, and no picture: ask in mode='chat', without encode=")
         ids: Any = request.prompt_ids
         return {"prompt": _only_text(request) if ids is None else ids.tolist() if isinstance(ids, np.ndarray) else ids}
     if request.prompt_ids is not None:
@@ -169,10 +209,19 @@ def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [_plain_part(part) for part in content]}
 
 
+def _has_picture(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return False
+    return not all(
+        isinstance(part, str) or (isinstance(part, dict) and part.get("type") in _ONLY_TEXT) for part in content
+    )
+
+
 def _plain_part(part: Any) -> Any:
-    """Pictures as data URLs; an array may stand alone, or as `{"type": "image", "image": array}`."""
+    """Pictures as data URLs; one may stand alone, or as `{"type": "image", "image": picture}`."""
     picture = part.get("image") if isinstance(part, dict) and part.get("type") == "image" else part
-    if isinstance(picture, np.ndarray):
+    if is_picture(picture):
         return {"type": "image_url", "image_url": {"url": data_url(picture)}}
     return {"type": "text", "text": part} if isinstance(part, str) else part
 

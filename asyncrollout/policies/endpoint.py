@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import anyio
 
-from asyncrollout.policies.answers import malformed
+from asyncrollout.errors import ProviderError
 from asyncrollout.policies.codec import ServerKind
 from asyncrollout.policies.limits import Limit
 
@@ -34,6 +34,7 @@ class Endpoint:
         self.root = self.url.removesuffix("/v1")
         self.limit = limit
         self.kind = kind
+        self.context: int | None = None  # tokens; known once the server has said it
         self.probing = anyio.Lock()
         self.up = True
         self.losses = 0  # in a row
@@ -112,5 +113,5 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         if size > MOST_BYTES:
-            raise malformed(f"it has more than {MOST_BYTES} bytes", chunks[0])
+            raise ProviderError(f"malformed answer: it has more than {MOST_BYTES} bytes")
     return b"".join(chunks)

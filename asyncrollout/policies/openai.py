@@ -18,9 +18,10 @@ import structlog
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, ContextError, ProviderError, UsageError
 from asyncrollout.policies import codec
-from asyncrollout.policies.answers import refusal
+from asyncrollout.policies.answers import clipped, refusal
 from asyncrollout.policies.call import SERVERS_OWN, Call, Key
 from asyncrollout.policies.codec import STREAMED, Mode, ServerKind
+from asyncrollout.policies.context import read_overflow
 from asyncrollout.policies.endpoint import Answer, Endpoint
 from asyncrollout.policies.gate import Gate
 from asyncrollout.policies.limits import Limit
@@ -98,6 +99,7 @@ class OpenAIPolicy:
         self._waits: set[anyio.CancelScope] = set()
         self._client: aiohttp.ClientSession | None = None
         self._was_open = False
+        self._has_warned = False
         self._healing = Background()
 
     @property
@@ -212,11 +214,13 @@ class OpenAIPolicy:
 
     async def _ask(self, endpoint: Endpoint, call: Call) -> Answer | None:
         try:
-            if endpoint.kind is None:
-                await self._probe(endpoint)
+            if endpoint.kind is None and (refused := await self._probe(endpoint)) is not None:
+                return refused
             kind = endpoint.kind
             if kind is not None:
-                body = call.body(kind, self._model, self._mode, self._sampling, logprobs=self._logprobs)
+                body = call.body(
+                    kind, self._model, self._mode, self._sampling, logprobs=self._logprobs, context=endpoint.context
+                )
                 headers = self._key.closing if kind in STREAMED else self._key.headers
                 return await endpoint.post(self._opened(), _PATHS[self._mode], body, headers)
             call.fails(endpoint, "it does not answer")
@@ -230,9 +234,14 @@ class OpenAIPolicy:
         self._lose(endpoint)
         return None
 
-    async def _probe(self, endpoint: Endpoint) -> None:
+    async def _probe(self, endpoint: Endpoint) -> Answer | None:
+        """Find out the server's kind; an answer if it refuses to be asked."""
         async with endpoint.probing:
-            endpoint.kind = endpoint.kind or await kind_of_server(self._opened(), endpoint.root, self._key.headers)
+            found = endpoint.kind or await kind_of_server(self._opened(), endpoint.root, self._key)
+            if isinstance(found, Answer):
+                return found
+            endpoint.kind = found
+        return None
 
     async def pause(self, mode: PauseMode = "wait") -> None:
         """Hold new calls back, for new weights: calls under way are awaited, stopped to be made again, or left alone.
@@ -270,9 +279,15 @@ class OpenAIPolicy:
             await post_page(self._opened(), endpoint, page, mode, self._key.headers)
 
     def _accept(self, request: Request, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
-        stops = bool(request.sampling.stop or self._sampling.stop)
-        generation = codec.decode(answer.content, logprobs=self._logprobs, stops=stops)
+        stops = codec.stops_of(request.sampling, self._sampling)
+        try:
+            generation = codec.decode(answer.content, logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
+        except ProviderError:  # it shows a part of the answer: again, with the key hidden before anything is cut off
+            codec.decode(self._key.hidden_in(answer.content), logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
+            raise
         endpoint.losses = 0
+        if endpoint.kind == "vllm" and not self._has_warned:
+            self._warn_of_logprobs(endpoint, request.sampling)
         work = _TOKENS_OF_A_PROMPT + generation.usage.completion
         endpoint.limit.succeeded(started, time.monotonic(), work=work, is_full=endpoint.is_full)
         return generation
@@ -280,20 +295,39 @@ class OpenAIPolicy:
     def _refuse(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> float | None:
         """What an answer without a generation means: an error at once, or how long to wait."""
         now = time.monotonic()
-        said = f"HTTP {answer.status}: {refusal(answer.content)}"
+        told = refusal(self._key.hidden_in(answer.content))
+        said = f"HTTP {answer.status}: {clipped(told)}"
         wait = read_retry_after(answer.headers.get("Retry-After"))
+        overflow = None if answer.status in (401, 403, 429) else read_overflow(told)
         match failure_of(answer.status):
-            case "permanent":
-                kind = ContextError if codec.is_context_full(said) else ProviderError
-                raise kind(f"{endpoint.name}: {said}")
+            case "passing" if answer.status != 500 or overflow is None:  # llama.cpp has said so with a 500
+                endpoint.limit.failed(now)
+                call.fails(endpoint, said)
+            case "permanent" | "passing":
+                if overflow is None:
+                    raise ProviderError(f"{endpoint.name}: {said}")
+                endpoint.context = overflow.context or endpoint.context
+                if call.fits(overflow):
+                    return None
+                if overflow.is_of_reply and call.most is not None:
+                    raise ProviderError(f"{endpoint.name}: max_tokens={call.most} does not fit: {said}")
+                raise ContextError(f"{endpoint.name}: {said}")
             case "refused":
                 endpoint.limit.refused(started, now, wait)
                 call.is_refused(said)
                 return None if wait is None else 0.0  # the server's own time is kept to by all calls to it
-            case "passing":
-                endpoint.limit.failed(now)
-                call.fails(endpoint, said)
         return wait
+
+    def _warn_of_logprobs(self, endpoint: Endpoint, sampling: Sampling) -> None:
+        temperature = self._sampling.temperature if sampling.temperature is None else sampling.temperature
+        if self._logprobs and temperature not in (None, 0, 1):
+            self._has_warned = True
+            log.warning(
+                "logprobs_before_temperature",
+                endpoint=endpoint.name,
+                temperature=temperature,
+                hint="vLLM gives logprobs of what was sampled from if started with --logprobs-mode processed_logprobs",
+            )
 
     def _lose(self, endpoint: Endpoint) -> None:
         """No answer: others are asked until it is healthy again, and for longer if that did not last."""

@@ -1,38 +1,53 @@
 """What kind of server answers, and whether it is well."""
 
+import time
 from collections.abc import Mapping
 
 import aiohttp
 import anyio
+import msgspec
 
+from asyncrollout.policies.answers import refusal
+from asyncrollout.policies.call import Key
 from asyncrollout.policies.codec import ServerKind
-from asyncrollout.policies.endpoint import Endpoint
+from asyncrollout.policies.endpoint import Answer, Endpoint
 
 _SECONDS = 5.0
+_MOST_BYTES = 10_000
 _SIGNS: dict[ServerKind, str] = {"vllm": "/version", "sglang": "/get_server_info", "llamacpp": "/props"}
+_NO_SUCH_PAGE = frozenset({404, 405, 501})
 
 
-async def kind_of_server(client: aiohttp.ClientSession, root: str, headers: Mapping[str, str]) -> ServerKind | None:
-    """By the pages that only this kind has; strict OpenAI, if there is none of them. None if it does not answer."""
+async def kind_of_server(client: aiohttp.ClientSession, root: str, key: Key) -> ServerKind | Answer | None:
+    """By the pages that only this kind has; strict OpenAI, if there is none of them. None if it does not answer.
+
+    A refusal says nothing of the kind: it is what the call itself is answered with.
+    """
     for kind, page in _SIGNS.items():
-        status = await _status(client, f"{root}{page}", headers)
-        if status is None or status >= 500:
+        answer = await _get(client, f"{root}{page}", key.headers)
+        if answer is None or (answer.status >= 500 and answer.status not in _NO_SUCH_PAGE):
             return None
-        if status == 200:
+        if answer.status == 200:
             return kind
+        if answer.status not in _NO_SUCH_PAGE:
+            told = refusal(key.hidden_in(answer.content))
+            said = f"GET {page} (give OpenAIPolicy(kind=...), or policy.server, if it tells no kind): {told}"
+            return answer._replace(content=msgspec.json.encode({"message": said}))
     return "openai"
 
 
 async def is_healthy(client: aiohttp.ClientSession, endpoint: Endpoint, headers: Mapping[str, str]) -> bool:
     """Not every server has a page for its health; whatever answers a question about it at all is up, but for 5xx."""
-    status = await _status(client, f"{endpoint.root}/health", headers)
-    return status is not None and status < 500
+    answer = await _get(client, f"{endpoint.root}/health", headers)
+    return answer is not None and answer.status < 500
 
 
-async def _status(client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int | None:
+async def _get(client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Answer | None:
     try:
         with anyio.fail_after(_SECONDS):
             async with client.get(url, headers=headers, allow_redirects=False) as response:
-                return response.status
+                first_byte = time.monotonic()
+                content = b"" if response.status == 200 else await response.content.read(_MOST_BYTES)
+                return Answer(response.status, response.headers, content, first_byte)
     except (aiohttp.ClientError, OSError, TimeoutError):
         return None

@@ -3,8 +3,9 @@
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from asyncrollout.policies.answers import Choice, Logprobs, Message, Reply, TokenIds, Used, malformed
+from asyncrollout.policies.answers import Choice, Logprobs, Message, Reply, Stop, TokenIds, Used, malformed
 
 
 class _Function(msgspec.Struct):
@@ -33,6 +34,8 @@ class _Part(msgspec.Struct):
     text: str | None = None
     logprobs: Logprobs | None = None
     token_ids: TokenIds | None = None
+    stop_reason: Stop = UNSET
+    matched_stop: Stop = UNSET
 
 
 class _Chunk(msgspec.Struct):
@@ -64,12 +67,15 @@ def join(stream: bytes) -> Reply:
         reasoning_content="".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas) or None,
         tool_calls=_join_calls([call for delta in deltas for call in delta.tool_calls or ()]),
     )
+    last = next((part for part in reversed(parts) if part.finish_reason), _Part())
     whole = Choice(
-        finish_reason=next((part.finish_reason for part in reversed(parts) if part.finish_reason), None),
+        finish_reason=last.finish_reason,
         message=message if any(part.delta for part in parts) else None,
         text=text,
         logprobs=_join_logprobs([part.logprobs for part in parts if part.logprobs]),
         token_ids=[token for part in parts for token in part.token_ids or ()] or None,
+        stop_reason=last.stop_reason,
+        matched_stop=last.matched_stop,
     )
     usage = next((chunk.usage for chunk in reversed(chunks) if chunk.usage), None)
     prompt_ids = next((chunk.prompt_token_ids for chunk in chunks if chunk.prompt_token_ids), None)
@@ -84,12 +90,14 @@ def _join_logprobs(parts: list[Logprobs]) -> Logprobs | None:
 
 
 def _join_calls(parts: list[_Call]) -> list[dict[str, Any]]:
-    """The first part of a call has its name, the others go on with its arguments."""
+    """As in an answer that is not streamed: the first part of a call has its name, the others add to its arguments."""
     calls: dict[int, _Call] = {}
     for part in parts:
         function = part.function or _Function()
         known = calls.setdefault(part.index, _Call(part.index, part.id, part.type, _Function(function.name, "")))
         assert known.function is not None
         known.function.arguments = f"{known.function.arguments}{function.arguments or ''}"
-    joined: list[dict[str, Any]] = [msgspec.to_builtins(call) for call in calls.values()]
-    return joined
+    return [
+        {"id": call.id, "type": call.type or "function", "function": msgspec.to_builtins(call.function)}
+        for call in calls.values()
+    ]

@@ -9,6 +9,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
+from asyncrollout.pictures import is_pil
 from asyncrollout.pool import wire
 
 _SAMPLES = 2048
@@ -69,6 +70,8 @@ def _canonical(value: Any) -> Any:
         return [type(value).__qualname__, value.name]
     if isinstance(value, msgspec.Struct):
         return [_canonical(getattr(value, name)) for name in value.__struct_fields__]
+    if is_pil(value):  # its attributes are those of the file that it came from
+        return [value.mode, list(value.size), _canonical(np.frombuffer(value.tobytes(), np.uint8))]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [_canonical(getattr(value, field.name)) for field in dataclasses.fields(value)]
     if hasattr(value, "__dict__") and not isinstance(value, type):

@@ -69,6 +69,7 @@ async def _play(
             while (ended := finished(outcome, turns, limits)) is None:
                 asked = progress.begins(POLICY)
                 move = await _act(player, outcome, turns, limits)
+                spoken = _place_of_reply(player.messages)
                 acted = progress.begins(STEP)
                 came = await env.step(move.action)
                 if not math.isfinite(came.reward):
@@ -80,13 +81,16 @@ async def _play(
                     policy_seconds=acted - asked,
                     env_seconds=time.monotonic() - acted,
                     env_work_seconds=env.worked,
+                    message=spoken,
                 )
                 turns.append(turn)
                 outcome = came
                 progress.played(turn)
+            if not turns:
+                raise EnvError(f"env {env.name!r} ({uid}, seed {seed}): the episode was over at its reset")
             stop = ended
-        except ContextError:
-            stop = StopReason.TOKENS
+        except ContextError as failed:
+            stop, error = (StopReason.TOKENS, None) if turns else (StopReason.POLICY_ERROR, failed)
         except EnvError as failed:
             stop, error = StopReason.ENV_ERROR, failed
         except ProviderError as failed:
@@ -121,6 +125,12 @@ async def _act(player: Player, outcome: Outcome, turns: list[Turn], limits: Limi
         failed = ProviderError(f"the policy raised {type(error).__name__}: {error}")
         failed.add_note("".join(traceback.format_exception(error)))
         raise failed from error
+
+
+def _place_of_reply(messages: list[dict[str, Any]]) -> int:
+    """Where an agent has just put its reply; examples in its prompt are replies, too, but not of this episode."""
+    last = messages[-1] if messages else None
+    return len(messages) - 1 if isinstance(last, dict) and last.get("role") == "assistant" else -1
 
 
 def _checked(move: Any, player: Player) -> Move:

@@ -51,7 +51,8 @@ class Delivery:
         self._streams: list[GroupStream] = []
         self._left_over = _NOTHING  # what was kept, and has neither a stream nor a taker
         self._failure: Exception | None = None  # of a stream whose taker had his batch already
-        self._is_closed = False
+        self._handing_over: list[Ready] = []
+        self._is_closed = self._is_accounted = False
 
     @property
     def next_batch(self) -> int:
@@ -80,13 +81,14 @@ class Delivery:
     def close(self) -> None:
         """What is under way is over; nothing of it is given up, since a resumed run may go on with it."""
         self._is_closed = True
+        for ready in [*self._handing_over]:
+            self._take_back(ready)
 
     def account(self) -> None:
         """Once nothing plays any more: for all that was not delivered."""
-        for stream in self._streams:
-            self._keep_left_over(stream.close()[1])
-        for group in self._left_over.groups:
-            self.watch.ledger.cancel(group.id, len(group.trajectories))
+        self._is_accounted = True
+        for left_over in (self._left_over, *(stream.close()[1] for stream in self._streams)):
+            self._keep_left_over(left_over)
         self._streams, self._left_over = [], _NOTHING
 
     async def once(self, groups: int) -> Batch | None:
@@ -113,17 +115,21 @@ class Delivery:
 
         A batch that does not come through to its taker is taken back, and its groups come first the next time.
         """
+        self._handing_over.append(ready)
         is_through = False
-        if ready.taken is None:
-            self.watch.delivered(ready.index, ready.groups, ready.dropped)
         try:
+            if ready.taken is None:
+                self.watch.delivered(ready.index, ready.groups, ready.dropped)
             await self.watch.flush()
+            if ready not in self._handing_over:
+                raise ClosedError("these Rollouts were closed")
             is_through = ready.taken is None or not self._has_stale(ready.groups)
         finally:
-            if not is_through:
+            if not is_through and ready in self._handing_over:
                 self._take_back(ready)
         if not is_through:
             return None
+        self._handing_over.remove(ready)
         if ready.taken is not None:
             for group in ready.groups:
                 self.watch.ledger.end_group(group, "delivered")
@@ -137,6 +143,8 @@ class Delivery:
         return lag is not None and any(is_older(group, self._version() - lag) for group in groups)
 
     def _take_back(self, ready: Ready) -> None:
+        if ready in self._handing_over:
+            self._handing_over.remove(ready)
         self.watch.taken_back(ready.index)
         if ready.taken is None:
             self._again.appendleft(ready)
@@ -147,7 +155,11 @@ class Delivery:
         self._keep_left_over(ready.taken)
 
     def _keep_left_over(self, taken: Taken) -> None:
-        """For the next stream that somebody takes from; in the order of their draws."""
+        """For the next stream that somebody takes from, in the order of their draws; or cancelled, if that is over."""
+        if self._is_accounted:
+            for group in taken.groups:
+                self.watch.ledger.cancel(group.id, len(group.trajectories))
+            return
         pairs = [*zip(self._left_over.draws, self._left_over.groups, strict=True)]
         pairs += zip(taken.draws, taken.groups, strict=True)
         pairs.sort(key=lambda pair: pair[0].index)
@@ -166,11 +178,14 @@ class Delivery:
 
     async def _take_once(self, groups: int) -> Ready | None:
         stream, stop = self._begin(msgspec.structs.replace(self._rules, order="start", ahead=0))
-        ready, gives_up, is_ended = None, True, False
+        ready, gives_up, is_raised, is_ended = None, True, False, False
         try:
             ready = await self._take_from(stream, groups)
         except anyio.get_cancelled_exc_class():
             gives_up = False
+            raise
+        except Exception:
+            is_raised = True
             raise
         finally:
             try:
@@ -179,8 +194,8 @@ class Delivery:
             finally:
                 if ready is not None and not is_ended:
                     self._take_back(ready)
-        if not isinstance(stream.failure, ClosedError | None):
-            self._failure = stream.failure
+                if not is_raised and not isinstance(stream.failure, ClosedError):
+                    self._failure = self._failure or stream.failure
         return ready
 
     async def _take(self, groups: int, needed: int | None) -> Ready | None:
@@ -218,10 +233,11 @@ class Delivery:
             with anyio.move_on_after(_END_GRACE, shield=True):
                 await stream.stopped.wait()
         finally:
-            self._streams.remove(stream)
-            given_up, left_over = stream.close()
-            if gives_up and not self._is_closed:
-                self.watch.dropped(left_over.dropped)
-                self.watch.given_up(given_up, with_all_recorded=is_one_shot)
-                left_over = left_over._replace(dropped=[])
-            self._keep_left_over(left_over)
+            if stream in self._streams:  # else everything was closed meanwhile
+                self._streams.remove(stream)
+                given_up, left_over = stream.close()
+                if gives_up and not self._is_closed:
+                    self.watch.dropped(left_over.dropped)
+                    self.watch.given_up(given_up, with_all_recorded=is_one_shot)
+                    left_over = left_over._replace(dropped=[])
+                self._keep_left_over(left_over)

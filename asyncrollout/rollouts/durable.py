@@ -41,7 +41,7 @@ _PACKAGES = ("asyncrollout", "anyio", "uvloop", "numpy", "gymnasium", "aiohttp",
 _GIT_SECONDS = 5
 
 
-@dataclass
+@dataclass(eq=False)
 class Ready:
     """A batch for the next taker, and the ids of groups that were dropped on the way to it.
 

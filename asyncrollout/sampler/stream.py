@@ -128,6 +128,8 @@ class GroupStream:
         """Groups that were kept before, and that nobody has had."""
         self._open.update((draw.id, draw) for draw in taken.draws)
         self._tray.adopt(taken.groups, taken.dropped)
+        if self._rules.order == "start":
+            self._tray.kept = deque(sorted(self._tray.kept, key=lambda group: self._open[group.id].index))
         self._checked_at = None
 
     def close(self) -> tuple[list[str], Taken]:
@@ -164,11 +166,11 @@ class GroupStream:
                     return self._hand_out(self._tray.take(groups))
                 if self.failure is not None:
                     raise self.failure
+                if self._tray.exhausted:  # before the end of the tasks, of which it is a matter of timing who hears
+                    return self._make_do(groups)
                 if self._is_over():
                     self._check_alive()
                     return self._hand_out(self._tray.take_last(groups))
-                if self._tray.exhausted:
-                    return self._make_do(groups)
                 await self._wait()
         finally:
             self._wanted = 0
