@@ -2,10 +2,11 @@
 
     python benchmarks/bench_bias.py [--batches N] [--all] [--json]
 
-Episodes have lognormal lengths, take as long as they are, and gain less the longer they are. The population are the same
-draws, each played to its end without a sampler; for a turn limit, up to that. Time is virtual. Each figure is the
-difference between what was delivered and the population, in percent, with its 95% interval; it counts as a bias if it is
-more than three standard errors, and more than one percent. `--all` plays every combination, for some minutes.
+Episodes have lognormal lengths, take as long as they are, and gain less the longer they are. The population are the
+same draws, each played to its end without a sampler; for a turn limit, up to that. If a filter judges single groups,
+they are those that it would keep, and "by filter" is how much longer these are than all draws. Time is virtual. Each
+figure is the difference between what was delivered and the population, in percent, with its 95% interval; it counts as
+a bias if it is more than three standard errors, and more than one percent. `--all` plays every combination.
 """
 
 from __future__ import annotations
@@ -51,15 +52,27 @@ class Difference(NamedTuple):
 class Row(NamedTuple):
     setting: Setting
     delivered: int
-    lost: float
+    lost: float | None
     """Groups that should have been delivered and were not, in percent."""
+    by_filter: float
+    """How much the filter alone changes the mean length, in percent."""
     differences: list[Difference]
-    told: str
+
+    @property
+    def told(self) -> str:
+        if not any(one.is_bias for one in self.differences):
+            return "biased: by the filter alone" if self.setting.keep == "by length" else "unbiased"
+        if self.setting.limit == "seconds":
+            return "biased: long ones exceed the seconds"
+        if self.setting.failing == "by length":
+            return "biased: long ones fail more often"
+        is_stale = self.setting.updates and self.setting.max_lag
+        return "biased: long ones become stale" if is_stale else "biased: by the sampler"
 
 
-def differences(sampled: Sampled, base: Any) -> list[Difference]:
+def differences(sampled: Sampled) -> list[Difference]:
     """Each draw is one observation, delivered or not, so that both means vary together."""
-    chosen = sampled.is_delivered
+    chosen, base = sampled.is_delivered, sampled.is_eligible
     psi = _influence(sampled.population, chosen) - _influence(sampled.population, base)
     error = psi.std(axis=0) / np.sqrt(len(psi))
     all_of_them, some = sampled.population[base].mean(axis=0), sampled.population[chosen].mean(axis=0)
@@ -74,27 +87,17 @@ def _influence(values: Any, chosen: Any) -> Any:
 
 def measure(setting: Setting, batches: int) -> Row:
     sampled = sample(setting, batches)
-    found = differences(sampled, np.ones_like(sampled.is_eligible))
-    own = differences(sampled, sampled.is_eligible)  # without what the filter does by itself
-    lost = 0.0 if setting.keep == "batch" else 100 * (1 - sampled.is_delivered.sum() / sampled.is_eligible.sum())
-    return Row(setting, int(sampled.is_delivered.sum()), float(lost), found, _told(setting, found, own))
-
-
-def _told(setting: Setting, found: list[Difference], own: list[Difference]) -> str:
-    if not any(one.is_bias for one in found):
-        return "unbiased"
-    if not any(one.is_bias for one in own):
-        return "biased: by the filter alone" if setting.keep == "by length" else "biased: by the filter's chance"
-    if setting.limit == "seconds":
-        return "biased: long ones exceed the seconds"
-    if setting.failing == "by length":
-        return "biased: long ones fail more often"
-    return "biased: long ones become stale" if setting.updates and setting.max_lag else "biased: by the sampler"
+    count, lengths = int(sampled.is_delivered.sum()), sampled.population[:, 0]
+    lost = None if setting.keep == "batch" else float(100 * (1 - count / sampled.is_eligible.sum()))
+    by_filter = float(100 * (lengths[sampled.is_eligible].mean() / lengths.mean() - 1))
+    return Row(setting, count, lost, by_filter, differences(sampled))
 
 
 def settings(*, everything: bool) -> list[Setting]:
     if everything:
-        rest = itertools.product((False, True), FILTERS, ("none", "turns", "seconds"), ("none", "by chance", "by length"))
+        rest = itertools.product(
+            (False, True), FILTERS, ("none", "turns", "seconds"), ("none", "by chance", "by length")
+        )
         return [Setting(*way, *others) for way, others in itertools.product(WAYS, rest)]
     filtered = [Setting(*way, updates, keep) for way in WAYS for updates in (False, True) for keep in FILTERS]
     trouble = [
@@ -105,18 +108,34 @@ def settings(*, everything: bool) -> list[Setting]:
     return [*filtered, *trouble]
 
 
-HEAD = ("max_lag", "order", "weights", "filter", "limit", "failures", "groups", "lost", *METRICS, "")
+HEAD = (
+    "max_lag",
+    "order",
+    "weights",
+    "filter",
+    "limit",
+    "failures",
+    "groups",
+    "lost",
+    "filter",
+    "length",
+    *METRICS,
+    "",
+)
 
 
 def cells(row: Row) -> tuple[str, ...]:
     lag, order, updates, *others = row.setting
     weights = "new" if updates else "same"
-    lost = "-" if row.setting.keep == "batch" else f"{row.lost:.1f} %"
-    return str(lag), order, weights, *others, str(row.delivered), lost, *map(str, row.differences), row.told
+    lost = "-" if row.lost is None else f"{row.lost:.1f} %"
+    lengths = f"{row.differences[0].population:.2f} -> {row.differences[0].delivered:.2f}"
+    found = [f"{row.by_filter:+.1f}", lengths, *map(str, row.differences)]
+    return str(lag), order, weights, *others, str(row.delivered), lost, *found, row.told
 
 
 def as_json(row: Row) -> str:
-    told = {**row.setting._asdict(), "delivered": row.delivered, "lost_percent": row.lost, "told": row.told}
+    told = {**row.setting._asdict(), "told": row.told}
+    told |= {"delivered": row.delivered, "lost_percent": row.lost, "filter_percent": row.by_filter}
     return json.dumps({**told, **{name: one._asdict() for name, one in zip(METRICS, row.differences, strict=True)}})
 
 
