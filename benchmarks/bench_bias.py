@@ -3,8 +3,8 @@
     python benchmarks/bench_bias.py [--batches N] [--all] [--json]
 
 Episodes have lognormal lengths, take as long as they are, and gain less the longer they are. The population are the
-same draws, each played to its end without a sampler; for a turn limit, up to that. If a filter judges single groups,
-they are those that it would keep, and "by filter" is how much longer these are than all draws. Time is virtual. Each
+same draws, each played to its end without a sampler; a turn limit belongs to the task. With a filter, they are those
+that it keeps, and "by filter" is how much longer these are than all draws, in percent. Time is virtual. Each
 figure is the difference between what was delivered and the population, in percent, with its 95% interval; it counts as
 a bias if it is more than three standard errors, and more than one percent. `--all` plays every combination.
 """
@@ -52,7 +52,7 @@ class Difference(NamedTuple):
 class Row(NamedTuple):
     setting: Setting
     delivered: int
-    lost: float | None
+    lost: float
     """Groups that should have been delivered and were not, in percent."""
     by_filter: float
     """How much the filter alone changes the mean length, in percent."""
@@ -75,22 +75,27 @@ def differences(sampled: Sampled) -> list[Difference]:
     chosen, base = sampled.is_delivered, sampled.is_eligible
     psi = _influence(sampled.population, chosen) - _influence(sampled.population, base)
     error = psi.std(axis=0) / np.sqrt(len(psi))
-    all_of_them, some = sampled.population[base].mean(axis=0), sampled.population[chosen].mean(axis=0)
+    all_of_them, some = _mean(sampled.population, base), _mean(sampled.population, chosen)
     rows = zip(all_of_them, some, 100 * (some / all_of_them - 1), 1.96 * 100 * error / all_of_them, strict=True)
     return [Difference(*map(float, row)) for row in rows]
 
 
-def _influence(values: Any, chosen: Any) -> Any:
-    """How much each draw moves the mean of those that are chosen."""
-    return chosen[:, None] * (values - values[chosen].mean(axis=0)) / chosen.mean()
+def _mean(values: Any, weights: Any) -> Any:
+    return np.average(values, axis=0, weights=weights)
+
+
+def _influence(values: Any, weights: Any) -> Any:
+    """How much each draw moves the weighted mean."""
+    return weights[:, None] * (values - _mean(values, weights)) / weights.mean()
 
 
 def measure(setting: Setting, batches: int) -> Row:
-    sampled = sample(setting, batches)
-    count, lengths = int(sampled.is_delivered.sum()), sampled.population[:, 0]
-    lost = None if setting.keep == "batch" else float(100 * (1 - count / sampled.is_eligible.sum()))
-    by_filter = float(100 * (lengths[sampled.is_eligible].mean() / lengths.mean() - 1))
-    return Row(setting, count, lost, by_filter, differences(sampled))
+    is_rare = setting.limit != "none" or setting.failing != "none"
+    sampled = sample(setting, 3 * batches if is_rare else batches)
+    count, lengths = sampled.is_delivered.sum(), sampled.population[:, 0]
+    lost = float(100 * (1 - count / sampled.is_eligible.sum()))
+    by_filter = float(100 * (_mean(lengths, sampled.is_eligible) / lengths.mean() - 1))
+    return Row(setting, int(count), lost, by_filter, differences(sampled))
 
 
 def settings(*, everything: bool) -> list[Setting]:
@@ -127,7 +132,7 @@ HEAD = (
 def cells(row: Row) -> tuple[str, ...]:
     lag, order, updates, *others = row.setting
     weights = "new" if updates else "same"
-    lost = "-" if row.lost is None else f"{row.lost:.1f} %"
+    lost = f"{row.lost:.1f} %"
     lengths = f"{row.differences[0].population:.2f} -> {row.differences[0].delivered:.2f}"
     found = [f"{row.by_filter:+.1f}", lengths, *map(str, row.differences)]
     return str(lag), order, weights, *others, str(row.delivered), lost, *found, row.told

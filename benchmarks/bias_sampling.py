@@ -5,6 +5,7 @@ follows from its seed alone.
 """
 
 import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -19,13 +20,13 @@ SEED = 0
 GROUPS, GROUP_SIZE = 16, 2  # of a batch, of a group
 IN_FLIGHT = 64
 MEDIAN, SIGMA, LONGEST = 3.0, 1.0, 60  # turns
-TURN_LIMIT, SECONDS_LIMIT = 9, 18.0
-SETTLED = 0.8  # of the draws; the rest may still be under way
+TURN_LIMIT, SECONDS_LIMIT = 12, 18.0
+SETTLED = 0.7  # of the draws; the rest may still be under way
 KEEP_RATE = 0.3
 TRAINING = 5.0  # seconds; a turn takes one on average
-FAILS, FAILS_IN_A_TURN = 0.1, 0.03
+FAILS, FAILS_IN_A_TURN = 0.1, 0.05
 
-Filter = Literal["none", "by chance", "by length", "batch"]
+Kind = Literal["none", "by chance", "by length", "batch"]
 Limit = Literal["none", "turns", "seconds"]
 Failing = Literal["none", "by chance", "by length"]
 
@@ -36,7 +37,7 @@ class Setting(NamedTuple):
     max_lag: int | None
     order: Literal["finish", "start"]
     updates: bool
-    keep: Filter = "none"
+    keep: Kind = "none"
     limit: Limit = "none"
     failing: Failing = "none"
 
@@ -59,11 +60,20 @@ def episode(seed: int, member: int) -> Episode:
     return Episode(length, length > 3 * MEDIAN, float(own.random() < MEDIAN / (MEDIAN + length)))
 
 
+def played(seed: int, member: int, setting: Setting) -> Episode:
+    """The same as it is played, without a sampler: a turn limit belongs to the task."""
+    whole = episode(seed, member)
+    if setting.limit != "turns" or whole.length <= TURN_LIMIT:
+        return whole
+    return Episode(TURN_LIMIT, TURN_LIMIT > 3 * MEDIAN, 0.0)
+
+
 class Sampled(NamedTuple):
     """One row of numbers for each group that was drawn, the means of its members; and what became of it."""
 
     population: Any  # groups x 3
     is_eligible: Any
+    """Whether the filter keeps it; 0.5 if a filter that keeps one half never came to judge it."""
     is_delivered: Any
 
 
@@ -102,8 +112,8 @@ class Replies:
         return ar.Generation("on")
 
 
-def _is_long(groups_seed: int) -> bool:
-    return float(np.mean([episode(groups_seed, member).length for member in range(GROUP_SIZE)])) > MEDIAN
+def _is_long(seed: int) -> bool:
+    return float(np.mean([episode(seed, member).length for member in range(GROUP_SIZE)])) > MEDIAN
 
 
 def _score(seed: int) -> float:
@@ -111,25 +121,34 @@ def _score(seed: int) -> float:
     return sampling_seed(seed, "score") / 2**31
 
 
-def _filter(keep: Filter) -> Any:
-    def by_chance(group: ar.Group) -> ar.Verdict:
-        return ar.Verdict(_score(group.trajectories[0].seed) < KEEP_RATE, "chance")
+class Filter:
+    """Judges by chance, or by length, or the better half of a batch; and knows what it has said."""
 
-    def by_length(group: ar.Group) -> ar.Verdict:
-        return ar.Verdict(_is_long(group.trajectories[0].seed), "short")
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._halves: dict[int, bool] = {}
 
-    def best_half(groups: Any) -> list[ar.Verdict]:
-        scores = [_score(group.trajectories[0].seed) for group in groups]
-        return [ar.Verdict(bool(score >= np.median(scores)), "outranked") for score in scores]
+    @property
+    def hook(self) -> Any:
+        return {"none": None, "batch": ar.filters.BatchFilter(self._best_half)}.get(self.kind, self._judge)
 
-    chosen = {"none": None, "by chance": by_chance, "by length": by_length, "batch": ar.filters.BatchFilter(best_half)}
-    return chosen[keep]
+    def weight(self, seed: int) -> float:
+        """Whether it keeps the group, as far as that is known."""
+        if self.kind == "batch":
+            return float(self._halves.get(seed, 0.5))
+        return float(self.kind == "none" or self._keeps(seed))
 
+    def _keeps(self, seed: int) -> bool:
+        return _score(seed) < KEEP_RATE if self.kind == "by chance" else _is_long(seed)
 
-def _is_eligible(setting: Setting, seed: int) -> bool:
-    if setting.keep == "by chance":
-        return _score(seed) < KEEP_RATE
-    return setting.keep != "by length" or _is_long(seed)
+    def _judge(self, group: ar.Group) -> ar.Verdict:
+        return ar.Verdict(self._keeps(group.trajectories[0].seed), self.kind)
+
+    def _best_half(self, groups: Sequence[ar.Group]) -> list[ar.Verdict]:
+        seeds = [group.trajectories[0].seed for group in groups]
+        median = np.median([_score(seed) for seed in seeds])
+        self._halves |= {seed: bool(_score(seed) >= median) for seed in seeds}
+        return [ar.Verdict(self._halves[seed], "outranked") for seed in seeds]
 
 
 def sample(setting: Setting, batches: int) -> Sampled:
@@ -140,11 +159,12 @@ def sample(setting: Setting, batches: int) -> Sampled:
 async def _sample(setting: Setting, batches: int) -> Sampled:
     limits = {"none": ar.Limits(), "turns": ar.Limits(turns=TURN_LIMIT), "seconds": ar.Limits(seconds=SECONDS_LIMIT)}
     delivered: set[int] = set()
+    keep = Filter(setting.keep)
     async with ar.Rollouts(
         LENGTHY,
         policy=Replies(setting.failing),
         group_size=GROUP_SIZE,
-        keep=_filter(setting.keep),
+        keep=keep.hook,
         seed=SEED,
         limits=limits[setting.limit],
         order=setting.order,
@@ -154,6 +174,9 @@ async def _sample(setting: Setting, batches: int) -> Sampled:
     ) as rollouts:
         async for batch in rollouts.batches(groups=GROUPS):
             delivered |= {int(group.id[1:]) for group in batch.groups}
+            for one in batch.trajectories:
+                expected = played(one.seed, one.member, setting)
+                assert (len(one.turns), one.reward) == (expected.length, expected.reward), one.uid
             if batch.index + 1 == batches:
                 break
             await anyio.sleep(TRAINING)
@@ -162,9 +185,9 @@ async def _sample(setting: Setting, batches: int) -> Sampled:
                     pass
         drawn = int(SETTLED * rollouts.stats().drawn_groups)
     seeds = [sampling_seed(SEED, "env", index) for index in range(drawn)]
-    played = [[episode(seed, member) for member in range(GROUP_SIZE)] for seed in seeds]
+    groups = [[played(seed, member, setting) for member in range(GROUP_SIZE)] for seed in seeds]
     return Sampled(
-        np.array([np.mean(members, axis=0) for members in played]),
-        np.array([_is_eligible(setting, seed) for seed in seeds]),
-        np.array([index in delivered for index in range(drawn)]),
+        np.array([np.mean(members, axis=0) for members in groups]),
+        np.array([keep.weight(seed) for seed in seeds]),
+        np.array([float(index in delivered) for index in range(drawn)]),
     )
