@@ -35,7 +35,7 @@ _MODULES = {
         "UsageError",
     ],
     "asyncrollout.policies.batched": ["BatchedPolicy"],
-    "asyncrollout.policies.compose": ["cached", "fallback", "limited"],
+    "asyncrollout.policies.compose": ["cached", "fallback", "frozen", "limited"],
     "asyncrollout.policies.embedded": ["RandomPolicy", "RecordedPolicy", "ScriptedPolicy", "SolverPolicy"],
     "asyncrollout.policies.local": ["local_llm"],
     "asyncrollout.policies.openai": ["OpenAIPolicy"],
@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from asyncrollout.policies.batched import BatchedPolicy as BatchedPolicy
     from asyncrollout.policies.compose import cached as cached
     from asyncrollout.policies.compose import fallback as fallback
+    from asyncrollout.policies.compose import frozen as frozen
     from asyncrollout.policies.compose import limited as limited
     from asyncrollout.policies.embedded import RandomPolicy as RandomPolicy
     from asyncrollout.policies.embedded import RecordedPolicy as RecordedPolicy

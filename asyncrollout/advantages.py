@@ -21,6 +21,7 @@ from asyncrollout.grouping import (
     check_choice,
     check_range,
     discounted,
+    exact_totals,
     label,
     members,
     read_flags,
@@ -29,7 +30,6 @@ from asyncrollout.grouping import (
     read_numbers,
     relative,
     stats,
-    totals,
 )
 
 Singleton = Literal["zero", "raw"]
@@ -121,6 +121,7 @@ def gigpo(
     reward: ArrayLike,
     anchor: Iterable[Any],
     valid: ArrayLike | None = None,
+    episode_reward: ArrayLike | None = None,
     gamma: float = 0.95,
     step_weight: float = 1.0,
     normalize: Literal["mean", "mean_std"] = "mean",
@@ -133,7 +134,8 @@ def gigpo(
 
     One row for each step, those of a trajectory in the order of time. `anchor` is the state before the action: equal
     ones meet, or texts that are alike by at least `similarity`. `valid` says whether the row's *action* was valid:
-    others cost `invalid_penalty`. A trajectory's id needs to be unique within its group only.
+    others cost `invalid_penalty`. A trajectory's id needs to be unique within its group only. `episode_reward` is the
+    whole trajectory's, in each of its rows, if it is not just the sum of its rewards.
     """
     check_choice("normalize", normalize, ("mean", "mean_std"))
     check_choice("stats_over", stats_over, ("trajectories", "steps"))
@@ -148,7 +150,13 @@ def gigpo(
     anchors = read_keys("anchor", anchor, rows)
     penalty = np.where(read_flags("valid", valid, rows), 0.0, invalid_penalty)
 
-    score = totals(rewards, trajectory_of)[trajectory_of] - penalty
+    if episode_reward is None:
+        whole = exact_totals(rewards, trajectory_of)[trajectory_of]
+    else:
+        whole = read_numbers("episode_reward", episode_reward)
+        if len(whole) != rows:
+            raise UsageError(f"episode_reward has {len(whole)} entries for {rows} rows")
+    score = whole - penalty
     first_rows = np.unique(trajectory_of, return_index=True)[1]
     counted = first_rows if stats_over == "trajectories" else np.arange(rows)
     own = stats(score[counted], group_of[counted]).of(group_of)
@@ -193,7 +201,7 @@ def _label_similar(group_of: Labels, texts: Sequence[Hashable], similarity: floa
             firsts = clusters.setdefault(group, {})
             joined = next((number for number, first in firsts.items() if _alike(first, text, similarity)), opened)
             if joined == opened:
-                firsts[opened] = SequenceMatcher(None, "", text)
+                firsts[opened] = SequenceMatcher(None, "", text, autojunk=False)  # else it passes over frequent letters
                 opened += 1
             known[group, text] = joined
         labels.append(known[group, text])

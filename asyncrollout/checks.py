@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+import numpy as np
+
 from asyncrollout.errors import UsageError
 
 
@@ -22,9 +24,11 @@ def one_of(name: str, value: object, valid: Iterable[str]) -> None:
         raise UsageError(f"{name}={value!r} is not valid{nearest(str(value), valid)}")
 
 
-def whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def whole(name: str, value: object, least: int) -> int:
+    """The number, as Python's own: numpy's integers are valid, too."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise UsageError(f"{name}={value!r} is not a whole number from {least}")
+    return int(value)
 
 
 def seconds(name: str, value: object) -> None:

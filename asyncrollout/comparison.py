@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from asyncrollout.errors import UsageError
-from asyncrollout.trajectories import Trajectory
 
 _LEAST_SHARED = 0.5
 
@@ -140,11 +139,6 @@ def pass_at(count: int, successes: int, k: int) -> float:
     if not 1 <= k <= count:
         raise UsageError(f"pass@{k} of {count} rollouts: k is from 1 to {count}")
     return 1.0 - math.comb(count - successes, k) / math.comb(count, k)
-
-
-def succeeded(trajectory: Trajectory) -> bool:
-    """As the env says; if it does not, whether the reward is above 0."""
-    return trajectory.reward > 0 if trajectory.success is None else trajectory.success
 
 
 def student_t(freedom: float) -> float:

@@ -11,13 +11,14 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from asyncrollout.errors import UsageError
 from asyncrollout.grouping import Floats, check_choice, check_range, read_numbers
+from asyncrollout.successes import Successes, told_of
 from asyncrollout.trajectories import Group, Verdict
 
 GroupFilter = Callable[[Group], Verdict]
@@ -55,15 +56,17 @@ def reward_varies(group: Group | None = None, *, singleton: Literal["drop", "kee
 
 
 def success_between(low: float, high: float) -> GroupFilter:
-    """Keep groups whose rate of success is from `low` to `high`, both included."""
+    """Keep groups whose rate of success is from `low` to `high`, both included.
+
+    If the env reports success for any member, one that was cut off without a report is no success.
+    """
     check_range("low", low, 0.0, 1.0)
     check_range("high", high, low, 1.0)
 
     def judge(group: Group) -> Verdict:
-        told = [trajectory.success for trajectory in group.valid if trajectory.success is not None]
-        if not told:
+        rate = Successes(map(told_of, group.valid)).rate
+        if rate is None:
             return _drop("success_unknown" if group.valid else "no_valid_member")
-        rate = sum(told) / len(told)
         if rate < low:
             return _drop("success_rate_low")
         return _drop("success_rate_high") if rate > high else _KEEP
@@ -87,7 +90,7 @@ def all_of(*filters: GroupFilter) -> GroupFilter:
     _check_filters("all_of", filters)
 
     def judge(group: Group) -> Verdict:
-        return next((verdict for each in filters if not (verdict := each(group)).keep), _KEEP)
+        return next((verdict for each in filters if not (verdict := as_verdict(each(group), each)).keep), _KEEP)
 
     return judge
 
@@ -99,13 +102,28 @@ def any_of(*filters: GroupFilter) -> GroupFilter:
     def judge(group: Group) -> Verdict:
         reasons: dict[str, None] = {}
         for each in filters:
-            verdict = each(group)
+            verdict = as_verdict(each(group), each)
             if verdict.keep:
                 return verdict
             reasons[verdict.reason] = None
         return _drop("+".join(reasons))
 
     return judge
+
+
+def as_verdict(found: Any, keep: Any) -> Verdict:
+    """What the filter `keep` gave, also as a bare True or False of Python's or numpy's."""
+    if isinstance(found, bool | np.bool_):
+        return Verdict(keep=bool(found))
+    if not isinstance(found, Verdict):
+        raise UsageError(f"the filter {name_of(keep)} gave {found!r:.100}: a filter gives a Verdict(keep, reason)")
+    return found
+
+
+def name_of(keep: Any) -> str:
+    """A filter in an error message."""
+    function = getattr(keep, "judge", getattr(keep, "func", keep))  # of a `BatchFilter`, or of a partial function
+    return getattr(function, "__qualname__", None) or type(function).__name__
 
 
 @dataclass(frozen=True)
@@ -232,9 +250,9 @@ class _Ranking:
             case "ratio":
                 return int(self.value * groups)
             case "min_p" if self.largest:
-                return int(np.count_nonzero(best_first >= self.value * best_first[0] - _TINY))
+                return int(np.count_nonzero(best_first >= _loosened(self.value * best_first[0], -_TINY)))
             case "min_p":
-                return int(np.count_nonzero(best_first <= best_first[0] / (self.value + _TINY) + _TINY))
+                return int(np.count_nonzero(best_first <= _loosened(best_first[0] / max(self.value, _TINY), _TINY)))
         if self.value >= 1:
             return len(best_first)
         return self._probable(best_first) if self.softmax else self._nucleus(best_first)
@@ -252,6 +270,11 @@ class _Ranking:
             gathered += score
             taken += 1
         return taken if gathered >= threshold else 0
+
+
+def _loosened(bound: float, by: float) -> float:
+    """A bound that holds for equality, too, whatever it was rounded to."""
+    return bound + by * max(1.0, abs(bound))
 
 
 def _rewards(group: Group) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from asyncrollout.errors import UsageError
+from asyncrollout.types import exact_sum
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -43,6 +44,14 @@ def stats(values: Floats, labels: Labels) -> Stats:
 
 def totals(values: Floats, labels: Labels) -> Floats:
     return np.bincount(labels, values).astype(np.float64, copy=False)
+
+
+def exact_totals(values: Floats, labels: Labels) -> Floats:
+    """Each rounded once, so that equal sums are equal whatever they are made of."""
+    parts: list[list[float]] = [[] for _ in range(int(labels.max(initial=-1)) + 1)]
+    for owner, value in zip(labels.tolist(), values.tolist(), strict=True):
+        parts[owner].append(value)
+    return np.array([exact_sum(each) for each in parts], dtype=np.float64)
 
 
 def relative(values: Floats, own: Stats, *, eps: float, least: float = 0.0) -> Floats:

@@ -1,7 +1,9 @@
-"""Any value of a record as JSON and back, exactly and without pickle.
+"""Any value of a record as JSON and back, without pickle.
 
 What JSON has stays as it is. All else is an object whose key `"$"` names its kind: `{"$": "tuple", "items": [1, 2]}`,
-`{"$": "Turn", "observation": ...}`. Only the kinds that are listed here can be made from a file.
+`{"$": "Turn", "observation": ...}`. Only the kinds that are listed here can be made from a file. Values of these kinds
+are read back exactly, values of their subclasses (a Counter, a named tuple, an IntEnum) as their base. Whatever else an
+env's `info`, or an error, holds is a text: `{"$": "text", "type": "datetime.date", "text": "2024-05-01"}`.
 """
 
 import base64
@@ -23,6 +25,7 @@ from asyncrollout.pictures import is_pil, pil_png
 
 KIND = "$"
 _DEEPEST = 64
+_LONGEST_TEXT = 10_000
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _DTYPES = "biufcmMSUV"  # kinds that are nothing but bytes
 
@@ -33,8 +36,9 @@ Place = tuple[Any, ...]
 def to_plain(value: Any) -> Any:
     """The value as `msgspec.json.encode` takes it; a `UsageError` names the type of what cannot be written, and where.
 
-    An error of a class that is not in `asyncrollout.errors` becomes the nearest of its bases that is, an image of PIL
-    the bytes of its PNG file.
+    What an env puts into `info` can always be written: it is not needed to play an episode again. An error of a class
+    that is not in `asyncrollout.errors` becomes the nearest of its bases that is, an image of PIL the bytes of its PNG
+    file.
     """
     return _plain(value, ())
 
@@ -95,10 +99,52 @@ def _plain_other(value: Any, place: Place) -> Any:
         return _plain(pil_png(value), place)
     if _ENUMS.get(kind.__name__) is kind:
         return {KIND: kind.__name__, "value": value.value}
-    raise UsageError(
-        f"{_shown(place)}a {kind.__module__}.{kind.__qualname__} cannot be written to a file: "
-        "use numbers, texts, bytes, lists, tuples, dicts, sets or numpy arrays"
-    )
+    for base, as_base in _BASES.items():
+        if isinstance(value, base):
+            return _plain(as_base(value), place)
+    told = f"a {kind.__module__}.{kind.__qualname__} cannot be written to a file: "
+    return _unwritable(value, place, told + "use numbers, texts, bytes, lists, tuples, dicts, sets or numpy arrays")
+
+
+# Methods of the base itself: a subclass may have others of that name.
+_BASES: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    list: lambda value: [*list.__iter__(value)],
+    tuple: lambda value: (*tuple.__iter__(value),),
+    dict: lambda value: dict(value.items()),  # an OrderedDict's own order is not that of its base
+    set: lambda value: {*set.__iter__(value)},
+    frozenset: lambda value: frozenset({*frozenset.__iter__(value)}),
+}
+
+
+class _Lenient(str):
+    """The name of a field whose values need not be read back as they were."""
+
+    __slots__ = ()
+
+
+_INFO = _Lenient("info")
+_ERROR = _Lenient("error")
+
+
+def _unwritable(value: Any, place: Place, told: str) -> dict[str, str]:
+    """The value as a marked text, where that will do; else an error."""
+    if not any(type(part) is _Lenient for part in place):
+        raise UsageError(_shown(place) + told)
+    value = value.value if type(value) is _Deep else value
+    kind = type(value)
+    try:
+        text = str(value)[:_LONGEST_TEXT]
+    except Exception as error:  # noqa: BLE001 (whatever its author's __str__ does)
+        text = f"<no text can be made of it: {type(error).__name__}>"
+    return {
+        KIND: "text",
+        "type": f"{kind.__module__}.{kind.__qualname__}",
+        "text": text.encode(errors="replace").decode(),
+    }
 
 
 def _plain_leaf(value: Any, _place: Place = ()) -> Any:
@@ -160,16 +206,46 @@ def _plain_struct(value: msgspec.Struct, place: Place) -> dict[str, Any]:
     for name, enum in _ENUM_FIELDS[kind]:
         if type(fields[name]) is enum:
             fields[name] = fields[name].value
+    if kind is not trajectories.Turn:
+        _make_plain(fields, fields.items(), place)
+        return fields
+    info, fields["info"] = fields["info"], None
     _make_plain(fields, fields.items(), place)
+    fields["info"] = _plain_info(info, (*place, _INFO))
     return fields
 
 
+def _plain_info(info: Any, place: Place) -> Any:
+    """As it is, or what is nested too deeply (perhaps in itself) as a text."""
+    try:
+        return _plain(info, place)
+    except UsageError:
+        return _plain({key: _Deep(value) if _is_deep(value, place) else value for key, value in info.items()}, place)
+
+
+class _Deep:
+    """Stands for a value of which only the text is written."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _is_deep(value: Any, place: Place) -> bool:
+    try:
+        _plain(value, (*place, ""))
+    except UsageError:
+        return True
+    return False
+
+
 def _plain_array(value: Any, place: Place) -> dict[str, Any]:
+    if isinstance(value, np.ndarray) and type(value) is not np.ndarray and not isinstance(value, np.ma.MaskedArray):
+        value = np.asarray(value)
     dtype = value.dtype
     name = _name_if_bytes(dtype)
     scalar = isinstance(value, np.generic)
     if name is None or not (scalar or (type(value) is np.ndarray and dtype.itemsize)):
-        raise UsageError(f"{_shown(place)}a {type(value).__name__} of {dtype} cannot be written to a file")
+        return _unwritable(value, place, f"a {type(value).__name__} of {dtype} cannot be written to a file")
     content = _base64(value.tobytes())
     if scalar:
         return {KIND: "scalar", "dtype": name, "base64": content}
@@ -185,7 +261,7 @@ def _plain_error(error: RolloutError, place: Place) -> dict[str, Any]:
     name = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)
     where = {key: value for key, value in vars(error).items() if key != "__notes__"}
     parts = {"args": list(error.args), "where": where, "notes": getattr(error, "__notes__", [])}
-    return {KIND: name, **_plain_dict(parts, place)}
+    return {KIND: name, **_plain_dict(parts, (*place, _ERROR))}
 
 
 _WRITERS: dict[type, Callable[[Any, Place], Any]] = {
@@ -309,6 +385,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any], Place], Any]] = {
     "frozenset": lambda parts, place: frozenset(_items(parts, place)),
     "dict": lambda parts, place: {key: item for key, item in _items(parts, place)},  # noqa: C416
     "bytes": lambda parts, _: _bytes(parts),
+    "text": lambda parts, _: str(parts["text"]),
     "str": lambda parts, _: _bytes(parts).decode("utf-8", "surrogatepass"),
     "float": lambda parts, _: float(parts["value"]),
     "int": lambda parts, _: int(parts["hex"], 16),

@@ -40,7 +40,8 @@ def normalize(
 ) -> Floats:
     """Rewards less their penalties (of either sign), compared within each group, each env tag or the whole batch.
 
-    If all groups have one member, nothing is compared. Trajectories that are not `valid` stay out, and get 0.
+    If all groups have one member, failed ones counted, nothing is compared. Trajectories that are not `valid` stay out
+    of every statistic, and get 0.
     """
     check_choice("grouping", grouping, ("state", "inductive", "batch"))
     check_choice("method", method, ("identity", "mean", "mean_std", "asym_clip"))
@@ -49,8 +50,9 @@ def normalize(
     costs = np.abs(read_numbers("penalties", given, counts))
     if len(costs) != len(raw):
         raise UsageError(f"penalties has {len(costs)} entries for {len(raw)} rows")
-    found = members(raw - costs, _keys(grouping, groups, tags, len(raw)), counts)
-    if method == "identity" or (found.own.count == 1).all():
+    keys = _keys(grouping, groups, tags, len(raw))
+    found = members(raw - costs, keys, counts)
+    if method == "identity" or len({*keys}) == len(keys):
         return found.for_all(found.score)
     if method == "mean":
         return found.for_all(found.score - found.own.mean)

@@ -1,5 +1,6 @@
 """What rollouts leave behind: turns, trajectories, groups, what a filter said of them, and how each one ended."""
 
+import copy
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -54,7 +55,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `tokens` counts those that were sampled, and the last reply may not go beyond. `invalid` is how many invalid replies
     in a row end it: they step nothing, and would go on for ever. These are outcomes like others. An episode that takes
-    longer than `seconds` has failed: its outcome would depend on the machine.
+    longer than `seconds` has failed: its outcome would depend on the machine. They count the work of
+    policy and env, and not the time in which we hold the rollout back: for new weights, or in a queue.
     """
 
     turns: Count | None = None
@@ -64,11 +66,15 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("turns", "tokens", "invalid"):
-            value = getattr(self, name)
+            value: Any = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"Limits: {name}={value!r} is not a number from 1")
+            if isinstance(value, np.integer):  # which is another value on record
+                msgspec.structs.force_setattr(self, name, int(value))
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"Limits: seconds={self.seconds!r} is not a number above 0")
+        if self.seconds is not None:
+            msgspec.structs.force_setattr(self, "seconds", float(self.seconds))
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -79,12 +85,13 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What was seen, what was said, and what came of it.
+    """What was seen, what was said, and what came of it. `action` is what was played, None if that was the reply.
 
     `prompt_ids` are the tokens of the prompt beyond the end of the turn before; if the prompt did not go on from there
     (`joined` is false), all of them. `first_message` is where the turn's window on the trajectory's messages begins,
     `message` the place of its reply among them; -1 if that is unknown.
     `env_seconds` is how long the step took; the env was at work for `env_work_seconds` of them, if that is known.
+    `version` is of the weights that replied; those of a `frozen` part of the policy do not learn.
     """
 
     observation: Any
@@ -107,6 +114,7 @@ class Turn(msgspec.Struct, frozen=True):
     env_seconds: float = 0.0
     env_work_seconds: float | None = None
     message: int = -1
+    frozen: bool = False
 
     @property
     def sampled_tokens(self) -> int:
@@ -117,7 +125,7 @@ class Turn(msgspec.Struct, frozen=True):
         """A key of the env's state in which the turn was played, for GiGPO."""
         seen = self.observation.observation if isinstance(self.observation, Remembered) else self.observation
         if isinstance(seen, Observation):
-            return seen.text if seen.anchor is None else seen.anchor
+            return seen.key
         return seen.tolist() if isinstance(seen, np.ndarray) else seen
 
 
@@ -184,8 +192,8 @@ class Trajectory(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> int | None:
-        """The oldest weights that had a part in it; None if none had."""
-        return min((turn.version for turn in self.turns), default=None)
+        """The oldest weights that had a part in it and learn; None if none had."""
+        return min((turn.version for turn in self.turns if not turn.frozen), default=None)
 
     @property
     def sampled_tokens(self) -> int:
@@ -197,6 +205,16 @@ class Verdict(msgspec.Struct, frozen=True):
 
     keep: bool
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        """What numpy compared is a bool of numpy's, which no record can hold."""
+        given: tuple[Any, Any] = self.keep, self.reason
+        if not isinstance(given[0], bool | np.bool_):
+            raise TypeError(f"Verdict: keep={self.keep!r:.100} is neither True nor False")
+        if not isinstance(given[1], str):
+            raise TypeError(f"Verdict: reason={self.reason!r:.100} is not a text")
+        msgspec.structs.force_setattr(self, "keep", bool(self.keep))
+        msgspec.structs.force_setattr(self, "reason", str.__str__(self.reason))  # of an enum, its value
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -218,7 +236,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> int | None:
-        """The oldest weights that had a part in it."""
+        """The oldest weights that had a part in it and learn; None if none had."""
         versions = [trajectory.version for trajectory in self.trajectories if trajectory.version is not None]
         return min(versions, default=None)
 
@@ -268,7 +286,7 @@ def as_turn(
     return Turn(
         observation=seen.observation if move.observation is None else move.observation,
         reply=generation.text,
-        action=generation.action,
+        action=_own_action(move.action, generation.text),
         reward=came.reward,
         valid=bool(info.get("action_is_valid", True)),
         info=info,
@@ -281,12 +299,20 @@ def as_turn(
         tool_calls=generation.tool_calls,
         finish_reason=generation.finish_reason,
         usage=generation.usage,
-        version=generation.version,
+        version=int(generation.version),
         policy_seconds=policy_seconds,
         env_seconds=env_seconds,
         env_work_seconds=env_work_seconds,
         message=message,
+        frozen=generation.frozen,
     )
+
+
+def _own_action(action: Any, reply: str) -> Any:
+    """What was played, if it was not just the reply; a copy, since an agent may change its arrays in place."""
+    if type(action) is str:
+        return None if action == reply else action
+    return copy.deepcopy(action) if isinstance(action, np.ndarray | list | dict) else action
 
 
 def _typed(values: Sequence[float] | None, kind: type[Any]) -> NDArray[Any] | None:

@@ -1,16 +1,22 @@
 """The frozen data that crosses the code: what an environment says, and what a pool knows of itself."""
 
+import hashlib
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
+import numpy as np
 
 Placement = Literal["cpu", "light", "io"]
 """Where an env runs: a worker process, the event loop's thread, or wherever it may wait without blocking others."""
 
 Recovery = Literal["replay", "snapshot", "none"]
 """What a pool does for the envs of a dead worker."""
+
+
+STEP_REWARDS = "step_rewards"
+"""In `info`: the rewards of single actions, if a turn played several; the turn's reward is their exact sum."""
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -20,6 +26,24 @@ class Observation(msgspec.Struct, frozen=True):
     images: tuple[Any, ...] = ()
     data: Any = None
     anchor: Hashable = None
+
+    @property
+    def key(self) -> Hashable:
+        """What stands for the state: the env's anchor, or else the text, with a digest of any pictures."""
+        if self.anchor is not None or not self.images:
+            return self.text if self.anchor is None else self.anchor
+        digest = hashlib.sha1(usedforsecurity=False)
+        for image in self.images:
+            digest.update(_content(image))
+        return self.text, digest.hexdigest()
+
+
+def _content(image: Any) -> bytes:
+    """The bytes of a picture, which is an array, PIL's or a text, after what tells pictures of the same bytes apart."""
+    if isinstance(image, str):
+        return repr(("text", len(image))).encode() + image.encode("utf-8", "surrogatepass")
+    array = np.asarray(image)
+    return repr((array.shape, array.dtype.str)).encode() + array.tobytes()
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -59,8 +83,38 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"format_penalty={self.format_penalty} is no amount")
 
 
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Of sorted values, by linear interpolation between neighbours, as numpy's default."""
+    place = (len(ordered) - 1) * share
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """Rounded once, whatever the order and the grouping; infinite or NaN where there is no finite sum."""
+    numbers = [*values]
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):  # beyond what a float holds, or infinities of both signs
+        return sum(numbers)
+
+
+def total_reward(earned: Iterable[tuple[float, Mapping[str, Any]]]) -> float:
+    """Of rewards, each with its `info`: the exact sum over all single steps, however they were grouped into turns."""
+    return exact_sum(part for reward, info in earned for part in _parts(reward, info))
+
+
+def _parts(reward: float, info: Mapping[str, Any]) -> Sequence[float]:
+    """The single rewards, if they are there and add up; an env may have something else of that name."""
+    parts = info.get(STEP_REWARDS)
+    if type(parts) is list and {*map(type, parts)} == {float} and exact_sum(parts) == reward:
+        return parts
+    return (reward,)
+
+
 class Durations(msgspec.Struct, frozen=True):
-    """Seconds of recent calls, by percentile."""
+    """Seconds of recent calls. Percentiles are interpolated linearly between neighbours."""
 
     count: int = 0
     mean: float = 0.0
@@ -73,9 +127,8 @@ class Durations(msgspec.Struct, frozen=True):
         ordered = sorted(seconds)
         if not ordered:
             return cls()
-        last = len(ordered) - 1
         mean = sum(ordered) / len(ordered)
-        return cls(len(ordered), mean, ordered[last // 2], ordered[int(last * 0.95)], ordered[-1])
+        return cls(len(ordered), mean, percentile(ordered, 0.5), percentile(ordered, 0.95), ordered[-1])
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
@@ -133,8 +186,8 @@ class Request(msgspec.Struct, frozen=True):
 
     `session` names the episode and `turn` its turn. `data` is the raw observation, for policies that read no text.
     `expert` is an expert's reply, which only `SolverPolicy` reads and no server ever sees. `seconds` is how long the
-    whole call may take. `tokens_left` is what the rollout's limit leaves for the reply; `sampling.max_tokens` is at
-    most that.
+    whole call may take, the time not counted in which it is held back for new weights. `tokens_left` is what the
+    rollout's limit leaves for the reply; `sampling.max_tokens` is at most that.
     """
 
     messages: list[dict[str, Any]] = []
@@ -177,6 +230,7 @@ class Generation(msgspec.Struct, frozen=True):
     `stopped_early` is whether a reply ended, or may have, at a text or token that the request gave to stop at, so that
     the model's own end of a message was not sampled. A numeric policy gives an `action` instead of a text, and the
     `state` of its memory after it, if it has one.
+    `version` is of the weights that it was begun with; those of a `frozen` part do not learn.
     """
 
     text: str
@@ -192,3 +246,4 @@ class Generation(msgspec.Struct, frozen=True):
     version: int = 0
     timings: Timings = Timings()
     stopped_early: bool = False
+    frozen: bool = False

@@ -69,7 +69,9 @@ class LLMServer:
         self.paused = False
         self.refused_pages: dict[str, list[Answer]] = {}  # the next answers, by path
         self._latency, self._seed, self._loading, self._context = latency, seed, loading, context
+        self.healthy = True
         self._closing = False
+        self._runner: web.AppRunner | None = None
         self._generations = 0
         self._waits: dict[Seen, anyio.CancelScope] = {}
         self._frozen = False
@@ -103,7 +105,7 @@ class LLMServer:
         post("/v1/chat/completions", self._generate)
         post("/v1/completions", self._generate)
         get("/v1/models", self._models)
-        get("/health", self._say(lambda: {"status": "ok"} if self.kind == "llamacpp" else None))
+        get("/health", self._health)
         if self.kind == "vllm":
             get("/version", self._say(lambda: {"version": "0.0.0"}))
             get("/is_paused", self._say(lambda: {"is_paused": self.paused}))
@@ -131,6 +133,19 @@ class LLMServer:
             }
             get("/props", self._say(lambda: props))
         return app
+
+    async def stop(self) -> None:
+        """As by a crash: all connections end, and no other is taken."""
+        self._closing = True
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            with anyio.move_on_after(5, shield=True):
+                await runner.cleanup()
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        if not self.healthy:
+            return web.Response(status=503)
+        return web.json_response({"status": "ok"}) if self.kind == "llamacpp" else web.Response()
 
     def _say(self, content: Callable[[], Json | None]) -> Handler:
         async def handler(_request: web.Request) -> web.Response:
@@ -330,15 +345,14 @@ async def llm_server(
     server = LLMServer(kind, script, latency, seed, limit, loading, context)
     runner = web.AppRunner(server._app(), access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
     await runner.setup()
+    server._runner = runner
     try:
         await web.TCPSite(runner, "127.0.0.1", port).start()
         server.root = f"http://127.0.0.1:{runner.addresses[0][1]}"
         server.url = f"{server.root}/v1"
         yield server
     finally:
-        server._closing = True
-        with anyio.move_on_after(5, shield=True):
-            await runner.cleanup()
+        await server.stop()
 
 
 async def main() -> None:

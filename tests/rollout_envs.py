@@ -1,7 +1,12 @@
 """A small env for tests of rollouts; what goes wrong in it is said by its task."""
 
+import datetime
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,3 +74,45 @@ class WalkText:
 
 
 WALK = EnvSpec(name="walk", factory="tests.rollout_envs:Walk", text="tests.rollout_envs:WalkText", runs="light")
+
+
+class OddWalk(Walk):
+    """Tells things that no file holds as they are."""
+
+    def step(self, action: int) -> Any:
+        observation, *rest, info = super().step(action)
+        info |= {
+            "counted": Counter("aab"),
+            "ordered": OrderedDict(b=1, a=2),
+            "named": Place(1, 2),
+            "direction": Direction.UP,
+            "day": datetime.date(2026, 1, 1),
+            "where": Path("a/b"),
+            "price": Decimal("1.5"),
+            "objects": np.array([{}], dtype=object),
+        }
+        return observation, *rest, info
+
+
+class Place(NamedTuple):
+    x: int
+    y: int
+
+
+class Direction(Enum):
+    UP = 1
+
+
+ODD_WALK = EnvSpec(name="odd", factory="tests.rollout_envs:OddWalk", text="tests.rollout_envs:WalkText", runs="light")
+
+
+class HalfWalk(Walk):
+    """Shows half of a character."""
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        at, info = super().reset(seed=seed, options=options)
+        return f"\ud83d {at}", info
+
+    def step(self, action: Any) -> Any:
+        _, *rest = super().step(1)
+        return f"\ud83d {self.at}", *rest

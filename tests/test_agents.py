@@ -21,6 +21,7 @@ from asyncrollout import (
     MarkovAgent,
     MemoryAgent,
     MemoryMarkovAgent,
+    Observation,
     OpenAIPolicy,
     Outcome,
     ProviderError,
@@ -37,7 +38,7 @@ from asyncrollout.agents.joining import TokenSequence, unsampled
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.protocols import Agent
-from asyncrollout.trajectories import Move, Remembered
+from asyncrollout.trajectories import Move, Remembered, Turn
 from tests.llm_server import llm_server
 from tests.rollout_envs import WALK
 
@@ -123,6 +124,19 @@ async def test_ragen_template_tells_reward_turn_state_and_actions_left() -> None
     first, second, _ = (request.messages[-1]["content"] for request in policy.requests)
     assert first == "Turn 1:\nState:\nYou are at 7.\nYou have 5 actions left."
     assert second == "Reward:\n2\n\nTurn 2:\nState:\nYou are at 9.\nYou have 4 actions left."
+
+
+async def test_states_of_the_same_text_differ_by_their_pictures() -> None:
+    frames = [np.full((4, 4, 3), shade, np.uint8) for shade in (0, 0, 9)]
+    player = ChatAgent(ScriptedPolicy(["go 1"])).open("s", 0)
+    moves = [await player.act(Outcome(Observation("look", (frame,))), tokens_left=None) for frame in frames]
+    anchors = [Turn(move.observation).anchor for move in moves]
+    assert anchors[0] == anchors[1] != anchors[2]
+    assert {move.observation.images for move in moves} == {()}
+    own = await player.act(Outcome(Observation("look", (frames[0],), anchor="room")), tokens_left=None)
+    assert Turn(own.observation).anchor == "room"
+    kept = [Turn(Observation("look", (frame,))).anchor for frame in frames]  # by an agent that keeps pictures
+    assert kept[0] == kept[1] != kept[2]
 
 
 async def test_pictures_are_sent_once_encoded_and_not_kept_twice() -> None:

@@ -1,6 +1,7 @@
 """Batches as arrays: every token, step and text where a trainer looks for it, and nothing lost on the way."""
 
 import itertools
+import math
 import re
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrollout import EnvError, Observation, UsageError, advantages
+from asyncrollout.advantages import dr_grpo
 from asyncrollout.arrays.batch import Batch
+from asyncrollout.rewards import normalize
 from asyncrollout.trajectories import Group, Remembered, StopReason, Trajectory, Turn
 
 SYSTEM = {"role": "system", "content": "rules"}
@@ -309,6 +312,47 @@ def test_gigpo_counts_a_score_that_was_given_at_the_end() -> None:
     assert seen["advantages"][:, 3].tolist() == [0.5, -0.5]
     assert seen["turn_rewards"][:, 1].tolist() == [0.25, 0.25]
     assert not seen["turn_rewards"][:, 3].any()
+
+
+def test_rewards_are_normalized_before_advantages() -> None:
+    members = [played(said([1], [2], reward=reward), reward=reward) for reward in (1.0, 3.0)]
+    others = [played(said([1], [2], reward=reward), reward=reward) for reward in (10.0, 10.0)]
+    made = batch(members, [*others, failed(said([1], [2]), reward=99.0)])
+    own = {"grouping": "batch", "method": "mean_std"}
+    arrays = made.to_arrays("dr_grpo", reward_normalization=own)
+    scores = normalize([1.0, 3.0, 10.0, 10.0], grouping="batch", method="mean_std")
+    assert arrays["scores"].tolist() == [*scores.tolist(), 0.0]
+    assert arrays["rewards"].tolist() == [1.0, 3.0, 10.0, 10.0, 99.0]
+    expected = dr_grpo(scores, [0, 0, 1, 1])
+    assert np.allclose(arrays["advantages"].max(axis=1) + arrays["advantages"].min(axis=1), [*expected, 0.0])
+    assert "scores" not in made.to_arrays()
+    episode = made.to_arrays("gigpo", step_weight=0.0, reward_normalization=own)["advantages"]
+    assert np.allclose(episode.sum(axis=1), [*expected, 0.0])
+    by_steps = [made.to_arrays("gigpo", reward_normalization=each)["advantages"] for each in (None, own)]
+    raw = made.to_arrays("gigpo", step_weight=0.0)["advantages"]
+    assert np.allclose(by_steps[0] - raw, by_steps[1] - episode)  # the steps' part is that of the raw rewards
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("mean_std", r"reward_normalization='mean_std' must be a mapping"),
+        ({"methode": "mean"}, r"no option 'methode': did you mean 'method'"),
+        ({"method": "men"}, r"method='men' is not one of .* did you mean 'mean'"),
+    ],
+)
+def test_normalization_that_makes_no_sense(given: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        batch([played(said([1], [2]))]).to_arrays(reward_normalization=given)
+
+
+def test_gigpo_gives_constant_groups_nothing_however_steps_are_grouped() -> None:
+    whole = [said([1], [2], reward=math.fsum([-0.1] * size), info={"step_rewards": [-0.1] * size}) for size in (3, 7)]
+    single = [said([1], [2], reward=-0.1)] * 10
+    assert sum(turn.reward for turn in whole) != math.fsum([-0.1] * 10) or sum([-0.1] * 10) != -1.0
+    for normalize_by in ("mean", "mean_std"):
+        made = batch([played(*whole, reward=-1.0), played(*single, reward=-1.0)])
+        assert not made.to_arrays("gigpo", step_weight=0.0, normalize=normalize_by)["advantages"].any()
 
 
 def test_gigpo_sees_no_score_in_what_is_rounding() -> None:

@@ -384,3 +384,11 @@ async def test_file_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
     finally:
         os.umask(mask)
     assert stat.S_IMODE((tmp_path / "batch.jsonl").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1])
+async def test_table_has_seeds_of_64_bits(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "batch.parquet"
+    await Batch(0, [Group("g", [Trajectory("u", "maze", seed, [], 0.0, StopReason.TERMINATED)])]).save(path)
+    with pyarrow.parquet.ParquetFile(path) as file:
+        assert file.read(columns=["seed"]).to_pylist() == [{"seed": seed}]

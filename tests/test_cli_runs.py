@@ -16,6 +16,7 @@ import anyio.to_thread
 import psutil
 import pytest
 
+from asyncrollout import Rollouts, SolverPolicy
 from asyncrollout.cli.directory import claimed
 from asyncrollout.cli.stopping import stoppable
 from tests.films import is_whole
@@ -411,3 +412,45 @@ def test_journal_of_a_newer_format_or_with_a_foreign_line_is_told_and_left_alone
         assert (done.returncode, "Traceback" in done.stderr) == (2, False)
         assert trouble in done.stderr
         assert journal.read_bytes() == change
+
+
+def test_half_a_character_costs_neither_samples_nor_report(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "tests.rollout_envs:HalfWalk", "agent: {seeded: false}\n")
+    scripted = 'policy={"kind": "scripted", "replies": ["on"]}'
+    repository = str(Path(__file__).parent.parent)
+    done = call(tmp_path, "run", config, "name=mine", scripted, "--allow-import", PYTHONPATH=repository)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    run = tmp_path / "runs" / "mine"
+    assert (run / "report.html").exists()
+    shown = [message["content"] for sample in lines(run / "samples.jsonl") for message in sample["messages"]]
+    assert any(text.startswith("\ufffd ") for text in shown)
+    again = call(tmp_path, "replay", "runs/mine", "g0.0", "--allow-import", PYTHONPATH=repository)
+    assert (again.returncode, again.stdout.endswith("the same as recorded\n")) == (0, True)
+
+
+def test_advantages_of_samples_are_of_normalized_rewards(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "bandit")
+    assert call(tmp_path, "run", config, "name=mine", "advantage=dr_grpo", "policy.error_rate=0.5").returncode == 0
+    samples = lines(tmp_path / "runs" / "mine" / "samples.jsonl")
+    assert any(sample["reward"] != sample["score"] for sample in samples)
+    assert any(sample["advantage"] for sample in samples)
+    for sample in samples:
+        group = sample["uid"].rpartition(".")[0]
+        peers = [one["score"] for one in samples if one["uid"].rpartition(".")[0] == group]
+        assert sample["advantage"] == pytest.approx(sample["score"] - sum(peers) / len(peers))
+
+
+async def test_replay_of_an_evaluation_opens_the_env_as_it_was(tmp_path: Path) -> None:
+    async with Rollouts(
+        "frozen_lake", env_kwargs={"size": 4}, policy=SolverPolicy(), group_size=2, run_dir=tmp_path / "run"
+    ) as rollouts:
+        evaluation = await rollouts.evaluate(1, env_kwargs={"size": 6})
+        odd = await rollouts.evaluate(1, env_kwargs={"size": Whole(6)})
+    (played,) = evaluation.trajectories
+    for uid in (played.uid, odd.trajectories[0].uid):
+        done = await anyio.to_thread.run_sync(call, tmp_path, "replay", "run", uid)
+        assert (done.returncode, done.stdout.endswith("the same as recorded\n")) == (0, True)
+
+
+class Whole(int):
+    """A number of a class of its own, as a record's arguments may have."""

@@ -16,7 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrollout import EnvError, Generation, Group, Request, Rollouts, UsageError, Verdict
+from asyncrollout import (
+    EnvError,
+    Generation,
+    Group,
+    Request,
+    Rollouts,
+    StopReason,
+    Trajectory,
+    Turn,
+    UsageError,
+    Verdict,
+)
 from asyncrollout.comparison import (
     Estimate,
     Played,
@@ -29,7 +40,7 @@ from asyncrollout.comparison import (
 )
 from asyncrollout.journal.batches import RunRecords
 from asyncrollout.journal.events import Began
-from asyncrollout.report.sides import read_side
+from asyncrollout.report.sides import Side, decide, read_side
 from tests.playing import PATIENCE
 from tests.recorded_runs import BEGAN, events_of, played, write_run
 from tests.rollout_envs import WALK
@@ -164,6 +175,25 @@ def test_members_that_failed_are_counted_and_left_out(tmp_path: Path) -> None:
     assert [figures.pass_at[k].mean for k in (1, 2, 3)] == [0.5, 1.0, None]
     assert (failed.rewards, failed.failed) == ((), 1)
     assert summarize([mixed, failed], [1]).reward.mean == 0.5
+
+
+def test_runs_are_compared_by_what_their_env_reports_in_any_of_them(tmp_path: Path) -> None:
+    """One whose rollouts were all cut off with positive rewards has no success, where the other run's env reports."""
+    cut = [played("g0", member, [0.5, 0.5], stop_reason=StopReason.TURNS) for member in range(2)]
+    silent = [played("g0", 2, [0.5])]
+    said = [Turn("state", info={"success": success}, reward=0.1) for success in (True, False)]
+    told = [played("g0", member, turns=[turn]) for member, turn in enumerate(said)]
+
+    def side(name: str, members: list[Trajectory]) -> Side:
+        group = Group("g0", members, "maze", Verdict(keep=True))
+        return read_side(write_run(tmp_path / name, [group]), name)
+
+    both = [side("silent", [*cut, *silent]), side("told", told)]
+    assert [one.passed for one in both[0].members] == [True, True, True]
+    decide(both)
+    assert [[one.passed for one in each.members] for each in both] == [[False] * 3, [True, False]]
+    assert [one.successes for each in both for one in each.played] == [0, 1]
+    assert [one.passed for one in side("cut", cut).members] == [False, False]
 
 
 def test_only_the_same_task_makes_a_pair(tmp_path: Path) -> None:

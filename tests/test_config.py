@@ -69,6 +69,7 @@ def test_policies_and_agents_have_the_options_of_their_classes() -> None:
     assert own.pop("api_key_env") == "OPENAI_API_KEY"
     assert openai.pop("api_key") is None
     assert own.pop("server") == openai.pop("kind") is None
+    assert openai.pop("on_back") is None  # a trainer's function
     assert own == openai
     assert defaults(schema.Solver) == parameters(ar.SolverPolicy)
     local = defaults(schema.Local)

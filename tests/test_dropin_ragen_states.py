@@ -22,6 +22,7 @@ from asyncrollout.dropin.ragen import (
     AsyncEnvStateManager,
     EnvStateManager,
 )
+from asyncrollout.dropin.ragen.context import _total
 from asyncrollout.pool import wire
 from tests.ragen_envs import (
     WORKER_TYPES,
@@ -450,3 +451,17 @@ def test_numbers_of_numpy_are_ids_and_seeds() -> None:
     manager = EnvStateManager(config("bandit"))
     manager.reset(seed=np.int64(3))  # type: ignore[arg-type]
     assert manager.step([{"env_id": np.int64(1), "actions": ["1"]}]) == []
+
+
+def test_equal_scores_are_equal_however_actions_are_split() -> None:
+    manager = EnvStateManager(config("walk", groups=1, size=2, actions=10, use_multiprocessing=False))
+    manager.reset(seed=3)
+    words = ["Forth", "Back"] * 5
+    for number in range(10):
+        manager.step([{"env_id": 0, "actions": words[number : number + 1]}])
+    for start in (0, 5):
+        manager.step([{"env_id": 1, "actions": words[start : start + 5]}])
+    earned = [[turn["reward"] for turn in cache["history"] if "reward" in turn] for cache in manager.rollout_cache]
+    assert [len(rewards) for rewards in earned] == [10, 2]
+    assert sum(earned[0]) != sum(earned[1])
+    assert [_total(cache) for cache in manager.rollout_cache] == [-1.0, -1.0]

@@ -93,7 +93,8 @@ def select_by_hand(
     elif strategy == "min_p" and largest:
         taken = [each for each in left if each[0] >= value * max(scores) - 1e-10]
     elif strategy == "min_p":
-        taken = [each for each in left if each[0] <= min(scores) / (value + 1e-10) + 1e-10]
+        bound = min(scores) / max(value, 1e-10)
+        taken = [each for each in left if each[0] <= bound + 1e-10 * max(1.0, abs(bound))]
     elif value >= 1:
         taken = left
     elif softmax:
@@ -165,6 +166,15 @@ def test_top_k_keeps_at_least_one_and_at_most_what_is_left() -> None:
     assert select(SPREAD, "top_k", 0.5) == select(SPREAD, "top_k_abs", 2.9) == [1, 3]
     assert select(SPREAD, "top_k_abs", 9, include_zero=False) == [1, 2, 3]
     assert select([[1.0, 1.0]], "top_k", 1.0, include_zero=False) == []
+
+
+@pytest.mark.parametrize("scale", [1.0, 7.0, 1e9, 0.3])
+def test_min_p_keeps_what_is_equal_to_its_bound(scale: float) -> None:
+    groups = [[0.0, scale], [0.0, 2 * scale], [0.0, 4 * scale]]
+    assert select(groups, "min_p", 1.0, largest=False, metric="reward") == [0]
+    assert select(groups, "min_p", 0.5, largest=False, metric="reward") == [0, 1]
+    assert select(groups, "min_p", 0.5, metric="reward") == [1, 2]
+    assert select(groups, "min_p", 0.0, largest=False, metric="reward") == [0, 1, 2]
 
 
 def test_min_p_compares_with_the_best() -> None:
@@ -253,6 +263,26 @@ def test_success_between() -> None:
     assert verdict(True, None, False).keep
     assert verdict(None, None).reason == "success_unknown"
     assert verdict(failed=1).reason == "no_valid_member"
+
+
+def test_member_that_was_cut_off_without_a_report_is_no_success() -> None:
+    told = member(1.0, success=True)
+    cut = [member(0.5, success=None, stop=StopReason.TURNS) for _ in range(3)]
+    assert success_between(0.0, 0.5)(Group("g", [told, *cut])).keep
+    assert success_between(0.5, 1.0)(Group("g", [told, *cut])).reason == "success_rate_low"
+    assert success_between(0.0, 1.0)(Group("g", cut)).reason == "success_unknown"
+
+
+def test_verdicts_of_numpy_are_those_of_python() -> None:
+    rewards = np.array([1.0, 2.0])
+    verdict = Verdict(rewards.std() > 0, reason=np.str_("why"))
+    assert (type(verdict.keep), type(verdict.reason)) == (bool, str)
+    bare = all_of(lambda group: rewards.std() > 0, any_of(lambda group: rewards.std() < 0, reward_varies))
+    assert bare(group(1.0, 2.0)).keep
+    with pytest.raises(TypeError, match="keep=1 is neither True nor False"):
+        Verdict(1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"the filter .*<lambda> gave None: a filter gives a Verdict"):
+        all_of(lambda group: None)(group(1.0, 2.0))  # type: ignore[arg-type, return-value]
 
 
 def test_min_valid() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from asyncrollout import EnvDiverged, EnvError, EnvSpec, Observation, RolloutError, TextOptions, UsageError
+from asyncrollout.pool.digest import digest
 from asyncrollout.pool.failure import clip, failure
 from asyncrollout.pool.hosted import Called, HostedEnv, Opening, Past, outcome_digest, run_now
 from tests.tiny_envs import Counter, CounterText, Nondeterministic, OddError, SnapshotCounter
@@ -33,6 +34,41 @@ def direct(*actions: int) -> list[int]:
     env = Counter()
     env.reset(seed=7)
     return [env.step(action)[4]["gained"] for action in actions]
+
+
+@pytest.mark.parametrize("size", [64, 128, 144, 256, 336, 512])
+def test_any_one_value_of_a_picture_that_changes_is_found(size: int) -> None:
+    picture = np.random.default_rng(size).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    before = digest(picture)
+    for place in np.random.default_rng(0).integers(0, picture.size, 60).tolist():
+        picture.flat[place] ^= 1
+        assert digest(picture) != before
+        picture.flat[place] ^= 1
+    assert digest(picture) == before == digest(np.asfortranarray(picture))
+    assert digest(np.roll(picture, 8, axis=0)) != before
+    assert digest(np.roll(picture, 1, axis=1)) != before
+
+
+@pytest.mark.parametrize("kind", ["f8", "f4", "i2", "c16", "M8[s]", "U3", "?", "S5"])
+def test_any_one_value_of_an_array_that_changes_is_found(kind: str) -> None:
+    for size in (1, 7, 1021, 2042, 5_000):
+        array = np.zeros(size, dtype=kind)
+        before = digest(array)
+        for place in {0, size // 2, size - 1}:
+            changed = array.copy()
+            changed[place] = 1
+            assert digest(changed) != before
+
+
+def test_texts_and_numbers_of_a_class_of_their_own_are_seen() -> None:
+    class Word(str):  # noqa: SLOT000 (one with attributes of its own)
+        pass
+
+    class Number(int):
+        pass
+
+    assert digest([Word("a"), Number(1)]) == digest([Word("a"), Number(1)])
+    assert len({digest([Word("a"), Number(1)]), digest([Word("b"), Number(1)]), digest([Word("a"), Number(2)])}) == 3
 
 
 def test_reset_describes_and_gives_the_prompt() -> None:

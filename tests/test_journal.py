@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from asyncrollout import (
     Generation,
     Group,
     JournalError,
+    Limits,
     MemoryAgent,
     ProviderError,
     Request,
@@ -30,9 +32,11 @@ from asyncrollout import (
     Rollouts,
     StopReason,
     UsageError,
+    Verdict,
     filters,
 )
 from asyncrollout.journal import writer
+from asyncrollout.journal.batches import RunRecords
 from asyncrollout.journal.events import (
     AnyEvent,
     Began,
@@ -46,7 +50,7 @@ from asyncrollout.journal.events import (
 from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Writer
 from tests.playing import PATIENCE
-from tests.rollout_envs import WALK
+from tests.rollout_envs import ODD_WALK, WALK
 from tests.test_rollouts import Model, told
 
 REPOSITORY = Path(__file__).parent.parent
@@ -324,13 +328,13 @@ async def test_retries_of_a_group_are_remembered(tmp_path: Path) -> None:
 async def test_trajectory_that_cannot_be_written_has_failed_alone(tmp_path: Path) -> None:
     def score(trajectory: Any) -> float:
         if trajectory.uid == "g0.1":
-            trajectory.turns[0].info["odd"] = object()
+            trajectory.messages.append({"odd": object()})
         return 1.0
 
     async with rollouts(tmp_path / "run", score=score, failures=Failures(min_valid=1)) as source:
         (group,) = (await source.collect(groups=1)).groups
     assert [member.stop_reason for member in group.trajectories] == [StopReason.TERMINATED, StopReason.ENV_ERROR]
-    assert "turns[0].info.odd: a builtins.object cannot be written" in str(group.trajectories[1].error)
+    assert re.search(r"messages\[\d+\].odd: a builtins.object cannot be written", str(group.trajectories[1].error))
     assert read_past(tmp_path / "run").next_batch == 1
 
 
@@ -425,3 +429,43 @@ async def test_writer_writes_in_order_and_waits_for_a_full_queue(
     uids = [event["uid"] for event in events(tmp_path, "dispatched")]
     assert [uid for uid in uids if uid.startswith("a")] == [f"a.{number}" for number in range(200)]
     assert (tmp_path / TRAJECTORIES).read_bytes().decode().split() == [f'"{uid}"' for uid in uids]
+
+
+async def test_recording_changes_no_outcome_whatever_info_holds(tmp_path: Path) -> None:
+    found = []
+    for run_dir in (None, tmp_path / "run"):
+        async with Rollouts(ODD_WALK, policy=Model(), group_size=2, seed=1, order="start", run_dir=run_dir) as source:
+            found.append((await source.collect(groups=2)).groups)
+    assert told(found[0]) == told(found[1])
+    assert all(one.valid for group in found[1] for one in group.trajectories)
+    info = RunRecords(tmp_path / "run").find("g0.0").trajectory.turns[0].info
+    assert info["counted"] == {"a": 2, "b": 1}
+    assert (info["named"], info["direction"], info["day"]) == ((1, 2), "Direction.UP", "2026-01-01")
+    assert (info["where"], info["price"], info["objects"]) == ("a/b", "1.5", "[{}]")
+
+
+async def test_verdicts_and_numbers_of_numpy_are_recorded(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"group_size": np.int64(2), "seed": np.int64(1), "max_lag": np.int64(1)}
+    options |= {"limits": Limits(turns=np.int64(3))}  # type: ignore[arg-type]
+    keep = iter([lambda group: Verdict(group.rewards.std() >= 0), lambda group: group.rewards.std() >= 0])
+    first: Any = next(keep)
+    async with rollouts(tmp_path / "run", keep=first, **options) as source:
+        await source.collect(groups=np.int64(2))  # type: ignore[arg-type]
+        async with source.weight_update(version=np.int64(3)):  # type: ignore[arg-type]
+            pass
+        await source.evaluate(np.int64(1), k=np.int64(2), seed=np.int64(4))  # type: ignore[arg-type]
+    assert [event["weights"] for event in events(tmp_path / "run", "weights")] == [3]
+    second: Any = next(keep)
+    plain = {"group_size": 2, "seed": 1, "limits": Limits(turns=3), "resume": True}
+    async with rollouts(tmp_path / "run", keep=second, **plain) as source:  # the same settings
+        await source.collect(groups=1)
+    assert [type(event["keep"]) for event in events(tmp_path / "run", "judged")] == [bool] * 3
+
+
+async def test_filter_that_gives_no_verdict_is_named(tmp_path: Path) -> None:
+    def mistaken(group: Group) -> Any:
+        return Verdict(keep="yes")  # type: ignore[arg-type]
+
+    async with rollouts(tmp_path / "run", keep=mistaken) as source:
+        with pytest.raises(UsageError, match=r"mistaken raised TypeError: Verdict: keep='yes'"):
+            await source.collect(groups=1)

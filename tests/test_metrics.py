@@ -93,7 +93,8 @@ def test_figures_are_what_summing_everything_up_gives(
     judged = [event for _, event in seen if isinstance(event, Group)]
     handed = [event for _, event in seen if isinstance(event, tuple)]
     kept = [time for time, event in seen if isinstance(event, Group) and (event.verdict is None or event.verdict.keep)]
-    told = [one.success for one in ended if one.valid and one.success is not None]
+    valid = [one.success for one in ended if one.valid]
+    reports = any(success is not None for success in valid)  # then one without a report is no success
     rewards = [one.reward for each in judged for one in each.valid]
     reasons = Counter(each.verdict.reason or "dropped" for each in judged if each.verdict and not each.verdict.keep)
 
@@ -106,7 +107,8 @@ def test_figures_are_what_summing_everything_up_gives(
     assert figures.dropped == dict(reasons + Counter(stale=stale))
     assert figures.rollouts == len(ended)
     assert figures.errors == Counter(one.stop_reason.blame for one in ended if not one.valid)
-    assert figures.success_rate == (pytest.approx(np.mean(told)) if told else None)
+    assert figures.success_rate == (pytest.approx(valid.count(True) / len(valid)) if reports else None)
+    assert figures.keep_rate == (figures.kept / figures.groups if judged else None)
     assert (figures.turns, figures.invalid) == (len(played), sum(not one.valid for one in played))
     assert figures.tokens == sum(one.sampled_tokens for one in played)
     assert figures.reward_mean == (pytest.approx(np.mean(rewards)) if rewards else None)

@@ -3,6 +3,9 @@
 import datetime
 import enum
 import inspect
+from collections import Counter, OrderedDict, defaultdict
+from decimal import Decimal
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -57,6 +60,18 @@ def there_and_back(value: Any) -> Any:
 
 class Level(enum.IntEnum):
     LOW = 1
+
+
+class Shade(enum.Enum):
+    DARK = "dark"
+
+
+class Word(str):
+    __slots__ = ()
+
+
+class Tint(str, enum.Enum):  # noqa: UP042 (its str() is not its value)
+    BLUE = "blue"
 
 
 class OwnError(EnvTimeout):
@@ -169,9 +184,9 @@ def test_records_are_objects_that_anyone_can_read() -> None:
     [
         (object(), r"^a builtins\.object cannot be written"),
         ([{"x": (1, len)}], r"^\[0\]\.x\[1\]: a builtins\.builtin_function_or_method cannot be written"),
-        (Turn("a", info={"at": datetime.date(2026, 1, 1)}), r"^info\.at: a datetime\.date cannot"),
-        ({"two words": {3: Level.LOW}}, r"^\['two words'\]\[3\]: a tests\.test_plain\.Level cannot"),
-        (Pair(1, 2), r"a tests\.test_plain\.Pair cannot"),
+        (Turn({"at": datetime.date(2026, 1, 1)}), r"^observation\.at: a datetime\.date cannot"),
+        (Turn("a", action={"info": Path("x")}), r"^action\.info: a pathlib\.\w+ cannot"),
+        ({"two words": {3: Shade.DARK}}, r"^\['two words'\]\[3\]: a tests\.test_plain\.Shade cannot"),
         ({"x": np.array([{}], dtype=object)}, r"^x: a ndarray of object cannot"),
         (np.zeros(2, dtype=[("a", "i4")]), r"a ndarray of .*'a'.* cannot"),
         (np.ma.masked_array([1], mask=[True]), r"a MaskedArray of int64 cannot"),
@@ -193,6 +208,63 @@ def test_deeply_nested_values_come_back_or_are_refused(kind: type) -> None:
         nested = kind([nested])
     with pytest.raises(UsageError, match=r"^\[0\]\[0\]\[0\].*nested more than 64 deep"):
         to_plain(nested)
+
+
+ORDERED = OrderedDict(b=1, a=2)
+ORDERED.move_to_end("b")
+
+
+@pytest.mark.parametrize(
+    ("value", "base"),
+    [
+        (Counter("aab"), {"a": 2, "b": 1}),
+        (ORDERED, {"a": 2, "b": 1}),
+        (defaultdict(list, x=[Level.LOW]), {"x": [1]}),
+        (Pair(1, 2), (1, 2)),
+        ([Pair(1, 2)], [(1, 2)]),
+        (Level.LOW, 1),
+        (Tint.BLUE, "blue"),
+        ({Tint.BLUE: Word("a")}, {"blue": "a"}),
+        (np.arange(4).view(np.recarray), np.arange(4)),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_values_of_subclasses_come_back_as_their_base(value: Any, base: Any) -> None:
+    seen = there_and_back([value])[0]
+    assert same(seen, base)
+    assert not isinstance(base, dict) or [*seen] == [*base]
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (datetime.date(2026, 1, 1), "2026-01-01"),
+        (Path("a/b"), "a/b"),
+        (Decimal("1.50"), "1.50"),
+        (Shade.DARK, "Shade.DARK"),
+        (np.array([{}], dtype=object), "[{}]"),
+        (Mute(), "<no text can be made of it: ValueError>"),
+        (EnvError(Path("x")), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_info_holds_is_written(value: Any, text: str | None) -> None:
+    info: dict[Any, Any] = {"odd": [value], value if value.__hash__ else 1: 2}
+    turn = Turn("a", info=info)
+    odd = there_and_back(turn).info["odd"][0]
+    assert odd == text or (text is None and odd.args == ("x",))
+
+
+def test_info_that_holds_itself_is_written() -> None:
+    loop: dict[str, Any] = {"x": 1}
+    loop |= {"left": loop, "right": loop}
+    info = there_and_back(Turn("a", info={"loop": loop, "kept": [1]})).info
+    assert info == {"loop": "{'x': 1, 'left': {...}, 'right': {...}}", "kept": [1]}
 
 
 def test_value_that_holds_itself_is_refused() -> None:

@@ -31,7 +31,7 @@ def by_hand(net: list[float], keys: list[Any], valid: list[bool], method: str) -
     def peers(key: Any) -> list[float]:
         return [value for value, other, counts in zip(net, keys, valid, strict=True) if other == key and counts]
 
-    compared = any(len(peers(key)) > 1 for key in keys)
+    compared = any(keys.count(key) > 1 for key in keys)  # a failure makes no group of one
     result = []
     for value, key, counts in zip(net, keys, valid, strict=True):
         same = peers(key)
@@ -47,6 +47,16 @@ def by_hand(net: list[float], keys: list[Any], valid: list[bool], method: str) -
             scaled = deviation / (std + 1e-6) if std > 1e-6 else 0.0
             result.append({"mean": deviation, "mean_std": scaled, "asym_clip": min(max(scaled, -1.0), 3.0)}[method])
     return result
+
+
+def test_one_failure_does_not_make_rewards_raw() -> None:
+    """Groups of two, of each of which one member failed: 9.9 is no more raw alone than beside a whole group."""
+    alone = normalize([9.9, 0.0], groups=["a", "a"], valid=[True, False], method="mean_std")
+    beside = normalize(
+        [9.9, 0.0, 1.0, 2.0], groups=["a", "a", "b", "b"], valid=[True, False, True, True], method="mean_std"
+    )
+    assert alone.tolist() == beside[:2].tolist() == [0.0, 0.0]
+    assert normalize([9.9, 1.0], groups=["a", "b"], valid=[True, False], method="mean").tolist() == [9.9, 0.0]
 
 
 @given(

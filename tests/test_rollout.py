@@ -1,6 +1,8 @@
 """One episode and one group: every way to end, failures as data, seeds, scores."""
 
+import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -19,6 +21,7 @@ from asyncrollout import (
     LimitError,
     Limits,
     OpenAIPolicy,
+    Outcome,
     PoolError,
     ProviderError,
     Request,
@@ -29,10 +32,12 @@ from asyncrollout import (
     Trajectory,
     Usage,
     UsageError,
+    filters,
     run_group,
     run_rollout,
 )
 from asyncrollout.rollout.scoring import Scorer
+from asyncrollout.trajectories import Move
 from tests.llm_faults import Answer
 from tests.llm_server import llm_server
 from tests.playing import ENVS
@@ -321,7 +326,12 @@ async def test_score_of_a_group() -> None:
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [(float("nan"), "score gave nan for g.0"), ("good", "no number"), ({"reward": None}, "no number")],
+    [
+        (float("nan"), "score gave nan for g.0"),
+        ("good", "no number"),
+        ({"reward": None}, "no number"),
+        ({"style": 0.5}, "without 'reward'"),
+    ],
 )
 async def test_score_that_is_no_number_is_a_failure(given: Any, told: str) -> None:
     group = await scored(lambda trajectory: given if trajectory.member == 0 else 1.0)
@@ -332,7 +342,7 @@ async def test_score_that_is_no_number_is_a_failure(given: Any, told: str) -> No
     assert all(trajectory.valid for trajectory in others)
 
 
-@pytest.mark.parametrize("given", [[1.0], 3.0])
+@pytest.mark.parametrize("given", [[1.0], 3.0, {"g.0": 1.0, "g.1": 1.0, "g.2": 1.0}])
 async def test_scores_that_do_not_fit_the_group_are_failures(given: Any) -> None:
     def rank(group: Group) -> Any:
         return given
@@ -370,3 +380,64 @@ async def test_closed_pool_is_no_data() -> None:
         pass
     with pytest.raises((UsageError, PoolError)):
         await run_group(pool, WALK, SCRIPTED, seed=7, size=2)
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Plays something else than its policy's reply says, from one array that it uses again."""
+
+    raw: bool = False
+
+    def open(self, session: str, seed: int) -> "Clipping":
+        vars(self).update(messages=[], buffer=np.zeros((), dtype=np.int64))
+        return self
+
+    async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
+        buffer = vars(self)["buffer"]
+        buffer += 1
+        return Move(buffer if self.raw else f"go {buffer}", Generation("go 99", action=99 if self.raw else None))
+
+
+async def test_record_has_what_the_agent_played() -> None:
+    for raw, expected in ((False, ["go 1", "go 2", "go 3"]), (True, [1, 2, 3])):
+        trajectory = await play(Clipping(raw))  # type: ignore[arg-type]
+        assert [turn.action for turn in trajectory.turns] == expected
+        assert [turn.reward for turn in trajectory.turns] == [1.0, 2.0, 3.0]
+        assert {turn.reply for turn in trajectory.turns} == {"go 99"}
+    assert {turn.action for turn in (await play()).turns} == {None}  # the reply itself
+
+
+@pytest.mark.parametrize("backend", [{"backend": "inline"}, {"workers": 1}], ids=["inline", "process"])
+async def test_equal_rewards_are_equal_however_actions_are_split(backend: Any) -> None:
+    """Members of a group of Sokoban that all fail after the same ten actions."""
+    actions = ["Up", "Down"] * 5
+
+    def reply(request: Request) -> str:
+        size = int(request.session.rpartition(".")[2]) + 1
+        chosen = actions[request.turn * size :][:size]
+        return f"<answer>{' || '.join(chosen)}</answer>"
+
+    async with EnvPool(**backend) as pool:
+        options = {"max_actions_per_turn": 10, "max_actions_per_traj": 10}
+        agent = ChatAgent(ScriptedPolicy(reply))
+        group = await run_group(pool, "sokoban", agent, seed=3, size=10, env_kwargs=options)
+    assert [len(trajectory.turns) for trajectory in group.trajectories] == [10, 5, 4, 3, 2, 2, 2, 2, 2, 1]
+    assert len({sum(turn.reward for turn in trajectory.turns) for trajectory in group.trajectories}) > 1
+    assert {*group.rewards.tolist()} == {math.fsum([-0.1] * 10)}
+    assert filters.reward_varies(group).reason == "constant_reward"
+    assert group.trajectories[1].turns[0].info["step_rewards"] == [-0.1, -0.1]
+    assert "step_rewards" not in group.trajectories[0].turns[0].info
+
+
+async def test_rewards_without_a_finite_sum_are_a_failure() -> None:
+    trajectory = await play(scripted(f"go {10**308}"))
+    assert trajectory.stop_reason is StopReason.ENV_ERROR
+    assert "its rewards add up to inf" in str(trajectory.error)
+
+
+async def test_numbers_of_numpy_are_recorded_as_python_s() -> None:
+    async with EnvPool(backend="inline") as pool:
+        group = await run_group(pool, WALK, SCRIPTED, seed=np.int64(7), size=np.int8(2))  # type: ignore[arg-type]
+    assert [type(member.seed) for member in group.trajectories] == [int, int]
+    assert Limits(turns=np.int64(3), seconds=np.float32(2)) == Limits(turns=3, seconds=2.0)  # type: ignore[arg-type]
+    assert type(Limits(turns=np.int64(3)).turns) is int  # type: ignore[arg-type]

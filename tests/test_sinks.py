@@ -99,7 +99,7 @@ async def test_a_sink_gets_figures_every_few_seconds(monkeypatch: pytest.MonkeyP
     assert sink.got
 
 
-async def test_a_slow_sink_gets_the_newest_figures_and_delays_nobody() -> None:
+async def test_a_slow_sink_gets_the_figures_of_every_batch_and_delays_nobody() -> None:
     slow, quick = Kept(), Kept()
     slow.gate.clear()
     async with Reporting([slow, quick], counting()) as metrics:
@@ -110,10 +110,60 @@ async def test_a_slow_sink_gets_the_newest_figures_and_delays_nobody() -> None:
             metrics.write()
             await wait_for(quick.stands)
         slow.gate.set()
+    assert batches(slow) == batches(quick) == [*range(102)]
+
+
+async def test_a_slow_sink_gets_only_the_newest_of_what_is_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "_EVERY", 0.0)
+    slow, read = Kept(), threading.Event()
+    slow.gate.clear()
+    numbers = iter(range(1_000_000))
+
+    def figures() -> Figures:
+        number = next(numbers)
+        if number >= 100:
+            read.set()
+        return Figures(batches=number)
+
+    async with Reporting([slow], figures) as metrics:
+        await wait_for(slow.stands)
+        await wait_for(read)
+        metrics.write()
+        slow.gate.set()
     assert batches(slow)[0] == 0
-    assert batches(slow)[-1] == 101
-    assert len(slow.got) <= 3
-    assert len(quick.got) >= 100
+    assert batches(slow)[1] >= 100  # and none between
+    assert len(slow.got) <= 4
+
+
+async def test_what_waits_for_a_sink_is_bounded_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "_MOST_WAITING", 3)
+    slow = Kept()
+    slow.gate.clear()
+    with capture_logs() as logs:
+        async with Reporting([slow], counting()) as metrics:
+            metrics.write()
+            await wait_for(slow.stands)
+            for _ in range(10):
+                metrics.write()
+            slow.gate.set()
+    assert batches(slow)[0] == 0
+    assert batches(slow)[-3:] == [9, 10, 11]
+    assert [log["event"] for log in logs] == ["sink_behind"]
+
+
+async def test_a_slow_sink_has_time_at_the_end_as_long_as_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "_CLOSING_SECONDS", 0.0)
+    slow = Kept()
+    late = reporting._SinkThread(slow)
+    late.offer({"batches": 0.0}, passing=False)
+    await wait_for(slow.stands)
+    assert reporting._patience(late, late.moved) <= 0
+    monkeypatch.setattr(reporting, "_CLOSING_SECONDS", PATIENCE)
+    assert reporting._patience(late, late.moved) > 0
+    late.moved += reporting._LAST_SECONDS  # it has just written, but has had all the time there is
+    assert reporting._patience(late, late.moved - 2 * reporting._LAST_SECONDS) < 0
+    late.close()
+    assert late.has_ended(PATIENCE)
 
 
 async def test_a_broken_sink_is_told_once_and_others_get_theirs() -> None:
@@ -317,8 +367,8 @@ def test_prometheus_gets_types_labels_and_escapes() -> None:
 
 def test_prometheus_knows_every_figure() -> None:
     known = Figures(
-        eta=1.0, success_rate=0.5, wanted_batches=1, wanted_groups=1, dropped={"x": 1}, errors={"env": 1},
-        reward_mean=1.0, reward_recent=1.0, reward_change=1.0, reward_trend="up",
+        eta=1.0, success_rate=0.5, keep_rate=0.5, wanted_batches=1, wanted_groups=1,
+        dropped={"x": 1}, errors={"env": 1}, reward_mean=1.0, reward_recent=1.0, reward_change=1.0, reward_trend="up",
     )  # fmt: skip
     named = {line.split()[2] for line in prometheus_text({"r": flat(known)}).splitlines() if line.startswith("# TYPE")}
     figures = {name.removeprefix("asyncrollout_").removesuffix("_total") for name in named}

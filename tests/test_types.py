@@ -2,16 +2,22 @@
 
 import copy
 import inspect
+import math
 import pickle
 import subprocess
 import sys
+from itertools import pairwise
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import asyncrollout
 from asyncrollout import EnvError, Observation, Outcome, Parsed, RolloutError, TextOptions, UsageError, errors
+from asyncrollout.types import STEP_REWARDS, Durations, exact_sum, total_reward
 
 ALL_ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, RolloutError)]
 
@@ -114,3 +120,40 @@ def test_defaults() -> None:
 def test_unknown_text_option_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="penalty"):
         msgspec.convert({"penalty": 1.0}, TextOptions)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=50))
+def test_percentiles_are_those_of_numpy(seconds: list[float]) -> None:
+    found = Durations.of(seconds)
+    assert (found.p50, found.p95) == pytest.approx(tuple(np.percentile(seconds, [50, 95])))
+
+
+def test_percentile_of_two_is_between_them() -> None:
+    assert Durations.of([100, 1]).p95 == pytest.approx(95.05)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=20), st.data())
+def test_sum_of_rewards_does_not_depend_on_turns(rewards: list[float], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rewards)), max_size=5)))
+    turns = [rewards[start:end] for start, end in pairwise([0, *cuts, len(rewards)])]
+    earned = [(exact_sum(turn), {STEP_REWARDS: turn} if len(turn) > 1 else {}) for turn in turns]
+    assert total_reward(earned) == math.fsum(rewards)
+
+
+@pytest.mark.parametrize("odd", ["x", [1.0], [1, 2], [0.5, "1"], [], None, [math.nan, 1.0]])
+def test_what_an_env_calls_the_same_is_left_alone(odd: object) -> None:
+    assert total_reward([(3.5, {STEP_REWARDS: odd})]) == 3.5
+
+
+def test_sums_that_are_not_finite() -> None:
+    assert exact_sum([1e308, 1e308]) == math.inf
+    assert math.isnan(exact_sum([math.inf, -math.inf]))
+
+
+def test_key_of_a_state_sees_its_pictures() -> None:
+    black = np.zeros((2, 3, 3), np.uint8)
+    white, tall = black + 255, black.reshape(3, 2, 3)
+    shown = [Observation("a", images) for images in ((), (black,), (white,), (tall,), (black, black), ("data:,",))]
+    assert len({one.key for one in shown}) == len(shown)
+    assert Observation("a", (black,)).key == Observation("a", (black.copy(),)).key
+    assert (Observation("a").key, Observation("a", (black,), anchor=7).key) == ("a", 7)

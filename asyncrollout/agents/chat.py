@@ -143,7 +143,8 @@ class Conversation:
         if seen.images:
             urls = [await _encoded_picture(image) for image in seen.images]
             content = _illustrated(content, [{"type": "image_url", "image_url": {"url": url}} for url in urls])
-            observation = msgspec.structs.replace(seen, images=())
+            key = msgspec.structs.replace(seen, images=tuple(urls)).key  # of what is compressed: quicker to digest
+            observation = msgspec.structs.replace(seen, images=(), anchor=key)
         told: Message = {"role": "user", "content": content}
         prompt = self._agent.system_prompt
         if prompt is None:

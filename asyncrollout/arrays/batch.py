@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, get_args
 import anyio.to_thread
 import msgspec
 
-from asyncrollout.arrays.credit import GIGPO, Advantage, credit
+from asyncrollout.arrays.credit import GIGPO, Advantage, Normalization, credit, normalized
 from asyncrollout.arrays.files import read, write
 from asyncrollout.arrays.played import Played, lay_out
 from asyncrollout.arrays.steps import step_arrays
@@ -19,7 +19,7 @@ from asyncrollout.trajectories import Group, Trajectory
 Form = Literal["tokens", "steps", "texts"]
 
 _FORMS = list(get_args(Form))
-_ARGUMENTS = ["form", "pad", "pad_id", "length"]
+_ARGUMENTS = ["form", "pad", "pad_id", "length", "reward_normalization"]
 _NAMED = 3  # how many trajectories an error names
 
 
@@ -43,12 +43,14 @@ class Batch(msgspec.Struct, frozen=True):
         pad: Pad = "right",
         pad_id: int = 0,
         length: int | None = None,
+        reward_normalization: Normalization | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """Numpy arrays by name: of tokens, of steps, or of texts, whichever was played. `docs/batches.md` lists them.
 
         `advantage` is a name from `asyncrollout.advantages`, with its `options`, or a function `(scores, groups)` of
         the trajectories that have an outcome; the others have advantage 0. `length` pads rows of tokens to a length.
+        `reward_normalization`, such as `{"grouping": "state", "method": "mean_std"}`, turns rewards into scores first.
         """
         if pad not in ("left", "right"):
             raise UsageError(f"pad={pad!r} is neither 'left' nor 'right'")
@@ -60,12 +62,15 @@ class Batch(msgspec.Struct, frozen=True):
         chosen = _form(played) if form == "auto" else form
         if chosen not in _FORMS:
             raise UsageError(f"form={form!r} is unknown{nearest(str(form), ['auto', *_FORMS])}")
-        worth = credit(played, advantage, options, _ARGUMENTS)
+        scores = normalized(played, reward_normalization)
+        worth = credit(played, scores, advantage, options, _ARGUMENTS)
         if chosen == "tokens":
-            return token_arrays(played, worth, pad=pad, pad_id=pad_id, length=length)
-        if chosen == "steps":
-            return step_arrays(played, worth)
-        return text_arrays(played, worth, by_turn=advantage == GIGPO)
+            arrays = token_arrays(played, worth, pad=pad, pad_id=pad_id, length=length)
+        elif chosen == "steps":
+            arrays = step_arrays(played, worth)
+        else:
+            arrays = text_arrays(played, worth, by_turn=advantage == GIGPO)
+        return arrays if reward_normalization is None else {**arrays, "scores": scores[arrays["trajectory"]]}
 
     async def save(self, path: str | PathLike[str]) -> None:
         """Write `.jsonl` or `.parquet`. The file is there whole or not at all, and the event loop is not held up."""

@@ -2,27 +2,49 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from asyncrollout import advantages
+from asyncrollout import advantages, rewards
 from asyncrollout.arrays.played import Floats, Played
 from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
+from asyncrollout.types import total_reward
 
 Advantage = str | Callable[..., ArrayLike] | None
 """A name from `asyncrollout.advantages`, a function `(scores, groups) -> advantages` of trajectories, or none."""
 
+Normalization = Mapping[str, Any]
+"""The options of `rewards.normalize` that say how: `grouping` and `method`."""
+
+_NORMALIZATION = ("grouping", "method")
 GIGPO = "gigpo"
 _NAMES = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pass_at_k", GIGPO]
-_DATA = frozenset({"scores", "groups", "valid", "group", "trajectory", "reward", "anchor"})
+_DATA = frozenset({"scores", "groups", "valid", "group", "trajectory", "reward", "anchor", "episode_reward"})
 
 
-def credit(played: Played, advantage: Advantage, options: dict[str, Any], arguments: list[str]) -> Floats | None:
-    """The advantage of every turn; 0 for those of trajectories that failed, which no statistic counts either.
+def normalized(played: Played, normalization: Normalization | None) -> Floats:
+    """The trajectories' rewards, as `rewards.normalize` gives them for these options."""
+    if normalization is None:
+        return played.reward
+    if not isinstance(normalization, Mapping):
+        raise UsageError(
+            f"reward_normalization={normalization!r:.100} must be a mapping, "
+            "such as {'grouping': 'state', 'method': 'mean'}"
+        )
+    for key in normalization:
+        if key not in _NORMALIZATION:
+            raise UsageError(f"reward_normalization has no option {key!r}{nearest(str(key), _NORMALIZATION)}")
+    return rewards.normalize(played.reward, groups=played.group, tags=played.tags, valid=played.valid, **normalization)
+
+
+def credit(
+    played: Played, scores: Floats, advantage: Advantage, options: dict[str, Any], arguments: list[str]
+) -> Floats | None:
+    """The advantage of every turn by its trajectory's score; 0 for those that failed, which no statistic counts either.
 
     `arguments` are what else the caller could have meant by an unknown option.
     """
@@ -30,15 +52,15 @@ def credit(played: Played, advantage: Advantage, options: dict[str, Any], argume
     if function is None:
         return None
     if advantage == GIGPO:
-        return _of_turns(played, function, options)
-    return _of_trajectories(played, function, options)[played.trajectory]
+        return _of_turns(played, scores, function, options)
+    return _of_trajectories(played, scores, function, options)[played.trajectory]
 
 
-def _of_trajectories(played: Played, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
+def _of_trajectories(played: Played, scores: Floats, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
     worth = np.zeros(len(played.trajectories))
     counted = np.flatnonzero(played.valid)
     if counted.size:
-        found = np.asarray(function(played.reward[counted], played.group[counted], **options), dtype=np.float64)
+        found = np.asarray(function(scores[counted], played.group[counted], **options), dtype=np.float64)
         if found.shape != counted.shape or not np.isfinite(found).all():
             name = getattr(function, "__name__", repr(function))
             raise UsageError(f"advantage={name} must give {counted.size} finite numbers, and gave {found!r:.200}")
@@ -46,16 +68,18 @@ def _of_trajectories(played: Played, function: Callable[..., Any], options: dict
     return worth
 
 
-def _of_turns(played: Played, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
+def _of_turns(played: Played, scores: Floats, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
     worth = np.zeros(len(played.turns))
     counted = np.flatnonzero(played.valid[played.trajectory])
     if counted.size:
         turns = [played.turns[row] for row in counted.tolist()]
         owners = played.trajectory[counted]
+        earned, whole = _with_scores(played)
         worth[counted] = function(
             group=played.group[owners],
             trajectory=owners,
-            reward=_with_scores(played)[counted],
+            reward=earned[counted],
+            episode_reward=(whole if scores is played.reward else scores)[owners],
             anchor=[turn.anchor for turn in turns],
             valid=[turn.valid for turn in turns],
             **options,
@@ -63,15 +87,21 @@ def _of_turns(played: Played, function: Callable[..., Any], options: dict[str, A
     return worth
 
 
-def _with_scores(played: Played) -> Floats:
-    """The turns' rewards; what a trajectory's own has beyond them (a score, given at its end) is its last turn's."""
-    rewards = played.turn_reward.copy()
-    totals = np.bincount(played.trajectory, rewards, minlength=len(played.trajectories))
+def _with_scores(played: Played) -> tuple[Floats, Floats]:
+    """The turns' rewards, and the trajectories': what these have beyond (a score, given at the end) is the last turn's.
+
+    What is only rounding counts nowhere: without a score, a trajectory's reward is the exact sum of its steps.
+    """
+    earned, whole = played.turn_reward.copy(), played.reward.copy()
     last = np.flatnonzero(np.diff(played.trajectory, append=-1))
     for owner, row in zip(played.trajectory[last].tolist(), last.tolist(), strict=True):
-        if not math.isclose(totals[owner], played.reward[owner], rel_tol=1e-9, abs_tol=1e-9):
-            rewards[row] += played.reward[owner] - totals[owner]
-    return rewards
+        turns = played.trajectories[owner].turns
+        total = total_reward((turn.reward, turn.info) for turn in turns)
+        if math.isclose(total, whole[owner], rel_tol=1e-9, abs_tol=1e-9):
+            whole[owner] = total
+        elif played.valid[owner]:
+            earned[row] += whole[owner] - total
+    return earned, whole
 
 
 def _find(name: Any, options: dict[str, Any], arguments: list[str]) -> Callable[..., Any] | None:

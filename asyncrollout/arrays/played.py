@@ -18,8 +18,8 @@ Floats = NDArray[np.float64]
 class Played:
     """The turns of all trajectories, one after the other; `trajectory` and `turn` say whose each is, and which one.
 
-    `group`, `valid` and `reward` are of trajectories, `turn_reward` is of turns. What a failed trajectory has in the
-    place of a finite reward is 0.
+    `group`, `tags`, `valid` and `reward` are of trajectories, `turn_reward` is of turns. A failed trajectory has 0 in
+    the place of a reward that is not finite.
     """
 
     trajectories: list[Trajectory]
@@ -27,6 +27,7 @@ class Played:
     trajectory: Ints
     turn: Ints
     group: Ints
+    tags: list[str]
     valid: NDArray[np.bool_]
     reward: Floats
     turn_reward: Floats
@@ -60,6 +61,7 @@ def lay_out(groups: Sequence[Group]) -> Played:
     trajectory = np.repeat(np.arange(len(trajectories), dtype=np.int32), sizes)
     turn = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
     group = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.trajectories) for group in groups])
+    tags = [group.tag for group in groups for _ in group.trajectories]
     valid = np.array([trajectory.valid for trajectory in trajectories], dtype=np.bool_)
     reward = np.array([trajectory.reward for trajectory in trajectories], dtype=np.float64)
     turn_reward = np.array([turn.reward for turn in turns], dtype=np.float64)
@@ -70,7 +72,7 @@ def lay_out(groups: Sequence[Group]) -> Played:
         raise UsageError(f"{name} has reward {turn_reward[row]}: it must be finite")
     reward[~np.isfinite(reward)] = 0.0
     turn_reward[~np.isfinite(turn_reward)] = 0.0
-    return Played(trajectories, turns, trajectory, turn, group, valid, reward, turn_reward)
+    return Played(trajectories, turns, trajectory, turn, group, tags, valid, reward, turn_reward)
 
 
 def _nothing(trajectories: list[Trajectory]) -> str:

@@ -6,8 +6,8 @@ import numpy as np
 
 from asyncrollout.arrays.played import Floats, Played
 from asyncrollout.errors import UsageError
-from asyncrollout.trajectories import Trajectory
-from asyncrollout.types import Observation
+from asyncrollout.trajectories import Trajectory, Turn
+from asyncrollout.types import Observation, total_reward
 
 Messages = list[dict[str, Any]]
 
@@ -35,7 +35,7 @@ def text_arrays(played: Played, credit: Floats | None, *, by_turn: bool) -> dict
         "messages": [row.messages for row in rows],
         "replies": [row.replies for row in rows],
         "reward": played.reward[owners],
-        "turn_reward": np.add.reduceat(played.turn_reward, firsts),
+        "turn_reward": np.array([_earned(played.turns[row.turns]) for row in rows]),
         "versions": np.array([min(turn.version for turn in played.turns[row.turns]) for row in rows], dtype=np.int32),
         "sample": played.turn[firsts],
         **played.columns(owners),
@@ -43,6 +43,10 @@ def text_arrays(played: Played, credit: Floats | None, *, by_turn: bool) -> dict
     if credit is not None:
         arrays["advantage"] = credit[firsts]
     return arrays
+
+
+def _earned(turns: list[Turn]) -> float:
+    return total_reward((turn.reward, turn.info) for turn in turns)
 
 
 def _rows(trajectory: Trajectory, start: int, *, by_turn: bool) -> list[_Row]:

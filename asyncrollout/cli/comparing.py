@@ -19,7 +19,7 @@ from asyncrollout.comparison import Estimate
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.report.comparing import MOST_SIDES, Compared, compared, comparison_page
 from asyncrollout.report.document import replacing
-from asyncrollout.report.sides import Side, names_of, read_side, which_k
+from asyncrollout.report.sides import Side, decide, names_of, read_side, which_k
 
 PAGE = Path("compare.html")
 
@@ -36,6 +36,7 @@ async def compare(
     if len(paths) > MOST_SIDES:
         raise UsageError(f"{len(paths)} runs: at most {MOST_SIDES} can be told apart in one page")
     sides = await _read([*zip(paths, names_of(paths), strict=True)], output)
+    decide(sides)
     ks = which_k(sides, k)
     found = compared(sides, ks)
     page = await anyio.to_thread.run_sync(comparison_page, sides, ks, found)

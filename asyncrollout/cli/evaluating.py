@@ -23,7 +23,7 @@ from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.evaluation.acting import DEVICES, open_manner
 from asyncrollout.evaluation.plan import Plan, make_plan
 from asyncrollout.evaluation.playing import play, videos_in
-from asyncrollout.evaluation.results import Episode, summarize
+from asyncrollout.evaluation.results import Episode, decided, summarize
 
 
 async def eval(  # noqa: A001 (the command's name)
@@ -105,7 +105,7 @@ class _Watch:
 def _line(episode: Episode) -> str:
     if episode.error:
         return f"{episode.env} {episode.task}: failed: {episode.error[:200]}"
-    how = "success" if episode.success else "no success"
+    how = {True: "success", False: "no success", None: "success not reported"}[episode.success]
     return f"{episode.env} {episode.task}: {how}, return {number(episode.reward)}, {episode.steps} steps"
 
 
@@ -120,7 +120,7 @@ def _introduced(plan: Plan, config: EvaluationConfig) -> str:
 
 def _ended(plan: Plan, episodes: list[Episode], config: EvaluationConfig, output: Output, *, has_stopped: bool) -> int:
     order = {part.seat.video_id: place for place, part in enumerate(plan.parts)}
-    episodes = sorted(episodes, key=lambda episode: (order[episode.env], episode.episode))
+    episodes = decided(sorted(episodes, key=lambda episode: (order[episode.env], episode.episode)))
     found = summarize(episodes)
     state = "stopped" if has_stopped else "done"
     tasks = msgspec.to_builtins(by_task(episodes))

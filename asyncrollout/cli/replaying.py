@@ -10,7 +10,7 @@ from asyncrollout.cli.app import DONE, FAILED, Output, Told
 from asyncrollout.cli.envs import allowed_env
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.journal.batches import Recorded, RunRecords
-from asyncrollout.plain import from_plain
+from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.pool.digest import digest
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import EnvSpec
@@ -51,11 +51,17 @@ def _env_of(records: RunRecords, recorded: Recorded, *, allow_import: bool) -> t
     given = envs.get(recorded.tag)
     if given is None:
         raise UsageError(f"the journal does not tell of an env with the tag {recorded.tag!r}")
-    if HIDDEN in str(given["env_kwargs"]):
+    added = records.added_kwargs(recorded.trajectory.uid)
+    if added is None:
+        raise UsageError(
+            "the evaluation's env_kwargs have no form for a file, and are not recorded: it cannot be opened"
+        )
+    if HIDDEN in str([given["env_kwargs"], added]):
         raise UsageError(
             f"the arguments of env {given['env']!r} hold a secret, which is not recorded: it cannot be opened"
         )
-    return allowed_env(given["env"], allow_import=allow_import), from_plain(given["env_kwargs"])
+    kwargs = {**from_plain(given["env_kwargs"]), **from_plain(added)}
+    return allowed_env(given["env"], allow_import=allow_import), kwargs
 
 
 async def _compare(spec: EnvSpec, kwargs: dict[str, Any], trajectory: Trajectory, output: Output) -> str | None:
@@ -67,7 +73,7 @@ async def _compare(spec: EnvSpec, kwargs: dict[str, Any], trajectory: Trajectory
             _show(number, turn, output)
             if not _is_same(outcome, turn.observation):
                 return f"before turn {number} the env shows {_text(outcome.observation)!r:.200}"
-            outcome = await env.step(turn.reply if is_text else turn.action)
+            outcome = await env.step(_played(turn, is_text=is_text))
             if outcome.reward != turn.reward:
                 return f"turn {number} was worth {turn.reward:g}, and now {outcome.reward:g}"
         ended = trajectory.stop_reason in ("terminated", "truncated")
@@ -79,11 +85,16 @@ async def _compare(spec: EnvSpec, kwargs: dict[str, Any], trajectory: Trajectory
     return None
 
 
+def _played(turn: Turn, *, is_text: bool) -> Any:
+    """The action; none is recorded where it was the reply itself."""
+    return turn.reply if turn.action is None and (is_text or turn.reply) else turn.action
+
+
 def _is_same(outcome: Outcome, recorded: Any) -> bool:
     """Pictures are not recorded with observations, since they are in the messages."""
     if isinstance(recorded, Remembered):
         recorded = recorded.observation
-    shown = outcome.observation
+    shown = from_plain(to_plain(outcome.observation))  # a record has a subclass of a plain type as its base
     if isinstance(recorded, Observation) and isinstance(shown, Observation):
         return (shown.text, digest(shown.data)) == (recorded.text, digest(recorded.data))
     return digest(shown) == digest(recorded)
@@ -91,6 +102,8 @@ def _is_same(outcome: Outcome, recorded: Any) -> bool:
 
 def _show(number: int, turn: Turn, output: Output) -> None:
     said = turn.reply or f"{turn.action!r}"
+    if turn.reply and turn.action is not None:
+        said += f"\n(played: {turn.action!r:.500})"
     output.say(f"\nturn {number}\n{_indented(_text(turn.observation))}")
     output.say(_indented(said, "  > "))
     output.say(f"  reward {turn.reward:g}{'' if turn.valid else ', not valid'}")

@@ -1,13 +1,13 @@
 """What a run has delivered, as samples to train on: conversations with their rewards and advantages."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from asyncrollout import rewards
 from asyncrollout.arrays.batch import Batch
 from asyncrollout.config import Config
-from asyncrollout.errors import JournalError
+from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.batches import RunRecords
 from asyncrollout.trajectories import Group
 
@@ -30,26 +30,35 @@ def write_samples(directory: Path, config: Config) -> None:
 
 
 def _lines(index: int, groups: list[Group], config: Config) -> list[bytes]:
-    arrays = Batch(index, groups).to_arrays(config.advantage, form="texts")
-    members = [(group, member) for group in groups for member in group.trajectories]
-    scores: dict[str, float] = {}
-    if (normal := config.reward_normalization) is not None:
-        found = rewards.normalize(
-            [member.reward for _, member in members],
-            groups=[group.id for group, _ in members],
-            tags=[group.tag for group, _ in members],
-            grouping=normal.grouping,
-            method=normal.method,
-            valid=[member.valid for _, member in members],
-        )
-        scores = {member.uid: float(score) for (_, member), score in zip(members, found, strict=True)}
-    tags = {member.uid: group.tag for group, member in members}
+    normal = config.reward_normalization
+    arrays = Batch(index, groups).to_arrays(
+        config.advantage, form="texts", reward_normalization=None if normal is None else msgspec.to_builtins(normal)
+    )
+    tags = {member.uid: group.tag for group in groups for member in group.trajectories}
     lines = []
     for row, uid in enumerate(arrays["uids"]):
         sample = {"batch": index, "uid": uid, "tag": tags[uid], "reward": float(arrays["reward"][row])}
-        if scores:
-            sample["score"] = scores[uid]
+        if "scores" in arrays:
+            sample["score"] = float(arrays["scores"][row])
         if "advantage" in arrays:
             sample["advantage"] = float(arrays["advantage"][row])
-        lines.append(msgspec.json.encode({**sample, "messages": arrays["messages"][row]}) + b"\n")
+        lines.append(_encoded({**sample, "messages": arrays["messages"][row]}) + b"\n")
     return lines
+
+
+def _encoded(sample: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(sample)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_whole(sample))
+    except TypeError as error:
+        raise UsageError(f"{sample['uid']}: its messages cannot be written to {SAMPLES}: {error}") from error
+
+
+def _whole(value: Any) -> Any:
+    """Without halves of characters, which no JSON holds: U+FFFD stands in their place."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return [*map(_whole, value)] if isinstance(value, list | tuple) else value

@@ -16,7 +16,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.evaluation.acting import DEVICES, open_manner
 from asyncrollout.evaluation.plan import make_plan
 from asyncrollout.evaluation.playing import play
-from asyncrollout.evaluation.results import Episode, Summary, summarize
+from asyncrollout.evaluation.results import Episode, Summary, decided, summarize
 from asyncrollout.ranks import Worker, parse_placement, spread
 from asyncrollout.registry import find_env
 from asyncrollout.video import VideoWriter
@@ -126,7 +126,7 @@ def evaluate(config: Any, *overrides: str, policy: Any = None, allow_import: boo
     if chosen.imports and not allow_import:
         named = ", ".join(map(repr, chosen.imports))
         raise UsageError(f"the configuration names code to import, {named}: allow it with allow_import=True")
-    episodes = portal.run(_evaluate, chosen, policy)
+    episodes = decided(portal.run(_evaluate, chosen, policy))
     return Evaluation(episodes, summarize(episodes))
 
 

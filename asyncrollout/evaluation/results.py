@@ -5,15 +5,19 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.comparison import Estimate, mean, share, succeeded
+from asyncrollout.comparison import Estimate, mean, share
 from asyncrollout.errors import RolloutError
 from asyncrollout.evaluation.plan import Part
-from asyncrollout.trajectories import Trajectory
+from asyncrollout.successes import Successes, Told, reported
+from asyncrollout.trajectories import StopReason, Trajectory
 from asyncrollout.video.files import stem_of
 
 
 class Episode(msgspec.Struct, frozen=True):
-    """One episode; `error` says why it has no outcome. `video` is its file's name, if there are pictures."""
+    """One episode; `error` says why it has no outcome. `video` is its file's name, if there are pictures.
+
+    `success` is what the env reported; None if it did not, until `decided` knows all episodes.
+    """
 
     env: str
     rank: int
@@ -61,7 +65,7 @@ def as_episode(part: Part, number: int, played: Trajectory | RolloutError, *, vi
         )
     return Episode(
         **known,
-        success=succeeded(played) if played.valid else None,
+        success=reported(played) if played.valid else None,
         reward=played.reward if played.valid else None,
         steps=sum(len(turn.info["actions"]) if "actions" in turn.info else 1 for turn in played.turns),
         stop_reason=played.stop_reason.value,
@@ -69,6 +73,21 @@ def as_episode(part: Part, number: int, played: Trajectory | RolloutError, *, vi
         error="" if played.error is None else f"{type(played.error).__name__}: {played.error}",
         video=f"{stem_of(part.name, number)}.mp4" if video else None,
     )
+
+
+def decided(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes of one env, with the success of each that has an outcome."""
+    told = [_told(episode) for episode in episodes if not episode.error]
+    found = Successes(told)
+    return [
+        episode if episode.error else msgspec.structs.replace(episode, success=found.succeeded(_told(episode)))
+        for episode in episodes
+    ]
+
+
+def _told(episode: Episode) -> Told:
+    ended = episode.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED)
+    return Told("", episode.success, ended, episode.reward or 0.0)
 
 
 def summarize(episodes: Sequence[Episode]) -> Summary:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asyncrollout.arrays.records import decode_record, told_at
 from asyncrollout.errors import JournalError, UsageError
-from asyncrollout.journal.events import Began, Cancelled, Delivered, Judged, TakenBack, decode
+from asyncrollout.journal.events import Began, Cancelled, Delivered, Evaluating, Judged, TakenBack, decode
 from asyncrollout.journal.lines import read_head, whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
-from asyncrollout.trajectories import Group, Trajectory, Verdict
+from asyncrollout.trajectories import Group, Trajectory, Verdict, group_of
 
 
 class Recorded(NamedTuple):
@@ -28,6 +28,7 @@ class RunRecords:
         self.given: dict[str, object] = {}
         self._batches: dict[int, list[str]] = {}
         self._verdicts: dict[str, Verdict] = {}
+        self._evaluations: dict[str, Any] = {}
         self._places: dict[str, dict[str, int]] = {}  # by group and uid: where the last record begins
         if not (directory / JOURNAL).exists():
             raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
@@ -46,6 +47,10 @@ class RunRecords:
         known = [one for members in self._places.values() for one in members]
         what = f"such as {', '.join(known[:3])}" if known else "none is finished yet"
         raise UsageError(f"{self._path.parent} has no finished rollout {uid!r}: {len(known)} are finished, {what}")
+
+    def added_kwargs(self, uid: str) -> Any:
+        """What an evaluation added to its env's own arguments, in plain form; None if that is not recorded."""
+        return self._evaluations.get(group_of(uid).rpartition("-")[0], {})
 
     def batches(self) -> Iterator[tuple[int, list[Group]]]:
         """All that was delivered, in order."""
@@ -66,6 +71,8 @@ class RunRecords:
                 self._batches[batch] = groups
             case TakenBack(batch=batch):
                 self._batches.pop(batch, None)
+            case Evaluating(name=name, env_kwargs=env_kwargs):
+                self._evaluations[name] = env_kwargs
             case Judged(group=group, keep=keep, reason=reason):
                 self._verdicts[group] = Verdict(keep, reason)
             case Cancelled(group=group):

@@ -119,10 +119,14 @@ class Updated(Event, frozen=True, tag="weights"):
 
 
 class Evaluating(Event, frozen=True, tag="evaluating"):
-    """An evaluation begins; its groups' ids begin with its name. `what` is a digest of all that it was asked for."""
+    """An evaluation begins; its groups' ids begin with its name. `what` is a digest of all that it was asked for.
+
+    `env_kwargs` are those that were added to the env's own; None if they could not be recorded.
+    """
 
     name: str
     what: int
+    env_kwargs: Any = {}
 
 
 class Evaluated(Event, frozen=True, tag="evaluated"):

@@ -10,6 +10,7 @@ from asyncrollout.errors import EnvDiverged, UsageError
 from asyncrollout.journal.events import Replied, decode_reply, encode_reply
 from asyncrollout.journal.reader import Past
 from asyncrollout.journal.writer import Writer
+from asyncrollout.policies.holding import held_back
 from asyncrollout.pool.digest import digest
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
@@ -39,7 +40,8 @@ class Journalled:
         recorded = self._recorded(request, asked)
         if recorded is not None:
             return recorded
-        await self._writer.room()
+        with held_back():
+            await self._writer.room()
         generation = await self.inner.generate(request)
         try:
             reply = encode_reply(generation)

@@ -30,7 +30,7 @@ from asyncrollout.journal.reader import Past, read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.plain import to_plain
 from asyncrollout.pool.digest import digest
-from asyncrollout.secrets import hide, hide_in_error, known_secrets
+from asyncrollout.secrets import hide, hide_in_error, known_secrets, without_secrets
 from asyncrollout.trajectories import Group, StopReason, Trajectory, group_of
 
 _SHOWN = 500
@@ -120,7 +120,7 @@ class RunJournal:
     def updated(self, weights: int) -> None:
         self.writer.put(Updated(weights=weights))
 
-    def begin_evaluation(self, what: Any) -> str:
+    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any]) -> str:
         """The name of an evaluation: that of one which was broken off, if it is the same, or a new one."""
         asked = digest(what)
         for name, begun in self.past.evaluating.items():
@@ -129,7 +129,7 @@ class RunJournal:
                 return name
         name = f"eval{self.past.evaluations}"
         self.past.evaluations += 1
-        self.writer.put(Evaluating(name=name, what=asked))
+        self.writer.put(Evaluating(name=name, what=asked, env_kwargs=_recordable(env_kwargs)))
         return name
 
     def end_evaluation(self, name: str) -> None:
@@ -191,6 +191,14 @@ def _end_of(trajectory: Trajectory, error: str | None) -> Finished:
         seconds=trajectory.seconds,
         error=error,
     )
+
+
+def _recordable(env_kwargs: dict[str, Any]) -> Any:
+    """Without secrets; None if there is no form for a file, which is no reason not to play."""
+    try:
+        return without_secrets(to_plain(env_kwargs))
+    except UsageError:
+        return None
 
 
 def _unwritable(trajectory: Trajectory, error: UsageError) -> Trajectory:

@@ -28,15 +28,15 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     retries: int = 0
     version: int = 0
-    keep_rate: float = 1.0
 
 
 class Figures(Standing, frozen=True, kw_only=True):
     """A run at one moment; what is not known yet is None.
 
-    `groups` counts all that were judged: those `kept`, and those `dropped`, by reason. Rewards are those of judged
-    groups. `reward_change` is the mean of the recent groups less that of as many before them; `reward_trend` is "up" or
-    "down" if chance alone would change it as much in one case of a hundred at most.
+    `groups` counts all that were judged: those `kept`, and those `dropped`, by reason; `keep_rate` is the share kept.
+    `success_rate` is of the rollouts whose env reports success; one that was cut off without a report is no success.
+    Rewards are those of judged groups. `reward_change` is the mean of the recent groups less that of as many before
+    them; `reward_trend` is "up" or "down" if chance alone would change it as much in one case of a hundred at most.
     """
 
     seconds: float = 0.0
@@ -45,6 +45,7 @@ class Figures(Standing, frozen=True, kw_only=True):
     delivered: int = 0
     groups: int = 0
     kept: int = 0
+    keep_rate: float | None = None
     dropped: dict[str, int] = {}
     lag: int = 0
     rollouts: int = 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from asyncrollout.metrics.figures import Figures, Standing, Trend
+from asyncrollout.successes import Successes, told_of
 from asyncrollout.trajectories import Group, Trajectory, Turn
 from asyncrollout.types import Durations
 
@@ -35,7 +36,8 @@ class Meter:
         self._second = math.floor(self._began)
         self._counted = (0, 0)  # turns and tokens before this second
         self._by_second: deque[tuple[int, int, int]] = deque(maxlen=_RECENT_SECONDS)
-        self._rollouts = self._told = self._successes = 0
+        self._rollouts = 0
+        self._successes = Successes()
         self._errors: Counter[str] = Counter()
         self._groups = self._kept = self._members = 0
         self._dropped: Counter[str] = Counter()
@@ -63,9 +65,8 @@ class Meter:
         self._rollouts += 1
         if trajectory.error is not None:
             self._errors[trajectory.stop_reason.blame or "other"] += 1
-        elif (success := trajectory.success) is not None:
-            self._told += 1
-            self._successes += success
+        else:
+            self._successes.add(told_of(trajectory))
 
     def recalled(self, trajectory: Trajectory) -> None:
         """A rollout was over before this run began, which says nothing of the pace at which it goes on."""
@@ -122,7 +123,8 @@ class Meter:
             lag=self._lag,
             rollouts=self._rollouts,
             errors=dict(self._errors),
-            success_rate=self._successes / self._told if self._told else None,
+            keep_rate=kept / self._groups if self._groups else None,
+            success_rate=self._successes.rate,
             turns=self._turns,
             invalid=self._invalid,
             tokens=self._tokens,

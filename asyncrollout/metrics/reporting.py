@@ -18,13 +18,15 @@ from asyncrollout.tasks import Background
 log = structlog.get_logger(__name__)
 
 _EVERY = 2.0  # seconds
-_CLOSING_SECONDS = 15.0  # for all sinks together; one that sends to a server has something left to send
+_MOST_WAITING = 1_000  # figures of batches, for a sink that is slow; about 5 MB
+_CLOSING_SECONDS = 15.0  # for one write; a sink that sends to a server has something left to send
+_LAST_SECONDS = 120.0  # for all that is left to write
 
 
 class Reporting:
-    """Writes figures to each sink every few seconds, whenever `write` is called, and at the end.
+    """Writes figures to each sink every few seconds, whenever `write` is called (with each batch), and at the end.
 
-    A sink that is slow gets the newest figures when it is ready for them, and not those in between.
+    A sink that is slow gets all of `write`, up to `_MOST_WAITING` of them late; of what is between, only the newest.
     """
 
     def __init__(self, sinks: Sequence[Sink], read: Callable[[], Figures]) -> None:
@@ -53,15 +55,18 @@ class Reporting:
 
     def write(self) -> None:
         """Let the sinks have the figures of this moment."""
+        self._offer(passing=False)
+
+    def _offer(self, *, passing: bool) -> None:
         if self._threads:
             figures = {"at": time.time(), **flat(self._read())}
             for thread in self._threads:
-                thread.offer(figures)
+                thread.offer(figures, passing=passing)
 
     async def _write_always(self) -> None:
         while self._threads:
             await anyio.sleep(_EVERY)
-            self.write()
+            self._offer(passing=True)
 
 
 class _SinkThread:
@@ -69,9 +74,11 @@ class _SinkThread:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._newest: deque[Mapping[str, float]] = deque(maxlen=1)
-        self._wake = threading.Event()
-        self._closing = self._failed = False
+        self._waiting: deque[tuple[Mapping[str, float], bool]] = deque()
+        self._wake = threading.Condition()
+        self._closing = self._failed = self._behind = False
+        self.moved = time.monotonic()
+        """When it last finished something."""
         self._thread = threading.Thread(target=self._run, name=f"sink {self.name}", daemon=True)
         self._thread.start()
 
@@ -79,26 +86,40 @@ class _SinkThread:
     def name(self) -> str:
         return type(self._sink).__name__
 
-    def offer(self, figures: Mapping[str, float]) -> None:
-        self._newest.append(figures)
-        self._wake.set()
+    def offer(self, figures: Mapping[str, float], *, passing: bool) -> None:
+        """Figures that are only `passing` give way to newer ones."""
+        with self._wake:
+            if self._waiting and self._waiting[-1][1]:
+                self._waiting.pop()
+            self._waiting.append((figures, passing))
+            if len(self._waiting) > _MOST_WAITING:
+                self._waiting.popleft()
+                if not self._behind:
+                    self._behind = True
+                    log.warning(
+                        "sink_behind", sink=self.name, hint=f"more than {_MOST_WAITING} writes wait: some are lost"
+                    )
+            self._wake.notify()
 
     def close(self) -> None:
-        """Write what was offered last, and end."""
-        self._closing = True
-        self._wake.set()
+        """Write what waits, and end."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
 
     def has_ended(self, seconds: float) -> bool:
         self._thread.join(max(seconds, 0.0))
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while self._newest or not self._closing:
-            self._wake.wait()
-            self._wake.clear()
-            while self._newest:
-                self._call(self._sink.write, self._newest.popleft())
+        while (figures := self._next()) is not None:
+            self._call(self._sink.write, figures)
         self._call(getattr(self._sink, "close", lambda: None))
+
+    def _next(self) -> Mapping[str, float] | None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._waiting or self._closing)
+            return self._waiting.popleft()[0] if self._waiting else None
 
     def _call(self, method: Callable[..., object], *arguments: object) -> None:
         """It is called again after a failure, which may be over by then; but only the first one is told."""
@@ -108,12 +129,21 @@ class _SinkThread:
             if not self._failed:
                 self._failed = True
                 log.warning("sink_failed", sink=self.name, error=f"{type(error).__name__}: {error}")
+        self.moved = time.monotonic()
 
 
 def _close(threads: Sequence[_SinkThread]) -> None:
     for thread in threads:
         thread.close()
-    deadline = time.monotonic() + _CLOSING_SECONDS
+    began = time.monotonic()
     for thread in threads:
-        if not thread.has_ended(deadline - time.monotonic()):
-            log.warning("sink_left", sink=thread.name, hint=f"it did not end within {_CLOSING_SECONDS:g} seconds")
+        while not thread.has_ended(_patience(thread, began)):
+            if _patience(thread, began) <= 0:
+                log.warning("sink_left", sink=thread.name, hint=f"it did not end within {_CLOSING_SECONDS:g} seconds")
+                break
+
+
+def _patience(thread: _SinkThread, began: float) -> float:
+    """How much longer to wait for a sink: as long as it finishes writes, but not for ever."""
+    stuck = max(thread.moved, began) + _CLOSING_SECONDS
+    return min(stuck, began + _LAST_SECONDS) - time.monotonic()

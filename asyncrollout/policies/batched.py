@@ -12,8 +12,10 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from asyncrollout.errors import ClosedError, ProviderError, RolloutError, UsageError
+from asyncrollout.policies.gate import Gate, check_rises
+from asyncrollout.policies.holding import Deadline, rollout_held
 from asyncrollout.tasks import Background
-from asyncrollout.types import Generation, Request, Timings
+from asyncrollout.types import Generation, PauseMode, Request, Timings
 
 Model = Callable[[list[Request]], Sequence[Any]]
 
@@ -23,11 +25,20 @@ class _Asked:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.held = rollout_held()
+        if self.held is not None:
+            self.held.begin()
+        self.version = 0
         self.since = time.monotonic()
         self.begun = self.since
         self.given_up = False
         self.answered = anyio.Event()
         self.answer: Generation | Exception | None = None
+
+    def leave_queue(self) -> None:
+        held, self.held = self.held, None
+        if held is not None:
+            held.end()
 
 
 class BatchedPolicy:
@@ -35,6 +46,9 @@ class BatchedPolicy:
 
     The model gives one result for each request, in order: a `Generation`, a text, any other action, or an exception for
     that request alone. One batch runs at a time; what comes meanwhile waits for the next.
+
+    Replies have the `version` of the weights that their batch began with. A thread cannot be stopped: for new weights,
+    `pause` waits for the batch that runs, in mode "abort", too.
     """
 
     def __init__(self, model: Model, *, max_batch: int = 64, max_wait: float = 0.005) -> None:
@@ -49,6 +63,8 @@ class BatchedPolicy:
         self._send: MemoryObjectSendStream[_Asked] | None = None
         self._serving = Background()
         self._asked: set[_Asked] = set()
+        self._gate = Gate()
+        self.version = self.updates = 0
         self.is_open = False
 
     async def __aenter__(self) -> Self:
@@ -63,7 +79,7 @@ class BatchedPolicy:
         assert self._send is not None
         self._send.close()
         try:
-            await self._serving.close(cancel=kind is not None)
+            await self._serving.close(cancel=kind is not None or not self._gate.is_open)
         finally:
             for asked in self._asked:
                 asked.answered.set()
@@ -74,15 +90,16 @@ class BatchedPolicy:
         asked = _Asked(request)
         self._asked.add(asked)
         try:
-            with anyio.fail_after(request.seconds):
+            with Deadline(request.seconds, self.held_seconds) as deadline:
                 await self._send.send(asked)
                 await asked.answered.wait()
-        except TimeoutError:
-            raise ProviderError(f"no answer within {request.seconds} s") from None
+            if deadline.expired:
+                raise ProviderError(f"no answer within {request.seconds} s")
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             raise ClosedError("this BatchedPolicy was closed") from None
         finally:
             asked.given_up = True
+            asked.leave_queue()
             self._asked.discard(asked)
         if asked.answer is None:
             raise ClosedError("this BatchedPolicy was closed")
@@ -90,27 +107,59 @@ class BatchedPolicy:
             raise asked.answer
         now = time.monotonic()
         timings = Timings(queue=asked.begun - asked.since, first_byte=now - asked.begun, total=now - asked.since)
-        return msgspec.structs.replace(asked.answer, timings=timings)
+        return msgspec.structs.replace(asked.answer, timings=timings, version=asked.version)
+
+    async def pause(self, mode: PauseMode = "wait") -> None:
+        """Hold batches back, for new weights: the one that runs is awaited, or left alone ("continue")."""
+        await self._gate.shut(mode)
+
+    async def resume(self, version: int | None = None) -> None:
+        """Let batches run again; what they give is of this version of the weights."""
+        if version is not None:
+            check_rises(version, self.version)
+            self.version = version
+            self.updates += 1
+        self._gate.open()
+
+    def held_seconds(self) -> float:
+        """How long batches were held back, all in all."""
+        return self._gate.held.seconds()
+
+    def last_held(self) -> float:
+        """Until when batches were held back, on the monotonic clock: now while they are."""
+        return self._gate.held.last()
 
     async def _serve(self, arriving: MemoryObjectReceiveStream[_Asked]) -> None:
         async with arriving:
             async for first in arriving:
-                batch = [asked for asked in await self._gather(first, arriving) if not asked.given_up]
+                gathered = await self._gather(first, arriving)
+                while not self._gate.is_open:
+                    await self._gate.wait()
+                    self._fill(gathered, arriving)
+                batch = [asked for asked in gathered if not asked.given_up]
                 if batch:
-                    await self._run(batch)
+                    with self._gate.passing():
+                        await self._run(batch)
 
     async def _gather(self, first: _Asked, arriving: MemoryObjectReceiveStream[_Asked]) -> list[_Asked]:
         batch = [first]
         with anyio.move_on_after(self._max_wait), suppress(anyio.EndOfStream):
             while len(batch) < self._max_batch:
                 batch.append(await arriving.receive())
-        with suppress(anyio.WouldBlock, anyio.EndOfStream):  # whoever stands in line by now need not wait for the next
+        self._fill(batch, arriving)
+        return batch
+
+    def _fill(self, batch: list[_Asked], arriving: MemoryObjectReceiveStream[_Asked]) -> None:
+        """Whoever stands in line by now need not wait for the next."""
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):
             while len(batch) < self._max_batch:
                 batch.append(arriving.receive_nowait())
-        return batch
 
     async def _run(self, batch: list[_Asked]) -> None:
         begun = time.monotonic()
+        for asked in batch:
+            asked.version = self.version
+            asked.leave_queue()
         requests = [asked.request for asked in batch]
         try:
             results = await anyio.to_thread.run_sync(self._call, requests, limiter=self._thread)

@@ -9,6 +9,7 @@ from asyncrollout.policies import codec
 from asyncrollout.policies.codec import Mode, ServerKind
 from asyncrollout.policies.context import Overflow
 from asyncrollout.policies.endpoint import Endpoint
+from asyncrollout.policies.holding import Held
 from asyncrollout.types import Request, Sampling
 
 SERVERS_OWN = Sampling()
@@ -19,12 +20,13 @@ _OWN_CAPS = frozenset({"max_tokens", "max_completion_tokens"})
 class Call:
     """A request on its way: what has been tried, and what went wrong."""
 
-    __slots__ = ("_bodies", "_fits", "_is_open_ended", "_room", "deadline", "failed", "failures",
+    __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_room", "failed", "failures",
                  "had_stale_connection", "is_again", "most", "refusals", "request", "trouble")  # fmt: skip
 
-    def __init__(self, request: Request, deadline: float) -> None:
+    def __init__(self, request: Request, deadline: float, held: Held) -> None:
         self.request = request
-        self.deadline = deadline
+        self._deadline = deadline - held.seconds()
+        self._held = held
         self.failures = self.refusals = 0
         self.failed: Endpoint | None = None
         self.trouble = ""
@@ -34,6 +36,11 @@ class Call:
         self._room: int | None = None
         self._is_open_ended = False
         self._fits = 0
+
+    @property
+    def deadline(self) -> float:
+        """Put off by the time in which calls were held back for new weights."""
+        return self._deadline + self._held.seconds()
 
     @property
     def tries(self) -> int:

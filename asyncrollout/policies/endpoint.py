@@ -11,6 +11,7 @@ import anyio
 
 from asyncrollout.errors import ProviderError
 from asyncrollout.policies.codec import ServerKind
+from asyncrollout.policies.holding import held_back
 from asyncrollout.policies.limits import Limit
 
 MOST_BYTES = 64 * 2**20
@@ -32,11 +33,13 @@ class Endpoint:
         self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
         self.url = base_url.rstrip("/")
         self.root = self.url.removesuffix("/v1")
+        self.address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         self.limit = limit
         self.kind = kind
         self.context: int | None = None  # tokens; known once the server has said it
         self.probing = anyio.Lock()
         self.up = True
+        self.has_weights = True  # or might have: false once it may have been restarted with others
         self.losses = 0  # in a row
         self.sessions = 0
         self.in_flight = 0
@@ -66,7 +69,8 @@ class Endpoint:
     async def enter(self) -> None:
         """Wait for a place, and until the server wants calls again."""
         if self.in_flight >= self.limit.now or self._waiting:
-            await self._wait_for_turn()
+            with held_back():
+                await self._wait_for_turn()
         else:
             self.in_flight += 1
         waited = False

@@ -1,27 +1,38 @@
 """Calls that are held back while weights change."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import anyio
 import msgspec
 
 from asyncrollout import checks
-from asyncrollout.policies.compose import nested
+from asyncrollout.errors import UsageError
+from asyncrollout.policies.holding import Held, held_back, rollout_held
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, PauseMode, Request
 
+T = TypeVar("T")
+
 
 class Gate:
-    """Lets calls through, or holds them back; and knows those that are under way."""
+    """Lets calls through, or holds them back; and knows those that are under way.
 
-    def __init__(self) -> None:
+    With `stops_server`, calls that are left alone ("continue") stand still while it is shut, and so do their timers.
+    """
+
+    def __init__(self, *, stops_server: bool = False) -> None:
         self._open = anyio.Event()
         self._open.set()
         self._idle = anyio.Event()
-        self._under_way: set[asyncio.Timeout] = set()
+        self._under_way: dict[object, Held | None] = {}
+        self._stops_server = stops_server
+        self._still: dict[object, float | None] = {}  # with the seconds that its timer had left
+        self.held = Held()
 
     @property
     def is_open(self) -> bool:
@@ -31,16 +42,18 @@ class Gate:
         await self._open.wait()
 
     @contextmanager
-    def passing(self, timer: asyncio.Timeout) -> Iterator[None]:
-        """A call under its timer, which expires at once if the call is to be made again.
+    def passing(self, timer: asyncio.Timeout | None = None) -> Iterator[None]:
+        """A call under its timer, which expires at once if the call is to be made again; without one it is awaited.
 
         A timer of asyncio costs a third of a cancel scope, and every call has one.
         """
-        self._under_way.add(timer)
+        call = object() if timer is None else timer
+        self._under_way[call] = rollout_held()
         try:
             yield
         finally:
-            self._under_way.discard(timer)
+            self._go_on(call)
+            del self._under_way[call]
             if not self._under_way:
                 self._idle.set()
 
@@ -49,8 +62,11 @@ class Gate:
         checks.one_of("mode", mode, get_args(PauseMode))
         if self.is_open:
             self._open = anyio.Event()
+            self.held.begin()
         if mode == "abort":
             self.stop_all()
+        elif mode == "continue" and self._stops_server:
+            self._stand_still()
         is_shut = False
         try:
             while self._under_way and mode != "continue" and not self.is_open:
@@ -65,73 +81,160 @@ class Gate:
     def stop_all(self) -> None:
         now = asyncio.get_running_loop().time()
         for timer in self._under_way:
-            if not timer.expired():
+            if isinstance(timer, asyncio.Timeout) and not timer.expired():
                 timer.reschedule(now)
 
     def open(self) -> None:
+        if not self.is_open:
+            self.held.end()
+        for call in [*self._still]:
+            self._go_on(call)
         self._open.set()
         self._idle.set()
+
+    def _stand_still(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for call, held in self._under_way.items():
+            if call in self._still:
+                continue
+            when = call.when() if isinstance(call, asyncio.Timeout) and not call.expired() else None
+            self._still[call] = None if when is None else when - now
+            if isinstance(call, asyncio.Timeout) and when is not None:
+                call.reschedule(None)
+            if held is not None:
+                held.begin()
+
+    def _go_on(self, call: object) -> None:
+        if call not in self._still:
+            return
+        left = self._still.pop(call)
+        if left is not None and isinstance(call, asyncio.Timeout) and not call.expired():
+            call.reschedule(asyncio.get_running_loop().time() + left)
+        held = self._under_way[call]
+        if held is not None:
+            held.end()
+
+
+class Weights:
+    """Of one policy object, whoever uses it: their version, the gate before them, and whose turn it is to change."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.updates = 0
+        self.gate = Gate()
+        self.changing = anyio.Semaphore(1, max_value=1)
+        self.held = Held()
+
+
+_KNOWN: dict[int, tuple[Callable[[], Any], Weights]] = {}
+
+
+def weights_of(policy: Any) -> Weights:
+    """The same for the same object, also in other `Rollouts`; by identity, since policies may compare as equal."""
+    place = id(policy)
+    known = _KNOWN.get(place)
+    if known is not None and known[0]() is policy:
+        return known[1]
+    weights = Weights()
+    try:
+        find: Callable[[], Any] = weakref.ref(policy, lambda gone: _forget(place, gone))
+    except TypeError:  # a class with slots: its objects are kept
+        find = _constant(policy)
+    _KNOWN[place] = (find, weights)
+    return weights
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def _forget(place: int, gone: Any) -> None:
+    if place in _KNOWN and _KNOWN[place][0] is gone:
+        del _KNOWN[place]
 
 
 class Gated:
     """A policy that can be held back while its weights change, and whose replies tell the version of its weights."""
 
-    def __init__(self, inner: Policy, version: int = 0) -> None:
+    def __init__(self, inner: Policy) -> None:
         self.inner = inner
-        self.version = version
-        self._gate = Gate()
+        self.weights = weights_of(inner)
 
-    async def generate(self, request: Request) -> Generation:
-        while True:
-            await self._gate.wait()
-            version = self.version
-            try:
-                async with asyncio.timeout(None) as timer:
-                    with self._gate.passing(timer):
-                        generation = await self.inner.generate(request)
-                        return msgspec.structs.replace(generation, version=version)
-            except TimeoutError:
-                if not timer.expired():  # the policy's own
-                    raise
-
-    async def pause(self, mode: PauseMode = "wait") -> None:
-        """Hold new calls back: calls under way are awaited, stopped to be made again, or left alone."""
-        await self._gate.shut(mode)
-
-    async def resume(self, version: int | None = None) -> None:
-        """Let calls through again; what they give is of this version of the weights."""
-        _forget(self.inner)
-        self.version = self.version if version is None else version
-        self._gate.open()
-
-
-class Composed:
-    """A policy around others that can be held back, or are told of new weights, by themselves."""
-
-    def __init__(self, inner: Policy, parts: Sequence[Any]) -> None:
-        self.inner = inner
-        self._parts = parts
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else an agent may want of its policy."""
+        if name.startswith("__") or name in ("inner", "policies", "weights"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     @property
     def version(self) -> int:
-        version: int = self._parts[0].version
-        return version
+        return self.weights.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self.weights.version = version
+
+    @property
+    def updates(self) -> int:
+        """How often there were new weights, perhaps of the same version."""
+        return self.weights.updates
 
     async def generate(self, request: Request) -> Generation:
-        return await self.inner.generate(request)
+        generation, version = await self.call(lambda: self.inner.generate(request))
+        return msgspec.structs.replace(generation, version=version)
+
+    async def call(self, begin: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        """What a call gives, and the version of the weights that it began with."""
+        gate = self.weights.gate
+        while True:
+            if gate.is_open:
+                await gate.wait()  # who never waits could be neither cancelled nor overtaken
+            else:
+                with held_back():
+                    await gate.wait()
+            if not gate.is_open:
+                continue
+            version, began = self.weights.version, time.monotonic()
+            try:
+                async with asyncio.timeout(None) as timer:
+                    with gate.passing(timer):
+                        return await begin(), version
+            except TimeoutError:
+                if not timer.expired():  # the policy's own
+                    raise
+            refund(began)
 
     async def pause(self, mode: PauseMode = "wait") -> None:
-        for part in self._parts:
-            await part.pause(mode)
+        """Hold new calls back: calls under way are awaited, stopped to be made again, or left alone."""
+        await self.weights.gate.shut(mode)
 
     async def resume(self, version: int | None = None) -> None:
-        _forget(self.inner)
-        for part in self._parts:
-            await part.resume(version)
+        """Let calls through again; what they give is of this version of the weights."""
+        if version is not None:
+            check_rises(version, self.version)
+            self.weights.version = version
+            self.weights.updates += 1
+        self.weights.gate.open()
+
+    def held_seconds(self) -> float:
+        """How long calls were held back, all in all."""
+        return self.weights.gate.held.seconds()
+
+    def last_held(self) -> float:
+        """Until when calls were held back, on the monotonic clock: now while they are."""
+        return self.weights.gate.held.last()
 
 
-def _forget(policy: Policy) -> None:
-    """Replies of the old weights are not given again."""
-    for part in nested(policy):
-        if hasattr(part, "forget"):
-            part.forget()
+def refund(began: float) -> None:
+    """A call that was stopped for new weights is made again: its rollout is not charged twice."""
+    held = rollout_held()
+    if held is not None:
+        held.add(time.monotonic() - began)
+
+
+def check_rises(version: int, present: int) -> None:
+    if version < present:
+        raise UsageError(
+            f"version={version} of the weights is below {present}, which the policy has: versions only rise; "
+            "other weights need another policy object"
+        )

@@ -1,6 +1,7 @@
 """Any OpenAI-compatible server, or several of them, at full speed."""
 
 import asyncio
+import math
 import os
 import resource
 import time
@@ -23,20 +24,19 @@ from asyncrollout.policies.call import SERVERS_OWN, Call, Key
 from asyncrollout.policies.codec import STREAMED, Mode, ServerKind
 from asyncrollout.policies.context import read_overflow
 from asyncrollout.policies.endpoint import Answer, Endpoint
-from asyncrollout.policies.gate import Gate
+from asyncrollout.policies.gate import Gate, check_rises, refund
+from asyncrollout.policies.health import Health, OnBack
+from asyncrollout.policies.holding import held_back
 from asyncrollout.policies.limits import Limit
-from asyncrollout.policies.probing import is_healthy, kind_of_server
+from asyncrollout.policies.probing import kind_of_server
 from asyncrollout.policies.retries import backoff, failure_of, read_retry_after
 from asyncrollout.policies.routing import Router
 from asyncrollout.policies.weights import PAUSES, RESUMES, Page, post_page
-from asyncrollout.tasks import Background
 from asyncrollout.types import Generation, PauseMode, Request, Sampling, Timings
 
 log = structlog.get_logger(__name__)
 
 _PATHS: dict[Mode, str] = {"chat": "/chat/completions", "completions": "/completions"}
-_BETWEEN_CHECKS = 0.25  # seconds; after losses in a row, longer
-_LONGEST_BETWEEN_CHECKS = 30.0
 _TOKENS_OF_A_PROMPT = 16  # what reading a prompt costs, in tokens of a reply
 _LEAST_WAIT = 1.0  # seconds; a server that says "at once" is not asked in a loop
 _FDS_SPARE = 64
@@ -45,10 +45,11 @@ _FDS_SPARE = 64
 class OpenAIPolicy:
     """Chat or completions of `model` on one server or several: least loaded first, the same one for a whole session.
 
-    Failures that pass are retried, up to `attempts` and within `seconds`, queueing included; one attempt may take
-    `attempt_seconds` of work. `concurrency` is how many calls a server gets at a time, found out by itself if
-    "adaptive", up to `max_concurrency`. `sampling` holds where a request says nothing. The key is the argument or
-    `$OPENAI_API_KEY`, and is never shown.
+    Failures that pass are retried, up to `attempts` and within `seconds` (or those of the request), queueing included;
+    one attempt may take `attempt_seconds` of work. `concurrency` is how many calls a server gets at a time, found out
+    by itself if "adaptive", up to `max_concurrency`. `sampling` holds where a request says nothing. The key is the
+    argument or `$OPENAI_API_KEY`, and is never shown. `on_back(endpoint)` pushes the present weights to a server that
+    was lost and answers again; once weights were updated, it is awaited before that server gets calls.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class OpenAIPolicy:
         seconds: float = 1_800.0,
         kind: ServerKind | None = None,
         version: int = 0,
+        on_back: OnBack | None = None,
     ) -> None:
         urls = [base_url] if isinstance(base_url, str) else list(base_url)
         for url in urls or [""]:
@@ -84,6 +86,7 @@ class OpenAIPolicy:
         most = max_concurrency if concurrency == "adaptive" else concurrency
         self.endpoints = [Endpoint(url, Limit(most, adaptive=adaptive), kind) for url in urls]
         self.version = version
+        self.updates = 0
         self._most = most
         self._model = model
         self._mode: Mode = mode
@@ -95,12 +98,12 @@ class OpenAIPolicy:
         self._key = Key(os.environ.get("OPENAI_API_KEY") if api_key is None else api_key)
         self._router = Router(self.endpoints)
         self._jitter = np.random.default_rng()
-        self._gate = Gate()
+        self._gate = Gate(stops_server=True)
+        self._health = Health(self.endpoints, self._gate, self._key.headers, on_back)
         self._waits: set[anyio.CancelScope] = set()
         self._client: aiohttp.ClientSession | None = None
         self._was_open = False
         self._has_warned = False
-        self._healing = Background()
 
     @property
     def is_open(self) -> bool:
@@ -119,7 +122,7 @@ class OpenAIPolicy:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=30),
         )
-        await self._healing.open()
+        await self._health.open(self._client)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -128,15 +131,15 @@ class OpenAIPolicy:
         for scope in tuple(self._waits):
             scope.cancel()
         try:
-            await self._healing.close()
+            await self._health.close()
         finally:
             if client is not None:
                 with anyio.move_on_after(5, shield=True):
                     await client.close()
 
     async def generate(self, request: Request) -> Generation:
-        seconds = self._seconds if request.seconds is None else min(self._seconds, request.seconds)
-        call = Call(request, _now() + seconds)
+        seconds = self._seconds if request.seconds is None else request.seconds
+        call = Call(request, _now() + seconds, self._gate.held)
         try:
             return await self._generate(call)
         except TimeoutError:
@@ -158,6 +161,7 @@ class OpenAIPolicy:
                 if answer is not None and answer.status == 200:
                     generation = self._accept(call.request, answer, endpoint, started)
                     if generation.finish_reason == "abort" and not self._gate.is_open:
+                        refund(started)
                         continue  # stopped by the server for new weights
                     timings = _timings(began, started, answer, call.tries)
                     return msgspec.structs.replace(generation, version=version, timings=timings)
@@ -181,21 +185,35 @@ class OpenAIPolicy:
         session, failed = call.request.session, call.failed
         if self._gate.is_open:
             endpoint = self._router.find(session, failed)
-            if endpoint.enter_now():
+            if endpoint is not None and endpoint.enter_now():
                 return endpoint
-        with self._bounded(call.deadline):
-            while True:
-                await self._gate.wait()
-                endpoint = self._router.find(session, failed)
-                await endpoint.enter()
-                is_best = endpoint.up or not any(other.up for other in self.endpoints)
-                if is_best and self._gate.is_open:
-                    return endpoint
-                endpoint.leave()  # it was lost, or all calls are held back, since we began to wait
+        while True:
+            try:
+                if not self._gate.is_open:
+                    with self._bounded(math.inf), held_back():
+                        await self._gate.wait()
+                with self._bounded(call.deadline):
+                    if (place := await self._wait_for_place(session, failed)) is not None:
+                        return place
+            except TimeoutError:
+                if _now() >= call.deadline:  # else it was held back meanwhile
+                    raise
+
+    async def _wait_for_place(self, session: str, failed: Endpoint | None) -> Endpoint | None:
+        endpoint = self._router.find(session, failed)
+        if endpoint is None:
+            await self._health.usable()
+            return None
+        await endpoint.enter()
+        is_best = endpoint.up or (endpoint.has_weights and not any(other.up for other in self.endpoints))
+        if is_best and self._gate.is_open:
+            return endpoint
+        endpoint.leave()  # it was lost, or all calls are held back, since we began to wait
+        return None
 
     async def _try(self, endpoint: Endpoint, call: Call) -> Answer | None:
         """An answer; else the call knows what went wrong."""
-        limit = _now() + self._attempt_seconds
+        began, limit = time.monotonic(), _now() + self._attempt_seconds
         deadline = min(limit, call.deadline)
         try:
             async with asyncio.timeout_at(deadline) as timer:
@@ -207,9 +225,10 @@ class OpenAIPolicy:
             raise TimeoutError
         if now < limit:
             call.is_again = True
+            refund(began)
         else:
             call.fails(endpoint, f"no answer within {self._attempt_seconds:g} s")
-            self._lose(endpoint)
+            self._health.lose(endpoint)
         return None
 
     async def _ask(self, endpoint: Endpoint, call: Call) -> Answer | None:
@@ -231,7 +250,7 @@ class OpenAIPolicy:
             call.fails(endpoint, f"{type(error).__name__}: {error}")
         except (aiohttp.ClientError, OSError) as error:
             call.fails(endpoint, f"{type(error).__name__}: {error}")
-        self._lose(endpoint)
+        self._health.lose(endpoint)
         return None
 
     async def _probe(self, endpoint: Endpoint) -> Answer | None:
@@ -253,6 +272,7 @@ class OpenAIPolicy:
         try:
             if not self._gate.is_open:  # else resumed meanwhile
                 await self._tell(PAUSES, mode)
+                await self._health.begin_update()
             told = True
         finally:
             if not told:
@@ -260,11 +280,31 @@ class OpenAIPolicy:
 
     async def resume(self, version: int | None = None) -> None:
         """Let calls through again; what they give is of this version of the weights."""
-        self.version = self.version if version is None else version
+        if version is not None:
+            check_rises(version, self.version)
         try:
+            if version is not None:
+                if self._gate.is_open:
+                    await self._health.begin_update()
+                self.version = version
+                self.updates += 1
+                await self._health.end_update()
             await self._tell(RESUMES, None)
         finally:
             self._gate.open()
+
+    async def start_at(self, version: int) -> None:
+        """Weights that the trainer loads by itself, as when a run is resumed: servers have them from now on."""
+        self.version = version
+        await self._health.end_update()
+
+    def held_seconds(self) -> float:
+        """How long calls were held back, all in all."""
+        return self._gate.held.seconds()
+
+    def last_held(self) -> float:
+        """Until when calls were held back, on the monotonic clock: now while they are."""
+        return self._gate.held.last()
 
     async def _tell(self, pages: Mapping[ServerKind, Page], mode: PauseMode | None) -> None:
         async with anyio.create_task_group() as telling:
@@ -328,22 +368,6 @@ class OpenAIPolicy:
                 temperature=temperature,
                 hint="vLLM gives logprobs of what was sampled from if started with --logprobs-mode processed_logprobs",
             )
-
-    def _lose(self, endpoint: Endpoint) -> None:
-        """No answer: others are asked until it is healthy again, and for longer if that did not last."""
-        if endpoint.up:
-            endpoint.up = False
-            endpoint.losses += 1
-            log.warning("endpoint_lost", endpoint=endpoint.name, losses=endpoint.losses)
-            self._healing.start_soon(self._bring_back, self._opened(), endpoint)
-
-    async def _bring_back(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> None:
-        if endpoint.losses > 1:
-            await anyio.sleep(min(_BETWEEN_CHECKS * 2.0**endpoint.losses, _LONGEST_BETWEEN_CHECKS))
-        while not await is_healthy(client, endpoint, self._key.headers):  # noqa: ASYNC110 (a server sends no event)
-            await anyio.sleep(_BETWEEN_CHECKS)
-        endpoint.up = True
-        log.info("endpoint_back", endpoint=endpoint.name)
 
     @contextmanager
     def _bounded(self, deadline: float) -> Iterator[None]:

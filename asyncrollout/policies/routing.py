@@ -17,8 +17,8 @@ class Router:
         self._endpoints = endpoints
         self._homes: OrderedDict[str, Endpoint] = OrderedDict()
 
-    def find(self, session: str, failed: Endpoint | None = None) -> Endpoint:
-        """The server for a call; rather another one than that which just `failed`."""
+    def find(self, session: str, failed: Endpoint | None = None) -> Endpoint | None:
+        """The server for a call; rather another one than that which just `failed`. None if none has the weights."""
         now = time.monotonic()
         home = self._homes.get(session) if session else None
         if home is not None and home.up and home is not failed and home.wait_before(now) < _LONG_REFUSAL:
@@ -26,8 +26,11 @@ class Router:
             return home
         up = [endpoint for endpoint in self._endpoints if endpoint.up]
         others = [endpoint for endpoint in up if endpoint is not failed]
+        may_be_up = others or up or [endpoint for endpoint in self._endpoints if endpoint.has_weights]
+        if not may_be_up:
+            return None
         best = min(
-            others or up or self._endpoints,
+            may_be_up,
             key=lambda one: (one.wait_before(now), one.load / max(one.limit.now, 1), one.sessions),
         )
         if session and best is not home:

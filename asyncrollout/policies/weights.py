@@ -38,7 +38,7 @@ async def post_page(
     try:
         with anyio.fail_after(_SECONDS):
             url = f"{endpoint.root}{page.path}"
-            async with client.post(url, headers=headers, params=params, json=body) as response:
+            async with client.post(url, headers=headers, params=params, json=body, allow_redirects=False) as response:
                 if response.status == 200:
                     return
                 said = f"HTTP {response.status}"

@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.failure import clip
-from asyncrollout.types import Observation, TextOptions
+from asyncrollout.types import STEP_REWARDS, Observation, TextOptions, exact_sum
 
 Fields = tuple[Any, float, bool, bool, dict[str, Any]]
 """What an `Outcome` holds, on its way."""
@@ -49,15 +49,16 @@ class Dialogue:
         options = self._options
         actions, reason = self._read(action)
         limit = options.max_actions_per_traj
-        reward, terminated, truncated, effective = 0.0, False, False, False
+        terminated, truncated, effective = False, False, False
         info: dict[str, Any] = {"success": False} if reason else {}
-        played = []
+        played: list[Any] = []
+        rewards: list[float] = []
         for chosen in actions if limit is None else actions[: limit - self._count]:
             self._last, gained, terminated, truncated, step_info = await step_env(chosen)
             self._count += 1
             played.append(chosen)
             self._remember(chosen)
-            reward += gained
+            rewards.append(gained)
             info.update(step_info)
             effective |= bool(step_info.get("action_is_effective", True))
             if terminated or truncated:
@@ -66,10 +67,12 @@ class Dialogue:
             info["actions_left"] = limit - self._count
             truncated |= self._count >= limit and not terminated
         if reason:
-            reward -= abs(options.format_penalty)
+            rewards.append(-abs(options.format_penalty))
             info["invalid_reason"] = reason
         info.update(actions=played, action_is_valid=not reason, action_is_effective=effective)
-        return self._described(info, over=terminated or truncated), reward, terminated, truncated, info
+        if len(rewards) > 1:  # so that an episode's sum does not depend on how its actions are split into turns
+            info[STEP_REWARDS] = rewards
+        return self._described(info, over=terminated or truncated), exact_sum(rewards), terminated, truncated, info
 
     def _read(self, action: Any) -> tuple[Sequence[Any], str]:
         """The actions to play, or why there are none; what is no text is an action as it is."""

@@ -1,9 +1,12 @@
 """Groups, with the figures of their members and what became of them."""
 
+from collections.abc import Iterable, Sequence
+
 import msgspec
 
 from asyncrollout.report.history import Fate, History
 from asyncrollout.report.rollouts import Rollout
+from asyncrollout.successes import Successes
 
 
 class PlayedGroup(msgspec.Struct, frozen=True):
@@ -41,3 +44,23 @@ def played_group(history: History, group: str, members: list[Rollout]) -> Played
     ends = [history.finished[member.uid] for member in members if member.uid in history.finished]
     at = verdict.at if verdict is not None else max(ends, default=None)
     return PlayedGroup(group, env, history.fate(group), None if at is None else history.clock(at), members)
+
+
+def decided(groups: Sequence[PlayedGroup], known: Successes | None = None) -> list[PlayedGroup]:
+    """With which members passed, over all of these groups, or by what is `known` from more of them."""
+    found = successes(groups) if known is None else known
+    return [
+        msgspec.structs.replace(
+            group,
+            members=[
+                msgspec.structs.replace(one, passed=not one.error and found.succeeded(one.told))
+                for one in group.members
+            ],
+        )
+        for group in groups
+    ]
+
+
+def successes(groups: Iterable[PlayedGroup]) -> Successes:
+    """What the envs of these groups report."""
+    return Successes(one.told for group in groups for one in group.members if not one.error)

@@ -13,7 +13,7 @@ from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.report.bias import bias_and_waste
 from asyncrollout.report.blocks import Blocks, embedded
 from asyncrollout.report.document import data, replacing, skeleton
-from asyncrollout.report.groups import PlayedGroup, played_group
+from asyncrollout.report.groups import PlayedGroup, decided, played_group
 from asyncrollout.report.history import History, read_history
 from asyncrollout.report.readable import as_line, shown_path
 from asyncrollout.report.recordings import recordings
@@ -88,6 +88,7 @@ def _write(file: IO[bytes], directory: Path, progress: Progress, served: Served 
         blocks.end_group()
         groups.append(played_group(history, group, members))
     blocks.flush()
+    groups = decided(groups)
     carried = {
         "summary": _summary(directory, history, groups, blocks.clipped),
         "groups": [_row(group, places[group.id]) for group in groups],

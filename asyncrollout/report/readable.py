@@ -40,6 +40,8 @@ def readable(plain: Any, deep: int = 0) -> Any:
             return {_key(key): readable(item, deep) for key, item in plain["items"]}
         case "str" | "bytes" | "scalar" | "array":
             return _of_bytes(plain)
+        case "text":
+            return str(plain.get("text"))
         case "float" | "int":
             return str(plain.get("value", plain.get("hex")))
     return {key: readable(item, deep) for key, item in plain.items() if key != KIND}

@@ -14,6 +14,7 @@ from asyncrollout.journal.writer import TRAJECTORIES
 from asyncrollout.plain import KIND
 from asyncrollout.report.readable import as_number, as_text, pictures_in, readable
 from asyncrollout.report.recordings import shown_video
+from asyncrollout.successes import Told
 
 
 class _Turn(msgspec.Struct):
@@ -35,6 +36,7 @@ class _Turn(msgspec.Struct):
     policy_seconds: Any = 0.0
     env_seconds: Any = 0.0
     env_work_seconds: Any = None
+    frozen: Any = False
 
 
 class Record(msgspec.Struct):
@@ -58,7 +60,7 @@ class Record(msgspec.Struct):
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """The figures of one rollout; `passed` is what the env says, else whether its reward is above 0."""
+    """The figures of one rollout; `success` is what its env reported, `passed` what is decided over all of a run."""
 
     uid: str
     group: str
@@ -66,7 +68,7 @@ class Rollout(msgspec.Struct, frozen=True):
     start: str
     """What it began from: env, seed and task; equal in rollouts of the same."""
     reward: float
-    passed: bool
+    success: bool | None
     stop: str
     error: str
     turns: int
@@ -78,6 +80,11 @@ class Rollout(msgspec.Struct, frozen=True):
     env_seconds: list[float]
     env_work_seconds: list[float]
     """As long as the step itself where it is not known."""
+    passed: bool = False
+
+    @property
+    def told(self) -> Told:
+        return Told(self.env, self.success, self.stop in ("terminated", "truncated"), self.reward)
 
     @property
     def valid(self) -> bool:
@@ -124,25 +131,32 @@ def _member(uid: str) -> tuple[int, str]:
 def _figures(record: Record) -> Rollout:
     turns = record.turns
     reward = as_number(record.reward)
-    told = _info(turns[-1]).get("success") if turns else None
     return Rollout(
         uid=record.uid,
         group=record.group,
         env=as_text(record.tag) or as_text(record.env),
         start=msgspec.json.encode([record.env, record.seed, record.task], order="sorted").decode(),
         reward=reward,
-        passed=record.error is None and (reward > 0 if told is None else bool(told)),
+        success=_reported(turns),
         stop=as_text(record.stop_reason),
         error=_error_name(record.error),
         turns=len(turns),
         invalid=sum(turn.valid is False for turn in turns),
         tokens=sum(map(_tokens, turns)),
         seconds=_finite(record.seconds),
-        version=min((int(_finite(turn.version)) for turn in turns), default=None),
+        version=min((int(_finite(turn.version)) for turn in turns if not turn.frozen), default=None),
         policy_seconds=[_finite(turn.policy_seconds) for turn in turns],
         env_seconds=[_finite(turn.env_seconds) for turn in turns],
         env_work_seconds=[_work(turn) for turn in turns],
     )
+
+
+def _reported(turns: list[_Turn]) -> bool | None:
+    """As `successes.reported`."""
+    told = _info(turns[-1]).get("success") if turns else None
+    if told is None or any(turn.valid and _info(turn).get("success") is not None for turn in turns[::-1]):
+        return None if told is None else bool(told)
+    return None
 
 
 def _info(turn: _Turn) -> dict[str, Any]:

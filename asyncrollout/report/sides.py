@@ -9,7 +9,7 @@ import msgspec
 
 from asyncrollout.comparison import Played
 from asyncrollout.errors import UsageError
-from asyncrollout.report.groups import PlayedGroup, played_group
+from asyncrollout.report.groups import PlayedGroup, decided, played_group, successes
 from asyncrollout.report.history import History, read_history
 from asyncrollout.report.readable import shown_path
 from asyncrollout.report.rollouts import Records, Rollout
@@ -52,7 +52,14 @@ def read_side(directory: Path, name: str, proceed: Callable[[], None] = lambda: 
         proceed()
         if group in records.groups:
             groups.append(played_group(history, group, [rollout for rollout, _ in records.read(group)]))
-    return Side(name, history, groups)
+    return Side(name, history, decided(groups))
+
+
+def decide(sides: Sequence[Side]) -> None:
+    """Say which members passed, by what their envs report in any of the runs: all are measured alike."""
+    known = successes(group for side in sides for group in side.groups)
+    for side in sides:
+        side.groups = decided(side.groups, known)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

@@ -142,7 +142,7 @@ def _by_env(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
     ]  # fmt: skip
     note = (
         "With 95% intervals over groups that are whole, because members of a group share a seed. A rollout passes if "
-        "its env says so; if the env never says, if its reward is above 0."
+        "its env reports success; if the env never does, if its reward is above 0."
     )
     return table("By environment", columns, rows, note)
 

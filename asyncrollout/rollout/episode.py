@@ -6,8 +6,7 @@ import traceback
 from functools import partial
 from typing import Any
 
-import anyio
-
+from asyncrollout import checks
 from asyncrollout.errors import (
     ContextError,
     EnvError,
@@ -18,11 +17,12 @@ from asyncrollout.errors import (
     RolloutError,
     UsageError,
 )
+from asyncrollout.policies.holding import Deadline, rollout_clock
 from asyncrollout.protocols import Agent, Playable, Player
 from asyncrollout.rollout.progress import POLICY, RESET, STEP, Progress
 from asyncrollout.tracing import begin_episode
 from asyncrollout.trajectories import Limits, Move, StopReason, Trajectory, Turn, as_turn, finished
-from asyncrollout.types import Outcome
+from asyncrollout.types import Outcome, total_reward
 
 _NO_LIMITS = Limits()
 
@@ -43,6 +43,7 @@ async def run_rollout(
 
     `member` and `sampling_seed` are what differs among rollouts of one seed; `progress` tells where it is.
     """
+    seed, member = checks.whole("seed", seed, 0), checks.whole("member", member, 0)
     uid = f"{env.name}-{seed}.{member}" if uid is None else uid
     progress = Progress(uid) if progress is None else progress
     player = agent.open(uid, seed if sampling_seed is None else sampling_seed)
@@ -61,8 +62,7 @@ async def _play(
     stop = StopReason.SECONDS
     error: RolloutError | None = None
     began = time.monotonic()
-    deadline = anyio.current_time() + (limits.seconds or math.inf)
-    with anyio.CancelScope(deadline=deadline) as scope:
+    with rollout_clock() as held, Deadline(limits.seconds, held.seconds) as deadline:
         try:
             progress.begins(RESET)
             outcome = await env.reset(seed=seed, task=task, member=member)
@@ -74,13 +74,16 @@ async def _play(
                 came = await env.step(move.action)
                 if not math.isfinite(came.reward):
                     raise EnvError(f"env {env.name!r} ({uid}, seed {seed}, turn {len(turns)}): reward {came.reward}")
+                env_seconds, worked = time.monotonic() - acted, env.worked
+                if worked is not None:
+                    held.add(max(env_seconds - worked, 0.0))  # the rest was a queue of ours
                 turn = as_turn(
                     outcome,
                     move,
                     came,
                     policy_seconds=acted - asked,
-                    env_seconds=time.monotonic() - acted,
-                    env_work_seconds=env.worked,
+                    env_seconds=env_seconds,
+                    env_work_seconds=worked,
                     message=spoken,
                 )
                 turns.append(turn)
@@ -95,15 +98,21 @@ async def _play(
             stop, error = StopReason.ENV_ERROR, failed
         except ProviderError as failed:
             stop, error = StopReason.POLICY_ERROR, failed
-    if scope.cancelled_caught:
+    if deadline.expired:
         error = LimitError(f"no end within {limits.seconds:g} s: {progress}")
     progress.begins("")
+    reward = total_reward((turn.reward, turn.info) for turn in turns)
+    if error is None and not math.isfinite(reward):
+        stop, error = (
+            StopReason.ENV_ERROR,
+            EnvError(f"env {env.name!r} ({uid}, seed {seed}): its rewards add up to {reward}"),
+        )
     return Trajectory(
         uid=uid,
         env=env.name,
         seed=seed,
         turns=turns,
-        reward=math.fsum(turn.reward for turn in turns),
+        reward=reward,
         stop_reason=stop,
         error=error and as_data(error, env.name, seed, len(turns)),
         member=member,

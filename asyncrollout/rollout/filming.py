@@ -5,7 +5,7 @@ from typing import Self
 
 import msgspec
 
-from asyncrollout.comparison import succeeded
+from asyncrollout.successes import succeeded
 from asyncrollout.trajectories import Group, Trajectory
 from asyncrollout.video.recorder import VideoRecorder
 from asyncrollout.video.recording import Recording
@@ -67,7 +67,7 @@ class GroupFilms:
 
 def _wanted(members: list[Trajectory], keep: str) -> set[str]:
     if keep == "failures":
-        return {member.uid for member in members if not (member.valid and succeeded(member))}
+        return {member.uid for member in members} - succeeded(members)
     filmed = [member for member in members if member.video is not None]
     if keep == "extremes" and filmed:
         return {choose(filmed, key=lambda member: member.reward).uid for choose in (max, min)}

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import anyio
 import msgspec
 
+from asyncrollout import checks
 from asyncrollout.agents.seeds import sampling_seed
-from asyncrollout.errors import EnvCrashed, EnvError, ProviderError, UsageError
+from asyncrollout.errors import EnvCrashed, EnvError, ProviderError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
 from asyncrollout.registry import EnvSpec
@@ -78,8 +79,7 @@ async def run_group(
     The group always has all its members; if too many failed, its verdict says so. `slots` bounds rollouts under way.
     `record` is open.
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise UsageError(f"a group has at least one member: size={size!r}")
+    size, seed = checks.whole("size", size, 1), checks.whole("seed", seed, 0)
     spec = pool.find(env)
     films = GroupFilms(record, tag or spec.name)
     group = _Playing(

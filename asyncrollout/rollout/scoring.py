@@ -23,8 +23,8 @@ class Scorer:
     """Calls the hook with at most `at_once` calls at a time; one that fails is made `attempts` times.
 
     The hook takes a `Trajectory` and gives its reward, or a mapping with "reward" and other metrics; or, if its
-    parameter is annotated as `Group` (or called `group`), a group, and gives one of these for each member. None leaves
-    the env's reward, which is otherwise kept as the metric "env_reward".
+    parameter is annotated as `Group` (or called `group`), a group, and gives a list with one of these for each member,
+    in order. None leaves the env's reward, which is otherwise kept as the metric "env_reward".
     """
 
     def __init__(self, hook: Score, *, attempts: int = 3, seconds: float = 120.0, at_once: int = 64) -> None:
@@ -58,7 +58,9 @@ class Scorer:
             if hasattr(scores, "tolist"):
                 scores = scores.tolist()
             if not isinstance(scores, Sequence) or isinstance(scores, str):
-                raise ScoreError(f"score gave {scores!r:.100} for a group, and no list")
+                raise ScoreError(
+                    f"score gave {scores!r:.100} for a group, and not a list with an entry for each member"
+                )
             if len(scores) != len(group.trajectories):
                 raise ScoreError(f"score gave {len(scores)} values for a group of {len(group.trajectories)}")
             members = [
@@ -93,8 +95,13 @@ def _with(trajectory: Trajectory, scored: Scored) -> Trajectory:
     if scored is None:
         return trajectory
     metrics = dict(scored) if isinstance(scored, Mapping) else {"reward": scored}
+    if "reward" not in metrics:
+        raise ScoreError(
+            f"score gave {scored!r:.100} for {trajectory.uid}, without 'reward': add it "
+            f"(the env's is trajectory.reward), or return None to leave the env's"
+        )
     try:
-        reward = float(metrics.pop("reward", trajectory.reward))
+        reward = float(metrics.pop("reward"))
         numbers = {name: float(value) for name, value in metrics.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise ScoreError(f"score gave {scored!r:.100} for {trajectory.uid}, and no number") from error

@@ -25,8 +25,7 @@ from asyncrollout.journal.policy import Journalled
 from asyncrollout.journal.reader import Past
 from asyncrollout.journal.run import RunJournal, open_journal
 from asyncrollout.plain import from_plain, to_plain
-from asyncrollout.policies.compose import nested
-from asyncrollout.rollouts.setup import Pausable, with_policy
+from asyncrollout.rollouts.setup import with_policy
 from asyncrollout.sampler.draws import Draw, Share
 from asyncrollout.sampler.stream import Taken
 from asyncrollout.sampler.tally import Sums
@@ -106,15 +105,6 @@ def journalled(agent: Any, journal: RunJournal) -> Any:
     if recorded is agent and not isinstance(agent, RandomAgent):
         log.warning("replies_not_recorded", agent=type(agent).__name__, hint="make it a dataclass with a field policy")
     return recorded
-
-
-async def set_version(policy: Pausable, version: int) -> None:
-    """Of the policy, and of all that are inside; one that is not ours is told as after an update."""
-    parts = [part for part in (policy, *nested(policy)) if "version" in getattr(part, "__dict__", ())]
-    for part in parts:
-        part.version = version
-    if policy.version != version:
-        await policy.resume(version)
 
 
 def _write_manifest(directory: Path, given: Mapping[str, Any]) -> None:

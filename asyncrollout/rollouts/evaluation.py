@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 import numpy as np
 
-from asyncrollout.comparison import pass_at, succeeded
+from asyncrollout.comparison import pass_at
 from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.successes import succeeded
 from asyncrollout.trajectories import Group, Trajectory
 
 
@@ -39,12 +41,14 @@ class Evaluation(msgspec.Struct, frozen=True):
     def pass_at(self, k: int) -> float:
         """How likely at least one of `k` rollouts of a task succeeds, estimated without bias, over tasks.
 
-        A rollout succeeds if its env says so; if the env never says, if its reward is above 0. Tasks with fewer than
-        `k` valid rollouts are left out.
+        A rollout succeeds if its env reports `success`. If the env reports it for any rollout, one that was cut off
+        without a report is no success; if it never does, a reward above 0 counts. Tasks with fewer than `k` valid
+        rollouts are left out.
         """
         if not 1 <= k <= self.k:
             raise UsageError(f"pass@{k} of {self.k} rollouts for each task: k is from 1 to {self.k}")
-        return _mean([_pass_at(group.valid, k) for group in self.groups if len(group.valid) >= k])
+        won = succeeded(self.trajectories)
+        return _mean([_pass_at(group.valid, won, k) for group in self.groups if len(group.valid) >= k])
 
     def summary(self) -> dict[str, float]:
         figures = {"tasks": len(self.groups), "failed": self.failed, "mean_reward": self.mean_reward}
@@ -60,8 +64,8 @@ def checked(evaluation: Evaluation) -> Evaluation:
     return evaluation
 
 
-def _pass_at(members: Sequence[Trajectory], k: int) -> float:
-    return pass_at(len(members), sum(map(succeeded, members)), k)
+def _pass_at(members: Sequence[Trajectory], won: AbstractSet[str], k: int) -> float:
+    return pass_at(len(members), sum(member.uid in won for member in members), k)
 
 
 def _mean(values: list[float]) -> float:

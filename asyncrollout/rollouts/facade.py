@@ -1,5 +1,6 @@
 """`Rollouts`: envs, a policy, and groups of episodes for an awaiting trainer."""
 
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 import anyio.to_thread
+import numpy as np
 
 from asyncrollout import checks
 from asyncrollout.agents.seeds import sampling_seed
@@ -32,7 +34,6 @@ from asyncrollout.rollouts.durable import (
     open_run,
     read_resume,
     recorded_draws,
-    set_version,
     settled_groups,
     what_is_given,
 )
@@ -105,14 +106,12 @@ class Rollouts:
         metrics: Sequence[Sink] = (),
         record: bool | VideoRecorder = False,
     ) -> None:
-        for name, value, least in (
-            ("group_size", group_size, 1),
-            ("seed", seed, 0),
-            ("max_in_flight", max_in_flight, group_size),
-            ("max_lag", 0 if max_lag is None else max_lag, 0),
-            ("max_num_gen_batches", 1 if max_num_gen_batches is None else max_num_gen_batches, 1),
-        ):
-            checks.whole(name, value, least)
+        group_size = checks.whole("group_size", group_size, 1)
+        seed = checks.whole("seed", seed, 0)
+        max_in_flight = checks.whole("max_in_flight", max_in_flight, group_size)
+        max_lag = None if max_lag is None else checks.whole("max_lag", max_lag, 0)
+        if max_num_gen_batches is not None:
+            max_num_gen_batches = checks.whole("max_num_gen_batches", max_num_gen_batches, 1)
         for option, kind in ((limits, Limits), (failures, Failures)):
             if not isinstance(option, kind):
                 raise UsageError(f"{kind.__name__.lower()}={option!r:.100} is no {kind.__name__}(...)")
@@ -202,8 +201,13 @@ class Rollouts:
 
     @property
     def version(self) -> int:
-        """Of the policy's weights."""
-        return 0 if self._policy is None else self._policy.version
+        """Of the policy's weights; those of the parts that learn."""
+        return 0 if self._policy is None else int(self._policy.version)
+
+    @property
+    def last_held(self) -> float:
+        """Until when the policy was held back for new weights, on the monotonic clock: now while it is."""
+        return -math.inf if self._policy is None else self._policy.last_held()
 
     @property
     def next_batch(self) -> int:
@@ -212,7 +216,7 @@ class Rollouts:
 
     async def collect(self, groups: int) -> Batch:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
-        checks.whole("groups", groups, 1)
+        groups = checks.whole("groups", groups, 1)
         self._check_open()
         batch = await self._delivery.once(groups)
         if batch is None:
@@ -221,7 +225,7 @@ class Rollouts:
 
     def batches(self, groups: int) -> AsyncIterator[Batch]:
         """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
-        checks.whole("groups", groups, 1)
+        groups = checks.whole("groups", groups, 1)
         take = self._delivery.once if self._rules.ahead == 0 else self._delivery.ahead
 
         async def next_batch() -> Batch:
@@ -251,30 +255,40 @@ class Rollouts:
         """Hold the policy back while its weights change; what it gives after is of this version.
 
         Replies under way are awaited, or ("abort") stopped and asked for again, or ("continue") left alone. If the
-        body fails, the version stays.
+        body fails, the version stays. One update at a time: another one waits for its turn. Versions only rise.
         """
-        checks.whole("version", version, 0)
+        version = checks.whole("version", version, 0)
         checks.one_of("mode", mode, ("wait", "abort", "continue"))
-        policy = self._policy
+        policy, stall = self._policy, self._rules.stall_seconds
         if policy is None:
-            raise UsageError("weight_update needs a policy with pause() and resume(), and this agent shows none")
-        changed = False
-        try:
-            with anyio.move_on_after(self._rules.stall_seconds) as waiting:
-                await policy.pause(mode)
+            raise UsageError(
+                "weight_update needs a policy that can be held back, and this agent shows none: all of it is frozen, "
+                "or out of reach (make the agent, and a policy around others, a dataclass with the policy as a field)"
+            )
+        policy.check(version)
+        async with AsyncExitStack() as turn:
+            with anyio.move_on_after(stall) as waiting:
+                await turn.enter_async_context(policy.one_at_a_time())
             if waiting.cancelled_caught:
-                raise StalledError(
-                    f"replies under way have not come within {self._rules.stall_seconds:g} s, and weight_update waits "
-                    f"for them; mode='abort' does not: {self.ledger.stuck()}"
-                )
-            yield
-            changed = True
-        finally:
-            with anyio.move_on_after(_RESUME_GRACE, shield=True):
-                await policy.resume(version if changed else None)
-                if changed:
-                    self._watch.updated(version)
-                    await self._watch.flush()
+                raise StalledError(f"another weight_update of this policy has not ended within {stall:g} s")
+            policy.check(version)
+            changed = False
+            try:
+                with anyio.move_on_after(stall) as waiting:
+                    await policy.pause(mode)
+                if waiting.cancelled_caught:
+                    raise StalledError(
+                        f"replies under way have not come within {stall:g} s, and weight_update waits for them; "
+                        f"mode='abort' does not: {self.ledger.stuck()}"
+                    )
+                yield
+                changed = True
+            finally:
+                with anyio.move_on_after(_RESUME_GRACE, shield=True):
+                    await policy.resume(version if changed else None)
+                    if changed:
+                        self._watch.updated(version)
+                        await self._watch.flush()
 
     async def evaluate(
         self, tasks: int | Iterable[Any], *, k: int = 1, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0
@@ -284,14 +298,15 @@ class Rollouts:
         `tasks` may be a number of episodes. Their seeds depend on `seed` alone, so that evaluations can be compared.
         `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
         """
-        checks.whole("k", k, 1)
+        k, seed = checks.whole("k", k, 1), checks.whole("seed", seed, 0)
         self._check_open()
-        if isinstance(tasks, str) or not isinstance(tasks, int | Iterable):
+        if isinstance(tasks, str) or not isinstance(tasks, int | np.integer | Iterable):
             raise UsageError(f"evaluate: tasks={tasks!r:.100} is neither a number of episodes nor a list of tasks")
-        listed = [None] * tasks if isinstance(tasks, int) else list(tasks)
+        listed = list(tasks) if isinstance(tasks, Iterable) else [None] * tasks
         if not listed:
             raise UsageError("evaluate: there are no tasks")
-        name = self._watch.begin_evaluation([listed, k, seed, self.version, dict(env_kwargs or {})])
+        added = dict(env_kwargs or {})
+        name = self._watch.begin_evaluation([listed, k, seed, self.version, added], added)
         await self._watch.flush()
 
         async def play(draw: Draw) -> Group:
@@ -305,14 +320,13 @@ class Rollouts:
     async def drain(self, seconds: float) -> None:
         """Ask the policy nothing more, and wait a while for its replies under way, so that they are recorded."""
         if self._policy is not None:
+            self._parts.push_async_callback(self._policy.resume, None)  # others may use it, and servers are told
             with anyio.move_on_after(seconds):
                 await self._policy.pause("wait")
 
     def expect(self, batches: int, groups: int) -> None:
         """Tell how many batches of how many groups will be taken, so that `figures` know how far it is to the end."""
-        checks.whole("batches", batches, 1)
-        checks.whole("groups", groups, 1)
-        self._wanted = (batches, groups)
+        self._wanted = checks.whole("batches", batches, 1), checks.whole("groups", groups, 1)
 
     def figures(self) -> Figures:
         """What has been played, how well and how fast."""
@@ -406,7 +420,7 @@ class Rollouts:
         self._verdicts = past.verdicts
         self._delivery.go_on(past.next_batch, [Ready(*batch) for batch in past.again])
         if past.weights is not None and self._policy is not None:
-            await set_version(self._policy, past.weights)
+            await self._policy.start_at(past.weights)
         self._agent = journalled(self._agent, journal)
 
     def _check_open(self) -> None:

@@ -3,33 +3,19 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.errors import UsageError
-from asyncrollout.policies.compose import nested
-from asyncrollout.policies.gate import Composed, Gated
+from asyncrollout.policies.learning import Learning, hold_back
 from asyncrollout.pool.hosted import is_async
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.sampler.draws import Share
-from asyncrollout.types import PauseMode
 from asyncrollout.video.files import VIDEOS
 from asyncrollout.video.recorder import VideoRecorder
-
-
-class Pausable(Protocol):
-    """A policy that can be held back for new weights."""
-
-    @property
-    def version(self) -> int: ...
-
-    async def pause(self, mode: PauseMode) -> None: ...
-
-    async def resume(self, version: int | None) -> None: ...
-
 
 Find = Callable[[EnvSpec | str], EnvSpec]
 
@@ -63,8 +49,8 @@ def runs_on_loop(shares: Sequence[Share]) -> bool:
     return all(share.env.runs == "light" or is_async(share.env) for share in shares)
 
 
-def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Pausable | None]:
-    """The agent to play with, and its policy as one that can be paused; None if the agent shows no policy."""
+def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Learning | None]:
+    """The agent to play with, and the parts of its policy that learn; None if it shows none that can be held back."""
     if (policy is None) == (agent is None):
         raise UsageError("Rollouts takes either policy= or agent=")
     if agent is None:
@@ -73,16 +59,10 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Pausa
     if not hasattr(agent, "open"):
         hint = ": give it as policy=" if hasattr(agent, "generate") else ""
         raise UsageError(f"agent={agent!r:.100} is no agent: it has no open(){hint}")
-    own = getattr(agent, "policy", None)
-    if own is None:
+    if not hasattr(getattr(agent, "policy", None), "generate"):
         return agent, None
-    if hasattr(own, "pause"):
-        return agent, own
-    if not hasattr(agent, "__dataclass_fields__"):
-        return agent, None
-    parts = [part for part in nested(own) if hasattr(part, "pause")]
-    gated = Composed(own, parts) if parts else Gated(own)
-    return with_policy(agent, lambda _: gated), gated
+    rebuild = (lambda gated: with_policy(agent, lambda _: gated)) if _has_field(agent) else None
+    return hold_back(agent, rebuild)
 
 
 def read_recorder(record: Any, run_dir: Path | None) -> VideoRecorder | None:
@@ -101,7 +81,12 @@ def read_recorder(record: Any, run_dir: Path | None) -> VideoRecorder | None:
 
 def with_policy(agent: Any, change: Callable[[Policy], Policy]) -> Any:
     """The agent with something around its policy, if it is an agent of which we can tell where that is."""
-    policy = getattr(agent, "policy", None)
-    if policy is None or not hasattr(agent, "__dataclass_fields__"):
+    if getattr(agent, "policy", None) is None or not _has_field(agent):
         return agent
-    return dataclasses.replace(agent, policy=change(policy))
+    return dataclasses.replace(agent, policy=change(agent.policy))
+
+
+def _has_field(agent: Any) -> bool:
+    """Whether it can be made anew with another policy."""
+    is_object = dataclasses.is_dataclass(agent) and not isinstance(agent, type)
+    return is_object and any(field.name == "policy" and field.init for field in dataclasses.fields(agent))

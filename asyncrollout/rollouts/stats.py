@@ -11,7 +11,11 @@ from asyncrollout.types import PoolStats
 
 
 class RolloutsStats(msgspec.Struct, frozen=True):
-    """`dropped` counts groups by reason, `stale_groups` those that grew too old; `ends` rollouts by how they ended."""
+    """`dropped` counts groups by reason, `stale_groups` those that grew too old; `ends` rollouts by how they ended.
+
+    `keep_rate` is the estimate that admission goes by: of the last 256 groups judged, (kept + 1) / (judged + 1), and at
+    least 0.02. The share of all groups that were kept is `figures().keep_rate`.
+    """
 
     version: int
     drawn_groups: int
@@ -42,7 +46,6 @@ def standing(stats: RolloutsStats, ledger: Ledger, wanted: tuple[int, int] | Non
         restarts=stats.pool.restarts,
         retries=ledger.retried,
         version=stats.version,
-        keep_rate=stats.keep_rate,
     )
 
 

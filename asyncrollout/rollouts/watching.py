@@ -58,7 +58,7 @@ class Watching(Nobody):
     async def flush(self) -> None:
         """What was told so far is on record."""
 
-    def begin_evaluation(self, what: Any) -> str:  # noqa: ARG002
+    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any]) -> str:  # noqa: ARG002
         """Its name, which no other has; but one that was broken off, and is the same, goes on."""
         name, self._evaluations = f"eval{self._evaluations}", self._evaluations + 1
         return name
@@ -124,8 +124,8 @@ class Recording(Watching):
     async def flush(self) -> None:
         await self._journal.writer.flush()
 
-    def begin_evaluation(self, what: Any) -> str:
-        return self._journal.begin_evaluation(what)
+    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any]) -> str:
+        return self._journal.begin_evaluation(what, env_kwargs)
 
     def end_evaluation(self, name: str) -> None:
         self._journal.end_evaluation(name)

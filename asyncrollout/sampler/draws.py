@@ -12,7 +12,7 @@ import anyio.lowlevel
 import msgspec
 
 from asyncrollout.agents.seeds import sampling_seed
-from asyncrollout.checks import nearest
+from asyncrollout.checks import nearest, whole
 from asyncrollout.errors import UsageError
 from asyncrollout.plain import to_plain
 from asyncrollout.tasks import Background
@@ -43,6 +43,7 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 0 < self.share < math.inf:
             raise ValueError(f"Share: share={self.share!r} is not a number above 0")
+        msgspec.structs.force_setattr(self, "share", float(self.share))  # numpy's would be recorded as another value
 
 
 class Draw(msgspec.Struct, frozen=True, order=True):
@@ -124,7 +125,9 @@ class Draws:
         if tag not in self._shares:
             raise UsageError(f"task {index}: no env has the tag {tag!r}{nearest(tag, [*self._shares])}")
         self._drawn[tag] += 1
-        seed = sampling_seed(self._seed, "env", index) if task.seed is None else task.seed
+        seed = (
+            sampling_seed(self._seed, "env", index) if task.seed is None else whole(f"task {index}: seed", task.seed, 0)
+        )
         draw = Draw(index, f"{DRAWN}{index}", seed, task.task, tag)
         if recorded is not None and to_plain(_contents(draw)) != to_plain(_contents(recorded)):
             raise UsageError(

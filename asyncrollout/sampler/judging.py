@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.errors import RolloutError, UsageError
-from asyncrollout.filters import BatchFilter
+from asyncrollout.filters import BatchFilter, as_verdict, name_of
 from asyncrollout.trajectories import Group, Verdict
 
 Keep = Callable[[Group], Verdict] | BatchFilter
@@ -64,7 +64,7 @@ class Judge:
         if self._keep is None:
             return [self._noted(_judged(group, Verdict(keep=True)))]
         if not isinstance(self._keep, BatchFilter):
-            return [self._noted(_judged(group, self._ask(self._keep, group)))]
+            return [self._noted(_judged(group, as_verdict(self._ask(self._keep, group), self._keep)))]
         self._waiting.append(group)
         if len(self._waiting) < needed:
             return []
@@ -75,10 +75,13 @@ class Judge:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return []
-        verdicts: Sequence[Verdict] = self._ask(self._keep, waiting)
+        verdicts: Sequence[Any] = self._ask(self._keep, waiting)
         if len(verdicts) != len(waiting):
-            raise UsageError(f"the filter {_name(self._keep)} gave {len(verdicts)} verdicts for {len(waiting)} groups")
-        return [self._noted(_judged(group, verdict)) for group, verdict in zip(waiting, verdicts, strict=True)]
+            raise UsageError(
+                f"the filter {name_of(self._keep)} gave {len(verdicts)} verdicts for {len(waiting)} groups"
+            )
+        found = [as_verdict(verdict, self._keep) for verdict in verdicts]
+        return [self._noted(_judged(group, verdict)) for group, verdict in zip(waiting, found, strict=True)]
 
     def remove_older(self, version: int) -> list[Group]:
         """Take out groups that wait for others, and in which weights older than this version had a part."""
@@ -91,7 +94,7 @@ class Judge:
         try:
             return keep(judged)
         except Exception as error:
-            raise UsageError(f"the filter {_name(keep)} raised {type(error).__name__}: {error}") from error
+            raise UsageError(f"the filter {name_of(keep)} raised {type(error).__name__}: {error}") from error
 
     def _noted(self, group: Group) -> Group:
         assert group.verdict is not None
@@ -105,18 +108,10 @@ def check_filter(keep: Keep | None) -> Keep | None:
     return keep
 
 
-def _judged(group: Group, verdict: Any) -> Group:
-    if isinstance(verdict, bool):
-        verdict = Verdict(keep=verdict)
-    if not isinstance(verdict, Verdict):
-        raise UsageError(f"a filter gives a Verdict(keep, reason), and not {verdict!r:.100}")
+def _judged(group: Group, verdict: Verdict) -> Group:
     return msgspec.structs.replace(group, verdict=verdict)
 
 
 def error_of(group: Group) -> RolloutError | None:
     """An error of one of its members, if there is one."""
     return next((trajectory.error for trajectory in group.trajectories if trajectory.error is not None), None)
-
-
-def _name(keep: Any) -> str:
-    return getattr(keep, "__qualname__", None) or type(keep).__name__

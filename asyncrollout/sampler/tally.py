@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Self
 
+from asyncrollout.successes import Successes, told_of
 from asyncrollout.trajectories import Group
 
 _STALE = "stale"
@@ -19,8 +20,7 @@ class Sums:
     reward: float = 0.0
     turns: int = 0
     tokens: int = 0
-    told: int = 0
-    successes: int = 0
+    successes: Successes = field(default_factory=Successes)
     dropped: Counter[str] = field(default_factory=Counter)
 
     def add(self, group: Group) -> None:
@@ -33,8 +33,7 @@ class Sums:
             self.reward += trajectory.reward
             self.turns += len(trajectory.turns)
             self.tokens += trajectory.sampled_tokens
-            self.told += trajectory.success is not None
-            self.successes += trajectory.success or 0
+            self.successes.add(told_of(trajectory))
 
     def merge(self, other: Self) -> None:
         for name, value in vars(other).items():
@@ -81,6 +80,6 @@ class Tally:
             self._means["mean_reward"] = sums.reward / sums.rollouts
             self._means["mean_turns"] = sums.turns / sums.rollouts
             self._means["mean_tokens"] = sums.tokens / sums.rollouts
-        if sums.told:
-            self._means["success_rate"] = sums.successes / sums.told
+        if sums.successes.rate is not None:
+            self._means["success_rate"] = sums.successes.rate
         return {**counts, **self._means}

@@ -12,7 +12,7 @@ from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.service.observations import observation_to_json, to_json
-from asyncrollout.types import Observation, Outcome
+from asyncrollout.types import STEP_REWARDS, Observation, Outcome, total_reward
 
 log = structlog.get_logger(__name__)
 
@@ -28,10 +28,14 @@ class ServedEnv:
     def __init__(self, env_id: Any, handle: EnvHandle, config: Mapping[str, Any]) -> None:
         self.id = env_id
         self.handle = handle
-        self.reward = 0.0
         self.idle_since: float | None = time.monotonic()
         self._own_seed = config.get("seed")
         self._prompt: str | None = None
+        self._earned: list[tuple[float, dict[str, Any]]] = []
+
+    @property
+    def reward(self) -> float:
+        return total_reward(self._earned)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -49,7 +53,7 @@ class ServedEnv:
             _check_keys("reset", given, ("seed", "extra_info"))
             seed, task = given.get("seed"), given.get("extra_info")
         outcome = await self.handle.reset(seed=self._own_seed if seed is None else seed, task=task)
-        self.reward = 0.0
+        self._earned = []
         self._prompt = outcome.info.get("system_prompt")
         return await _shown(outcome)
 
@@ -62,7 +66,7 @@ class ServedEnv:
                 raise UsageError("step: neither 'llm_raw_response' nor 'action' is given")
             reply, verbose = given.get("llm_raw_response", given.get("action")), bool(given.get("verbose"))
         outcome = await self.handle.step(reply)
-        self.reward += outcome.reward
+        self._earned.append((outcome.reward, {STEP_REWARDS: outcome.info.get(STEP_REWARDS)}))
         if verbose:
             told = str(reply)[:_LONGEST_LOGGED]
             log.info("env_step", env_id=self.id, reply=told, reward=outcome.reward, done=outcome.done)

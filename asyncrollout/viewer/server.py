@@ -22,7 +22,7 @@ from asyncrollout.report.comparing import MOST_SIDES, comparison_page
 from asyncrollout.report.document import whole_page
 from asyncrollout.report.page import Served, write_report
 from asyncrollout.report.recordings import recordings
-from asyncrollout.report.sides import read_side, which_k
+from asyncrollout.report.sides import decide, read_side, which_k
 from asyncrollout.viewer.shelf import Shelf, Standing, standing, version_of
 
 HOST = "127.0.0.1"
@@ -150,6 +150,7 @@ def _read_state(name: str, directory: Path) -> tuple[str, Standing]:
 
 def _comparison(runs: dict[str, Path]) -> str:
     sides = [read_side(directory, name, check_cancelled) for name, directory in runs.items()]
+    decide(sides)
     return comparison_page(sides, which_k(sides))
 
 

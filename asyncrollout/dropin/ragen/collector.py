@@ -16,6 +16,7 @@ from asyncrollout.dropin.ragen.settings import Algorithm, Count, Data
 from asyncrollout.dropin.ragen.tokens import prompt_arrays
 from asyncrollout.errors import ExhaustedError, UsageError
 from asyncrollout.filters import varies
+from asyncrollout.types import total_reward
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +53,15 @@ class Episode(msgspec.Struct):
     arrays: list[dict[str, Any]]
     rows: list[dict[str, Any]]
     infos: list[dict[str, Any]]
-    reward: float = 0.0
     success: float = 0.0
     kept: bool = True
     failed: bool = False
+
+    @property
+    def reward(self) -> float:
+        """The exact sum over single steps: that of equal ones is equal, however they were split into turns."""
+        rewards = (float(row["rewards"]) for row in self.rows)
+        return total_reward(zip(rewards, self.infos, strict=True))
 
 
 class TrajectoryCollector:
@@ -198,7 +204,6 @@ def _add(episode: Episode, batch: DataProto, row: int, turn: dict[str, Any], inf
     episode.arrays.append({key: column[row] for key, column in batch.batch.items()})
     episode.rows.append({**{key: column[row] for key, column in batch.non_tensor_batch.items()}, **turn})
     episode.infos.append(info)
-    episode.reward += float(turn["rewards"])
     episode.failed |= "error" in info
 
 

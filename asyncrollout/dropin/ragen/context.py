@@ -21,7 +21,7 @@ from asyncrollout.dropin.ragen.tokens import (
     prompt_arrays,
 )
 from asyncrollout.replies import find_answer
-from asyncrollout.types import Outcome
+from asyncrollout.types import Outcome, exact_sum
 
 _SYSTEM = "You're a helpful assistant. "
 _FORMAT = "Always output: <think> your thoughts </think> <answer> your answer </answer>"
@@ -112,8 +112,9 @@ class ContextManager:
             ]
             return scores, scores
         rule = self._settings.agent_proxy.reward_normalization
+        totals = [_total(cache) for cache in env_outputs]
         normalized = rewards.normalize(
-            [sum(gained) for gained in turns],
+            totals,
             penalties=penalties,
             groups=[cache["group_id"] for cache in env_outputs],
             tags=[cache["tag"] for cache in env_outputs],
@@ -121,8 +122,14 @@ class ContextManager:
             method=rule.method,
             valid=[not _failed(cache) for cache in env_outputs],
         )
-        raw = [[sum(gained) + penalty] for gained, penalty in zip(turns, penalties, strict=True)]
+        raw = [[total + penalty] for total, penalty in zip(totals, penalties, strict=True)]
         return raw, [[float(score)] for score in normalized]
+
+
+def _total(cache: Cache) -> float:
+    """The exact sum over single actions: equal for equal ones, however they were split into turns."""
+    earned = [turn["reward"] for turn in cache["history"] if "reward" in turn]
+    return exact_sum(part for reward in earned for part in getattr(reward, "parts", ()) or (reward,))
 
 
 def _columns(env_outputs: Sequence[Cache], messages: list[list[Message]]) -> dict[str, NDArray[Any]]:

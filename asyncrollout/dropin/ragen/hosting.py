@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from asyncrollout.types import STEP_REWARDS, exact_sum
+
 BETWEEN = "\x1f"
 """Stands between the actions of a turn, which travel as one text: that is the cheapest to send."""
 
@@ -100,17 +102,20 @@ class TurnEnv(StepEnv):
         asked = action.split(BETWEEN) if action else []
         known = self._known(asked)
         left = len(known) if self._max_actions is None else self._max_actions - self._count
-        total, done, info, played = 0.0, False, {}, []
+        rewards: list[float] = []
+        done, info, played = False, {}, []
         for chosen in known[:left]:
             reward, done, told = self._play(chosen)
-            total += reward
+            rewards.append(reward)
             info.update(told)
             played.append(chosen)
             if done:
                 break
         is_valid = bool(known) and len(known) == len(asked)
         facts = {"told": info, "played": played, "is_valid": is_valid}
-        return self._state(), total, done, self._is_cut_off and not done, facts
+        if len(rewards) > 1:
+            facts[STEP_REWARDS] = rewards
+        return self._state(), exact_sum(rewards), done, self._is_cut_off and not done, facts
 
 
 def _taken(function: Callable[..., Any], names: Iterable[str]) -> list[str]:

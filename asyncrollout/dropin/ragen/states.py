@@ -16,7 +16,7 @@ from asyncrollout.dropin.ragen.hosting import BETWEEN
 from asyncrollout.dropin.ragen.settings import Mode, Plan, read_plans, read_settings
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.pool.together import Result
-from asyncrollout.types import PoolStats
+from asyncrollout.types import STEP_REWARDS, PoolStats
 
 Cache = dict[str, Any]
 
@@ -165,11 +165,12 @@ class AsyncEnvStateManager:
         """A turn was played, or failed: then the error ends the episode, and the state is the last that was seen."""
         status, history = entry["status"], cache["history"]
         if isinstance(result, RolloutError):
-            played, reward, info = [], 0.0, {"error": str(result), "success": False}
+            played, reward, info = [], TurnReward(), {"error": str(result), "success": False}
             state = history[-1].get("images", history[-1]["state"])
             status.terminated = status.truncated = True
         else:
-            state, reward = result.observation, result.reward
+            state, reward = result.observation, TurnReward(result.reward)
+            reward.parts = result.info.get(STEP_REWARDS, ())
             info, played = result.info["told"], result.info["played"]
             if not result.info["is_valid"]:
                 cache["penalty"] -= self.format_penalty
@@ -180,6 +181,12 @@ class AsyncEnvStateManager:
         said = {key: given.get(key, "") for key in ("llm_response", "llm_raw_response")}
         history[-1].update(actions=played, reward=reward, info=info, **said)
         history.append(_shown(state, entry["max_actions_per_traj"] - status.num_actions))
+
+
+class TurnReward(float):
+    """A turn's reward, as RAGEN has it, which also knows those of its single actions if there were several."""
+
+    parts: Sequence[float] = ()
 
 
 class EnvStateManager:

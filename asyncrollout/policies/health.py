@@ -1,0 +1,251 @@
+"""Which servers may be asked: those that answer, and that have the weights which they should have."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+
+import aiohttp
+import anyio
+import anyio.abc
+import structlog
+
+from asyncrollout.errors import ProviderError
+from asyncrollout.policies.endpoint import Endpoint
+from asyncrollout.policies.gate import Gate
+from asyncrollout.policies.probing import is_healthy
+from asyncrollout.tasks import Background
+
+log = structlog.get_logger(__name__)
+
+OnBack = Callable[[Endpoint], Awaitable[None]]
+
+_BETWEEN_CHECKS = 0.25  # seconds; after losses in a row, longer
+_LONGEST_BETWEEN_CHECKS = 30.0
+_CONNECT_SECONDS = 5.0
+_STAGGER = 1.0  # seconds between two lifelines, so that a server which ends silent ones does not end both at a time
+_SETTLES = 0.05  # seconds in which the end of a line arrives, if its server was gone before another one was made
+
+
+class Lifeline:
+    """A silent connection: as long as it stands, the server at its other end is the same process."""
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self._stream = stream
+        self._scope = anyio.CancelScope()
+        self.stands = True
+
+    async def watch(self) -> None:
+        """Until it ends."""
+        try:
+            with self._scope, suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                while True:
+                    await self._stream.receive()
+        finally:
+            self.stands = False
+            with anyio.CancelScope(shield=True):
+                await self._stream.aclose()
+
+    def end(self) -> None:
+        self._scope.cancel()
+
+
+class Health:
+    """Loses servers that do not answer, and brings them back.
+
+    A server that comes back may have been restarted, with the weights that it was started with. So once weights were
+    updated, it is asked again only if it is known to be the same process (its `Lifeline` stands), or when it got the
+    present weights: by an update that found it healthy from beginning to end, or by `on_back`.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], gate: Gate, headers: Mapping[str, str], on_back: OnBack | None
+    ) -> None:
+        self._endpoints = endpoints
+        self._gate = gate
+        self._headers = headers
+        self._on_back = on_back
+        self._tasks = Background()
+        self._client: aiohttp.ClientSession | None = None
+        self._had_update = False
+        self._update = 0
+        self._lines: dict[Endpoint, list[Lifeline]] = {}
+        self._in_doubt = 0
+        self._reached: set[Endpoint] = set()  # lost ones that the update under way can reach
+        self._changed = anyio.Event()
+
+    async def open(self, client: aiohttp.ClientSession) -> None:
+        self._client = client
+        await self._tasks.open()
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    def lose(self, endpoint: Endpoint) -> None:
+        """No answer: others are asked until it is healthy again, and for longer if that did not last."""
+        self._reached.discard(endpoint)
+        if not endpoint.up:
+            return
+        endpoint.up = False
+        endpoint.losses += 1
+        if self._had_update:
+            endpoint.has_weights = False
+        log.warning("endpoint_lost", endpoint=endpoint.name, losses=endpoint.losses)
+        self._tasks.start_soon(self._bring_back, endpoint)
+
+    async def usable(self) -> None:
+        """Wait until a server may have the present weights; an error if that cannot be before the next update."""
+        while not any(endpoint.has_weights for endpoint in self._endpoints):
+            if self._on_back is None and not any(self._is_same(endpoint) for endpoint in self._endpoints):
+                names = ", ".join(endpoint.name for endpoint in self._endpoints)
+                raise ProviderError(
+                    f"{names} did not answer and may have been restarted, with other weights than those of the last "
+                    "update: push the present ones in a weight_update, or give OpenAIPolicy an on_back= that does"
+                )
+            await self._changed.wait()
+
+    async def begin_update(self) -> None:
+        """Note which of the lost servers new weights can reach."""
+        self._reached = {endpoint for endpoint in self._endpoints if not endpoint.up}
+        await self._keep_healthy()
+
+    async def end_update(self) -> None:
+        """All servers have new weights, but for those that are lost and were not reached."""
+        self._had_update = True
+        self._update += 1
+        await self._keep_healthy()
+        while self._in_doubt:
+            await self._changed.wait()
+        for endpoint in self._endpoints:
+            if endpoint in self._reached:
+                self._take_back(endpoint)
+            elif not endpoint.up:
+                endpoint.has_weights = False
+                self._drop_lines(endpoint)  # it may be the same process, but with old weights
+        self._reached.clear()
+        self._notify()
+        async with anyio.create_task_group() as connecting:
+            for endpoint in self._endpoints:
+                if endpoint.up and not self._is_same(endpoint):
+                    connecting.start_soon(self._hold_on_to, endpoint)
+
+    async def _keep_healthy(self) -> None:
+        async def keep(endpoint: Endpoint) -> None:
+            if not await self._is_healthy(endpoint):
+                self._reached.discard(endpoint)
+
+        async with anyio.create_task_group() as checking:
+            for endpoint in [*self._reached]:
+                checking.start_soon(keep, endpoint)
+
+    async def _bring_back(self, endpoint: Endpoint) -> None:
+        if endpoint.losses > 1:
+            await anyio.sleep(min(_BETWEEN_CHECKS * 2.0**endpoint.losses, _LONGEST_BETWEEN_CHECKS))
+        pause = _BETWEEN_CHECKS
+        while not endpoint.up:
+            if not await self._is_healthy(endpoint):
+                await anyio.sleep(_BETWEEN_CHECKS)
+            elif endpoint.has_weights or self._is_same(endpoint):
+                self._take_back(endpoint)
+            elif self._on_back is None:
+                log.warning("endpoint_waits_for_weights", endpoint=endpoint.name)
+                self._notify()
+                return  # the next update takes it back
+            elif not await self._push(endpoint, self._on_back):
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_BETWEEN_CHECKS)
+
+    async def _push(self, endpoint: Endpoint, on_back: OnBack) -> bool:
+        """Have the present weights loaded, if no update comes in between."""
+        await self._gate.wait()
+        update = self._update
+        try:
+            await on_back(endpoint)
+        except Exception as error:  # noqa: BLE001 (whatever a trainer's function raises; it is tried again)
+            log.warning("on_back_failed", endpoint=endpoint.name, error=f"{type(error).__name__}: {error}")
+            return False
+        await self._hold_on_to(endpoint)
+        if endpoint.up:
+            return True  # an update took it back
+        if self._is_same(endpoint) and self._gate.is_open and update == self._update:
+            self._take_back(endpoint)
+            return True
+        self._drop_lines(endpoint)
+        return False
+
+    def _take_back(self, endpoint: Endpoint) -> None:
+        endpoint.up = endpoint.has_weights = True
+        log.info("endpoint_back", endpoint=endpoint.name)
+        self._notify()
+
+    async def _hold_on_to(self, endpoint: Endpoint) -> None:
+        """From now on, notice if the server is restarted."""
+        self._drop_lines(endpoint)
+        lines = self._lines[endpoint] = []
+        line = await _connect(endpoint)
+        if line is None:
+            self.lose(endpoint)
+            return
+        lines.append(line)
+        self._tasks.start_soon(self._guard, endpoint, line, lines)
+        self._tasks.start_soon(self._add_second, endpoint, lines)
+
+    async def _add_second(self, endpoint: Endpoint, lines: list[Lifeline]) -> None:
+        await anyio.sleep(_STAGGER)
+        await self._add_line(endpoint, lines)
+
+    async def _add_line(self, endpoint: Endpoint, lines: list[Lifeline]) -> bool:
+        """Another line, if it leads to the same process: an earlier one outlives its making."""
+        line = await _connect(endpoint)
+        if line is None:
+            return False
+        self._tasks.start_soon(self._guard, endpoint, line, lines)
+        await anyio.sleep(_SETTLES)
+        if line.stands and any(other.stands for other in lines):
+            lines.append(line)
+            return True
+        line.end()
+        return False
+
+    async def _guard(self, endpoint: Endpoint, line: Lifeline, lines: list[Lifeline]) -> None:
+        """When a line ends, the server is lost, unless another line shows that it ended no more than that one."""
+        await line.watch()
+        if line not in lines:
+            return
+        lines.remove(line)
+        was_up, endpoint.up = endpoint.up, False  # until it is clear
+        had_weights, endpoint.has_weights = endpoint.has_weights, False
+        self._in_doubt += 1
+        try:
+            is_same = bool(lines) and await self._add_line(endpoint, lines)
+        finally:
+            self._in_doubt -= 1
+        endpoint.up = was_up
+        if is_same:
+            endpoint.has_weights = had_weights
+        elif was_up:
+            self.lose(endpoint)
+        self._notify()
+
+    def _drop_lines(self, endpoint: Endpoint) -> None:
+        lines = self._lines.pop(endpoint, [])
+        for line in lines:
+            line.end()
+        lines.clear()
+
+    def _is_same(self, endpoint: Endpoint) -> bool:
+        return any(line.stands for line in self._lines.get(endpoint, ()))
+
+    async def _is_healthy(self, endpoint: Endpoint) -> bool:
+        assert self._client is not None
+        return await is_healthy(self._client, endpoint, self._headers)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+async def _connect(endpoint: Endpoint) -> Lifeline | None:
+    try:
+        with anyio.fail_after(_CONNECT_SECONDS):
+            return Lifeline(await anyio.connect_tcp(*endpoint.address))
+    except (OSError, TimeoutError):
+        return None
