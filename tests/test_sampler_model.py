@@ -1,0 +1,95 @@
+"""The sampler, driven by random programs in virtual time, against a reference that is slow and simple.
+
+A program that fails is printed after it was made as short as possible; `Program(...)` in `PROGRAMS` plays it again.
+"""
+
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.sampler_model import Player
+from tests.sampler_programs import Program, random_program, simpler
+from tests.virtual_time import run_virtually
+
+PATIENCE = 5.0  # real seconds for one program; most take a few hundredths
+SHRINKING = 150  # programs that are tried to make one that fails shorter
+
+PROGRAMS: list[Program] = []
+
+
+def play(program: Program) -> Player:
+    with tempfile.TemporaryDirectory() as directory:
+        player = Player(program, Path(directory))
+        try:
+            run_virtually(player.play, patience=PATIENCE)
+        except BaseException as error:
+            error.add_note(f"{_stats(player)}\noutcomes: {player.outcomes}")
+            raise
+    return player
+
+
+def _stats(player: Player) -> str:
+    if player.rollouts is None:
+        return "not open"
+    stats = {name: value for name, value in msgspec.structs.asdict(player.rollouts.stats()).items() if name != "pool"}
+    return f"{player.rollouts.ledger}, {stats}, under way: {[*map(str, player.rollouts.ledger.open.values())]}"
+
+
+def fails(program: Program) -> BaseException | None:
+    """How it fails, with itself or with other latencies."""
+    try:
+        player = play(program)
+        if program.is_in_start_order and not program.may_be_stale and not program.is_broken_off:
+            other = play(replace(program, latencies=program.latencies + 1))
+            assert player.outcomes == other.outcomes, f"{player.outcomes} but with other latencies {other.outcomes}"
+    except (Exception, ExceptionGroup) as error:
+        return error
+    return None
+
+
+def check(program: Program) -> None:
+    failure = fails(program)
+    if failure is not None:
+        shortest, failure = shrink(program, failure)
+        pytest.fail(f"{shortest!r}\nfails with {type(failure).__name__}: {failure}\n" + "\n".join(failure.__notes__))
+
+
+def shrink(program: Program, failure: BaseException) -> tuple[Program, BaseException]:
+    """The shortest program found that fails in the same way."""
+    tried = 0
+    is_shorter = True
+    while is_shorter and tried < SHRINKING:
+        is_shorter = False
+        for candidate in simpler(program):
+            tried += 1
+            if (found := fails(candidate)) is not None and kind_of(found) == kind_of(failure):
+                program, failure, is_shorter = candidate, found, True
+                break
+    return program, failure
+
+
+def kind_of(failure: BaseException) -> str:
+    """Its text without numbers."""
+    return re.sub(r"\W*\d[\d\W]*", " ", f"{type(failure).__name__}: {failure}")[:60]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_programs_that_once_failed(program: Program) -> None:
+    check(program)
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_random_programs(part: int) -> None:
+    for seed in range(30 * part, 30 * (part + 1)):
+        check(random_program(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(100))
+def test_many_random_programs(part: int) -> None:
+    for seed in range(1_000 + 100 * part, 1_100 + 100 * part):
+        check(random_program(seed))
