@@ -54,7 +54,14 @@ def test_one_line_is_enough() -> None:
 def test_defaults_are_those_of_rollouts() -> None:
     own = defaults(Config)
     theirs = parameters(ar.Rollouts)
-    for elsewhere in ("pool", "policy", "agent", "run_dir", "resume"):  # said otherwise, or by who starts a run
+    for elsewhere in (
+        "pool",
+        "policy",
+        "agent",
+        "run_dir",
+        "resume",
+        "accept_changes",
+    ):  # said otherwise, or by who starts a run
         theirs.pop(elsewhere, None)
     theirs["env_kwargs"] = {}
     assert {name: as_yaml(own[name]) for name in theirs} == {name: as_yaml(value) for name, value in theirs.items()}

@@ -85,6 +85,12 @@ def test_figures_are_what_summing_everything_up_gives(
                 meter.judged(event)
             case (count, lag):
                 meter.delivered(count, lag)
+    kept_groups = [event for _, event in seen if isinstance(event, Group) and event.verdict and event.verdict.keep]
+    never_judged = stale - len(kept_groups[:stale])
+    for each in kept_groups[:stale]:
+        meter.dropped_stale(each)
+    for _ in range(never_judged):
+        meter.dropped_stale(Group("g", []))
     now = clock.now + wait
     figures = meter.read(now, Standing(stale=stale, playing=7, wanted_batches=3, wanted_groups=15))
 
@@ -103,7 +109,8 @@ def test_figures_are_what_summing_everything_up_gives(
     assert (figures.batches, figures.delivered) == (len(handed), sum(count for count, _ in handed))
     assert figures.lag == (handed[-1][1] if handed else 0)
     assert (figures.wanted_batches, figures.wanted_groups) == (3, 15)
-    assert (figures.groups, figures.kept) == (len(judged), max(len(kept) - stale, 0))
+    assert (figures.groups, figures.kept) == (len(judged) + never_judged, len(kept) - stale + never_judged)
+    assert figures.groups == figures.kept + sum(figures.dropped.values())
     assert figures.dropped == dict(reasons + Counter(stale=stale))
     assert figures.rollouts == len(ended)
     assert figures.errors == Counter(one.stop_reason.blame for one in ended if not one.valid)

@@ -30,6 +30,7 @@ from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.filters import BatchFilter, reward_varies
 from asyncrollout.sampler.pace import Pace
 from tests.playing import PATIENCE
+from tests.rollout_envs import WALK
 from tests.test_rollouts import Model, rollouts
 
 
@@ -402,3 +403,55 @@ async def test_stats_show_what_plays_without_a_lag(how: str) -> None:
             assert source.figures().playing > 0
             await push(source, 1)
         assert source.stats().stale_groups == source.ledger.ends["stale"] / 2 > 0
+
+
+KEEP_RATES = {"easy": 1.0, "hard": 0.1}
+
+
+async def shares_of_batches(shares: Any, run_dir: Path | None = None, *, resume: bool = False) -> Counter[str]:
+    def keep(group: Group) -> Verdict:
+        return Verdict(keep=sampling_seed(7, group.id) % 100 < 100 * KEEP_RATES[group.tag], reason="dull")
+
+    async with rollouts(
+        env=[{"env": WALK, "tag": tag} for tag in KEEP_RATES],
+        keep=keep,
+        shares=shares,
+        max_num_gen_batches=None,
+        run_dir=run_dir,
+        resume=resume,
+    ) as source:
+        tags: Counter[str] = Counter()
+        async for batch in source.batches(groups=10):
+            tags.update(group.tag for group in batch.groups)
+            if batch.index % 10 == 9:
+                return tags
+    raise AssertionError("tasks never end")
+
+
+async def test_shares_are_of_what_is_drawn_or_of_what_is_delivered(tmp_path: Path) -> None:
+    assert (await shares_of_batches("drawn"))["easy"] > 85
+    delivered = await shares_of_batches("delivered", tmp_path)
+    assert abs(delivered["easy"] - delivered["hard"]) <= 10
+    resumed = await shares_of_batches("delivered", tmp_path, resume=True)
+    assert abs(resumed["easy"] - resumed["hard"]) <= 10
+    with pytest.raises(UsageError, match="not with order='start'"):
+        rollouts(shares="delivered", order="start")
+
+
+async def test_weights_that_take_long_are_no_stall() -> None:
+    """A batch that is awaited while the policy is held back for longer than a stall may last."""
+    async with rollouts(max_lag=1, stall_seconds=0.05) as source:
+        batches: list[Any] = []
+
+        async def take() -> None:
+            batches.append(await anext(source.batches(groups=2)))
+
+        async def evaluate() -> None:
+            batches.append(await source.evaluate(2))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            tasks.start_soon(evaluate)
+            async with source.weight_update(1):
+                await anyio.sleep(0.3)  # longer than stall_seconds, which is what is tested
+    assert len(batches) == 2

@@ -35,6 +35,7 @@ _AS_THEY_ARE = (
     "max_lag",
     "max_num_gen_batches",
     "on_exhausted",
+    "shares",
     "stall_seconds",
 )
 

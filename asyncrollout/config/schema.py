@@ -235,6 +235,7 @@ class Config(Part, frozen=True, kw_only=True):
     max_lag: FromZero | None = 1
     max_num_gen_batches: FromOne | None = 10
     on_exhausted: Literal["raise", "short", "fill"] = "raise"
+    shares: Literal["drawn", "delivered"] = "drawn"
     stall_seconds: Positive = 900.0
     workers: FromOne | None = None
     backend: Literal["process", "inline"] | None = None
@@ -249,6 +250,8 @@ class Config(Part, frozen=True, kw_only=True):
                 f"max_in_flight: found {self.max_in_flight}, valid is a whole number from group_size, which is "
                 f"{self.group_size}: a group plays at once"
             )
+        if self.shares == "delivered" and self.order == "start":
+            raise UsageError("shares: found 'delivered', which depends on timing, but order: start does not")
         if self.backend == "inline" and self.workers is not None:
             raise UsageError(f"workers: found {self.workers}, but with backend: inline there are none: leave it out")
         if isinstance(self.env, str):

@@ -53,6 +53,14 @@ class Again(NamedTuple):
     stats: dict[str, float]
 
 
+class SettledGroup(NamedTuple):
+    """A group that need not be looked at again; one that became stale may have no verdict."""
+
+    tag: str
+    verdict: Verdict | None
+    is_delivered: bool
+
+
 class _Batch(NamedTuple):
     delivered: Delivered
     weights: int | None
@@ -68,7 +76,7 @@ class Past:
         self.drawn: dict[int, Drawn] = {}
         self.settled = Numbers()
         """Groups that need not be looked at again: delivered, or dropped on the way to a batch."""
-        self.settled_verdicts: list[Verdict] = []
+        self.settled_groups: list[SettledGroup] = []
         self.judged_at: dict[str, int] = {}
         """How many groups had been drawn when a group was first judged."""
         self.delivered = self.kept = 0
@@ -191,7 +199,11 @@ class Past:
         self.dropped.update(self._reason(group) for group in dropped - delivered - again)
         settled = delivered | dropped | again
         self.settled = Numbers(number for group in settled if (number := number_of(group)) is not None)
-        self.settled_verdicts = [verdict for group, verdict in self.verdicts.items() if group in settled]
+        self.settled_groups = [
+            SettledGroup(drawn.tag, self.verdicts.get(drawn.group), drawn.group in delivered or drawn.group in again)
+            for drawn in self.drawn.values()
+            if drawn.group in settled
+        ]
 
     def add_trajectories(self, lines: Iterable[Line]) -> None:
         """Finished rollouts of groups that are not settled, or delivered again."""
@@ -234,7 +246,7 @@ class Past:
 
     def forget_beginning(self) -> None:
         """Drop what only the beginning of a resumed run needs: draws, what was judged, batches to deliver again."""
-        for kept in (self.drawn, self.judged_at, self.settled_verdicts, self.again):
+        for kept in (self.drawn, self.judged_at, self.settled_groups, self.again):
             kept.clear()
 
     def forget(self, group: str) -> None:

@@ -99,6 +99,13 @@ class Meter:
             self._group_rewards.append(mean)
             self._history.add(mean)
 
+    def dropped_stale(self, group: Group) -> None:
+        """A group became stale: one that was kept is not any more, one that was never judged is one more."""
+        if group.verdict is None:
+            self._groups += 1
+        else:
+            self._kept -= 1
+
     def begin_at(self, *, batches: int, delivered: int, kept: int, dropped: Mapping[str, int]) -> None:
         """Count what an earlier process has done; nothing of it tells how fast this one is."""
         self._batches, self._delivered, self._kept = batches, delivered, kept
@@ -113,22 +120,21 @@ class Meter:
 
     def read(self, now: float, standing: Standing) -> Figures:
         turns_per_second, tokens_per_second = self._rates(now)
-        kept = max(self._kept - standing.stale, 0)
         recent, change, trend = compare(self._group_rewards)
         return Figures(
             **msgspec.structs.asdict(standing),
             seconds=now - self._began,
-            eta=self._eta(now, kept, standing.wanted_groups),
+            eta=self._eta(now, self._kept, standing.wanted_groups),
             batches=self._batches,
             delivered=self._delivered,
             groups=self._groups,
-            kept=kept,
+            kept=self._kept,
             dropped=dict(self._dropped + Counter(stale=standing.stale)),
             lag=self._lag,
             rollouts=self._rollouts,
             evaluated_rollouts=self._evaluated,
             errors=dict(self._errors),
-            keep_rate=kept / self._groups if self._groups else None,
+            keep_rate=self._kept / self._groups if self._groups else None,
             success_rate=self._successes.rate,
             turns=self._turns,
             invalid=self._invalid,

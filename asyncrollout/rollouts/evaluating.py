@@ -23,13 +23,19 @@ class Evaluator:
     """Half of all `slots`, at least one, are for evaluations; one fails if nothing moves for `stall_seconds`."""
 
     def __init__(
-        self, shares: Sequence[Share], ledger: Ledger, slots: anyio.CapacityLimiter, stall_seconds: float
+        self,
+        shares: Sequence[Share],
+        ledger: Ledger,
+        slots: anyio.CapacityLimiter,
+        stall_seconds: float,
+        last_held: Callable[[], float],
     ) -> None:
         self._shares = shares
         self._ledger = ledger
         self._most_in_flight = max(int(slots.total_tokens) // 2, 1)
         self.slots = HalfOfSlots(slots, anyio.CapacityLimiter(self._most_in_flight))
         self._stall_seconds = stall_seconds
+        self._last_held = last_held
         self._under_way: set[anyio.CancelScope] = set()
 
     def close(self) -> None:
@@ -74,13 +80,13 @@ class Evaluator:
     async def _raise_if_stalled(self, prefix: str) -> None:
         """An error, once the rollouts whose uids begin so have not moved for long.
 
-        While none of them plays, they wait for others to make room.
+        While none of them plays, they wait for others to make room; nor do they move while the policy is held back.
         """
         moved = time.monotonic()
         while (left := moved + self._stall_seconds - time.monotonic()) > 0:
             await anyio.sleep(left)
             is_playing = any(uid.startswith(prefix) for uid in self._ledger.open)
-            moved = max(moved, self._ledger.last_move(prefix if is_playing else ""))
+            moved = max(moved, self._ledger.last_move(prefix if is_playing else ""), self._last_held())
         raise StalledError(f"nothing has moved for {self._stall_seconds:g} s: {self._ledger.stuck(prefix)}")
 
 

@@ -46,6 +46,7 @@ from asyncrollout.rollouts.watching import Recording, Watching
 from asyncrollout.sampler.draws import Draw, Draws, MapStyle, Share, Tasks, as_iterable
 from asyncrollout.sampler.judging import Judge, Keep, KeepRate, check_filter
 from asyncrollout.sampler.ledger import ENDS, Ledger
+from asyncrollout.sampler.shares import SharesOf
 from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
 from asyncrollout.sampler.tray import OnExhausted
 from asyncrollout.tasks import Background
@@ -100,6 +101,7 @@ class Rollouts:
         max_lag: int | None = 1,
         max_num_gen_batches: int | None = 10,
         on_exhausted: OnExhausted = "raise",
+        shares: SharesOf = "drawn",
         stall_seconds: float = 900.0,
         workers: int | None = None,
         pool: EnvPool | None = None,
@@ -121,6 +123,11 @@ class Rollouts:
         checks.seconds("stall_seconds", stall_seconds)
         checks.one_of("order", order, ("finish", "start"))
         checks.one_of("on_exhausted", on_exhausted, ("raise", "short", "fill"))
+        checks.one_of("shares", shares, ("drawn", "delivered"))
+        if shares == "delivered" and order == "start":
+            raise UsageError(
+                "shares='delivered' draws by what was kept so far, which depends on timing: not with order='start'"
+            )
         self._shares = {share.tag: share for share in read_envs(env, env_kwargs, pool.find if pool else find_env)}
         self._agent, self._policy = read_agent(policy, agent)
         self._parts_of_policy = [*nested(getattr(self._agent, "policy", None))]
@@ -130,7 +137,7 @@ class Rollouts:
         self._pool = pool or EnvPool(workers, "inline" if on_loop else "process")
         self._seed = seed
         self._streams = Background()
-        self._draws = Draws(tasks, seed, [*self._shares.values()], self._streams)
+        self._draws = Draws(tasks, seed, [*self._shares.values()], self._streams, shares)
         self._keep = check_filter(keep)
         self._keep_rate = KeepRate()
         self._scorer = None if score is None else Scorer(score)
@@ -155,7 +162,9 @@ class Rollouts:
         self._record = read_recorder(record, self._run_dir)
         self._reporting = Reporting([*own, *metrics], self.figures)
         self._wanted: tuple[int, int] | None = None
-        self._evaluator = Evaluator([*self._shares.values()], self.ledger, self._slots, stall_seconds)
+        self._evaluator = Evaluator(
+            [*self._shares.values()], self.ledger, self._slots, stall_seconds, lambda: self.last_held
+        )
         self._delivery = Delivery(
             self._rules,
             self._start_stream,
@@ -372,6 +381,7 @@ class Rollouts:
             version=lambda: self.version,
             judged=self._note,
             dropped_stale=self._note_stale,
+            last_held=lambda: self.last_held,
             had_valid=self._delivery.count > 0,
         )
         self._streams.start_soon(_run_within, stop, stream)
@@ -380,12 +390,12 @@ class Rollouts:
     def _note(self, group: Group, more: int) -> None:
         self._delivery.note_judged(group)
         self._watch.judged(group, more)
-        self._draws.tell(group)
+        self._draws.note_judged(group)
 
     def _note_stale(self, group: Group) -> None:
         self._delivery.note_stale(group)
-        if group.verdict is None:  # else the source of tasks has heard of it
-            self._draws.tell(group)
+        self._watch.dropped_stale(group)
+        self._draws.note_stale(group)
 
     async def _play_drawn(self, draw: Draw) -> Group:
         self._watch.drawn(draw)
@@ -440,8 +450,10 @@ class Rollouts:
         judged_at = past.judged_at if self._draws.chooses else {}
         reported = await anyio.to_thread.run_sync(reported_groups, journal.directory, judged_at) if judged_at else []
         await self._draws.remember(recorded_draws(past), past.settled, reported)
-        for verdict in past.settled_verdicts:
-            self._keep_rate.note(verdict)
+        for tag, verdict, is_delivered in past.settled_groups:
+            self._draws.shares.note_settled(tag, verdict, is_delivered=is_delivered)
+            if verdict is not None:
+                self._keep_rate.note(verdict)
         self._verdicts = past.verdicts
         self._delivery.go_on(past.next_batch, [Ready(*batch) for batch in past.again])
         past.forget_beginning()

@@ -43,6 +43,10 @@ class Watching(Nobody):
         """A group has its verdict, and so have `more` that were judged with it, which follow."""
         self._meter.judged(group)
 
+    def dropped_stale(self, group: Group) -> None:
+        """A group became too old before it was delivered."""
+        self._meter.dropped_stale(group)
+
     def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
         """They are not finished, and will be played anew; so will be, if so wished, what nobody has drawn yet."""
 

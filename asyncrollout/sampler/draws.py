@@ -15,6 +15,7 @@ from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.checks import nearest, whole
 from asyncrollout.errors import UsageError
 from asyncrollout.plain import to_plain
+from asyncrollout.sampler.shares import Shares, SharesOf
 from asyncrollout.tasks import Background
 from asyncrollout.trajectories import DRAWN, Group
 
@@ -81,7 +82,12 @@ class Draws:
     """
 
     def __init__(
-        self, tasks: Tasks | None, seed: int, shares: Sequence[Share], background: Background | None = None
+        self,
+        tasks: Tasks | None,
+        seed: int,
+        shares: Sequence[Share],
+        background: Background | None = None,
+        shares_of: SharesOf = "drawn",
     ) -> None:
         self._background = background
         self._is_pulled = False
@@ -89,8 +95,7 @@ class Draws:
         self._wanted, self._arrived = anyio.Event(), anyio.Event()
         self._failure: Exception | None = None
         self._seed = seed
-        self._shares = {share.tag: share.share for share in shares}
-        self._drawn = dict.fromkeys(self._shares, 0)
+        self.shares = Shares({share.tag: share.share for share in shares}, shares_of)
         self._index = 0
         self._returned: list[Draw] = []
         self._source = tasks
@@ -136,8 +141,18 @@ class Draws:
         """Whether the source of tasks wants to know what is finished."""
         return self._finished is not None
 
-    def tell(self, group: Group) -> None:
-        """Report a judged group to the source, once."""
+    def note_judged(self, group: Group) -> None:
+        self.shares.note_judged(group)
+        self._tell(group)
+
+    def note_stale(self, group: Group) -> None:
+        """A group that was not judged before is over now, too."""
+        self.shares.note_stale(group)
+        if group.verdict is None:
+            self._tell(group)
+
+    def _tell(self, group: Group) -> None:
+        """Report a group to the source, once."""
         if group.id in self._reported_before:
             self._reported_before.discard(group.id)
         else:
@@ -166,13 +181,13 @@ class Draws:
             self._recorded = {}  # a dict never shrinks
         self._report_until(self._index)
         if recorded is not None and (task is None or self.chooses):  # it may choose otherwise now
-            self._drawn[recorded.tag] += 1
+            self.shares.note_drawn(recorded.tag)
             return recorded
         assert task is not None
-        tag = self._turn() if task.tag is None else task.tag
-        if tag not in self._shares:
-            raise UsageError(f"task {index}: no env has the tag {tag!r}{nearest(tag, [*self._shares])}")
-        self._drawn[tag] += 1
+        tag = self._next_tag(recorded) if task.tag is None else task.tag
+        if tag not in self.shares.tags:
+            raise UsageError(f"task {index}: no env has the tag {tag!r}{nearest(tag, self.shares.tags)}")
+        self.shares.note_drawn(tag)
         seed = (
             sampling_seed(self._seed, "env", index) if task.seed is None else whole(f"task {index}: seed", task.seed, 0)
         )
@@ -261,10 +276,9 @@ class Draws:
         self._arrived.set()
         self._arrived = anyio.Event()
 
-    def _turn(self) -> str:
-        """The tag that is furthest behind its share."""
-        total, count = sum(self._shares.values()), sum(self._drawn.values()) + 1
-        return max(self._shares, key=lambda tag: count * self._shares[tag] / total - self._drawn[tag])
+    def _next_tag(self, recorded: Draw | None) -> str:
+        is_fixed = recorded is not None and self.shares.depend_on_timing
+        return recorded.tag if recorded is not None and is_fixed else self.shares.next_tag()
 
 
 def _contents(draw: Draw) -> list[Any]:

@@ -1,10 +1,10 @@
 """Which of several envs plays the next group."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from asyncrollout.sampler.judging import KeepRate
-from asyncrollout.trajectories import Group
+from asyncrollout.trajectories import Group, Verdict
 
 SharesOf = Literal["drawn", "delivered"]
 
@@ -26,8 +26,12 @@ class Shares:
         self._rates = {tag: KeepRate() for tag in shares}
 
     @property
-    def tags(self) -> Iterable[str]:
-        return self._shares
+    def tags(self) -> list[str]:
+        return [*self._shares]
+
+    @property
+    def depend_on_timing(self) -> bool:
+        return self._of == "delivered"
 
     def next_tag(self) -> str:
         counts = self._drawn if self._of == "drawn" else {tag: self._expected(tag) for tag in self._shares}
@@ -50,6 +54,13 @@ class Shares:
         else:
             self._kept[group.tag] -= group.verdict.keep
 
+    def note_settled(self, tag: str, verdict: Verdict | None, *, is_delivered: bool) -> None:
+        """What became of a group in an earlier process."""
+        self._decided[tag] += 1
+        self._kept[tag] += is_delivered
+        if verdict is not None:
+            self._rates[tag].note(verdict)
+
     def _expected(self, tag: str) -> float:
         """How many of those drawn so far will have been delivered in the end."""
-        return self._kept[tag] + (self._drawn[tag] - self._decided[tag]) * self._rates[tag].now
+        return self._kept[tag] + max(self._drawn[tag] - self._decided[tag], 0) * self._rates[tag].now

@@ -69,6 +69,7 @@ class GroupStream:
         version: Callable[[], int],
         judged: Callable[[Group, int], None],
         dropped_stale: Callable[[Group], None],
+        last_held: Callable[[], float] = lambda: -math.inf,
         had_valid: bool = False,
     ) -> None:
         self._draws = draws
@@ -79,6 +80,7 @@ class GroupStream:
         self._version = version
         self._judged = judged
         self._dropped_stale = dropped_stale
+        self._last_held = last_held
         self._tray = Tray(rules.max_num_gen_batches, rules.on_exhausted)
         self._open: dict[str, Draw] = {}  # all that was drawn, until it is delivered or dropped
         self._playing: dict[int, int] = {}  # with the version of the weights at their start
@@ -381,7 +383,7 @@ class GroupStream:
             with anyio.move_on_after(left):
                 await changed.wait()
                 return
-            moved = max(self._moved, self._ledger.last_move(DRAWN))
+            moved = max(self._moved, self._ledger.last_move(DRAWN), self._last_held())
 
     def _notify(self) -> None:
         self._moved = time.monotonic()
