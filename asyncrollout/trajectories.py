@@ -245,6 +245,16 @@ DRAWN = "g"
 """What ids of groups that were drawn begin with; their number follows."""
 
 
+EVALUATED = "eval"
+"""What names of evaluations begin with; their number follows, and ids of their groups after a dash."""
+
+
+def without_evaluation(uid: str) -> str:
+    """A uid without the name of its evaluation: the same in every evaluation of the same tasks."""
+    name, _, rest = uid.partition("-")
+    return rest if name.startswith(EVALUATED) and name.removeprefix(EVALUATED).isdecimal() else uid
+
+
 def member_uid(group: str, member: int) -> str:
     """The uid of one member of a group."""
     return f"{group}.{member}"

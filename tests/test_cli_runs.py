@@ -454,3 +454,22 @@ async def test_replay_of_an_evaluation_opens_the_env_as_it_was(tmp_path: Path) -
 
 class Whole(int):
     """A number of a class of its own, as a record's arguments may have."""
+
+
+def test_resume_with_another_agent_is_refused_and_leaves_all_as_it_was_unless_it_is_accepted(
+    tmp_path: Path,
+) -> None:
+    config = write_config(tmp_path)
+    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
+    run = tmp_path / "runs" / "mine"
+    before = [(run / name).read_bytes() for name in ("config.resolved.yaml", "journal.jsonl")]
+    other = ("resume", "runs/mine", "batches=4", "agent.history=1", "--quiet")
+    refused = call(tmp_path, *other)
+    assert refused.returncode == 2
+    assert "cannot be resumed with other settings: agent.history=1 (then None); to accept that" in refused.stderr
+    assert [(run / name).read_bytes() for name in ("config.resolved.yaml", "journal.jsonl")] == before
+    accepted = call(tmp_path, *other, "--accept-changes", "agent.history")
+    assert accepted.returncode == 0, accepted.stderr
+    assert len(delivered(run)) == 4
+    assert call(tmp_path, "resume", "runs/mine", "batches=5", "--quiet").returncode == 0
+    assert len(delivered(run)) == 5

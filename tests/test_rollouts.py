@@ -45,6 +45,10 @@ from tests.rollout_envs import WALK
 class Model:
     """Goes by the sampling seed, after some turns of the loop that depend on `hurry`, and notes what is under way."""
 
+    def __init_subclass__(cls) -> None:
+        """One that misbehaves is still the same model to a run that is resumed."""
+        cls.__name__ = "Model"
+
     def __init__(self, hurry: int = 0, spread: int = 0) -> None:
         self.in_flight = self.most_in_flight = self.calls = 0
         self._hurry = hurry

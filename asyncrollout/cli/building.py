@@ -2,7 +2,7 @@
 
 import dataclasses
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,12 @@ _AS_THEY_ARE = (
 
 @asynccontextmanager
 async def open_rollouts(
-    config: Config, run_dir: Path, *, resume: bool, allow_import: bool = False
+    config: Config,
+    run_dir: Path,
+    *,
+    resume: bool,
+    accept_changes: Collection[str] = (),
+    allow_import: bool = False,
 ) -> AsyncIterator[Rollouts]:
     """`Rollouts` as configured, open, with a run directory."""
     check_imports(config, allow_import=allow_import)
@@ -59,6 +64,7 @@ async def open_rollouts(
             pool=pool,
             run_dir=run_dir,
             resume=resume,
+            accept_changes=accept_changes,
             metrics=metrics,
             record=_recorder(config),
             **{name: getattr(config, name) for name in _AS_THEY_ARE},

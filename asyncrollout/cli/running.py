@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +48,10 @@ OnBatch = Callable[[Batch, Display], Awaitable[None]]
 
 Runs = Annotated[Path, Parameter(help="Where run directories are.")]
 Overrides = Annotated[str, Parameter(help="Values that replace those of the file: group_size=4 env_kwargs.size=8")]
+AcceptChanges = Annotated[
+    tuple[str, ...],
+    Parameter(help="A setting of agent or policy that is another now, such as agent.system_prompt; once for each."),
+]
 AllowImport = Annotated[bool, Parameter(help="Let the configuration import code: `score`, and envs by module:Class.")]
 
 
@@ -73,6 +77,7 @@ async def run(
 async def resume(
     directory: Annotated[Path, Parameter(help="The directory of a run that was stopped or killed.")],
     *overrides: Overrides,
+    accept_changes: AcceptChanges = (),
     allow_import: AllowImport = False,
     output: Told,
 ) -> int:
@@ -91,10 +96,15 @@ async def resume(
             output.record(_launched(directory, allow_import=allow_import))
             output.record({"event": "ended", "directory": str(directory), "state": "done", "batches": done})
             return DONE
-        if overrides:
-            write_resolved(directory, config)
         with logging_to(next_attempt(directory), console=not output.quiet):
-            return await play(config, directory, resume=True, allow_import=allow_import, output=output)
+            return await play(
+                config,
+                directory,
+                resume=True,
+                accept_changes=accept_changes,
+                allow_import=allow_import,
+                output=output,
+            )
 
 
 def _batches_done(directory: Path) -> int:
@@ -116,6 +126,7 @@ async def play(
     *,
     resume: bool,
     output: Output,
+    accept_changes: Collection[str] = (),
     allow_import: bool = False,
     on_batch: OnBatch | None = None,
 ) -> int:
@@ -130,8 +141,14 @@ async def play(
             with stop.scope() as playing:
                 has_begun = any((directory / name).exists() for name in (JOURNAL, TRAJECTORIES))
                 async with open_rollouts(
-                    config, directory, resume=resume and has_begun, allow_import=allow_import
+                    config,
+                    directory,
+                    resume=resume and has_begun,
+                    accept_changes=accept_changes,
+                    allow_import=allow_import,
                 ) as rollouts:
+                    if resume:  # overrides stay, unless they were refused
+                        write_resolved(directory, config)
                     await _consume(rollouts, config, title=directory.name, output=output, on_batch=on_batch, stop=stop)
             if rollouts is not None:
                 figures = rollouts.figures()

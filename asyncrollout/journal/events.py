@@ -23,9 +23,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class Began(Event, frozen=True, tag="began"):
-    """The first line, and one for each time that the run is resumed; what it was given must stay the same.
+    """The first line, and one for each time that the run is resumed and something happens.
 
-    `batch` is where it was told to go on: from there on, nothing has been delivered.
+    `given` stays the same, but for changes of agent and policy that were accepted. `batch` is where the run was told to
+    resume: from there on, nothing has been delivered.
     """
 
     format: str = FORMAT
@@ -49,12 +50,17 @@ class Dispatched(Event, frozen=True, tag="dispatched"):
 
 
 class Replied(Event, frozen=True, tag="turn"):
-    """A policy's reply, before it is played. `asked` is a digest of what it replies to."""
+    """A policy's reply, before it is played. `asked` is a digest of the last message that it replies to.
+
+    `request` is one of all that it replies to: messages, tokens of the prompt, data, sampling. Journals of older
+    versions have none.
+    """
 
     uid: str
     turn: int
     asked: int
     reply: msgspec.Raw
+    request: int | None = None
 
 
 class Failed(Event, frozen=True, tag="failed"):
@@ -93,11 +99,13 @@ class Judged(Event, frozen=True, tag="judged"):
 
 
 class Delivered(Event, frozen=True, tag="delivered"):
-    """A batch, and the groups that were dropped on the way to it."""
+    """A batch, the groups that were dropped on the way to it, and its `Batch.stats`."""
 
     batch: int
     groups: list[str]
     dropped: list[str] = []
+    stats: dict[str, int | float | None] = {}
+    """None is a number that is not finite: JSON has no other."""
 
 
 class TakenBack(Event, frozen=True, tag="taken_back"):

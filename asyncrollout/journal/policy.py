@@ -1,6 +1,8 @@
 """A policy whose replies are written down, and which does not ask again for those that were."""
 
-from typing import Any
+from contextvars import ContextVar
+from operator import is_
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -21,8 +23,8 @@ log = structlog.get_logger(__name__)
 class Journalled:
     """Replies of `inner`, each in the journal before it is played; recorded replies are given as they are.
 
-    They are replies to what the env showed then. If it shows something else now, the episode cannot be played on; of an
-    agent that asks once in a turn, one can tell.
+    They are replies to what was asked then: if something else is asked now, the episode cannot be continued. Of an
+    agent that asks once in a turn, that is an error; any other is answered anew.
     """
 
     def __init__(self, inner: Policy, writer: Writer, past: Past, *, asks_once: bool) -> None:
@@ -36,7 +38,7 @@ class Journalled:
         return getattr(self.inner, name)
 
     async def generate(self, request: Request) -> Generation:
-        asked = _digest(request)
+        asked = _digests(request)
         recorded = self._recorded(request, asked)
         if recorded is not None:
             return recorded
@@ -48,27 +50,63 @@ class Journalled:
         except UsageError as error:  # it will be asked for again
             log.warning("reply_not_recorded", uid=request.session, turn=request.turn, error=str(error))
             return generation
-        self._writer.put(Replied(uid=request.session, turn=request.turn, asked=asked, reply=reply))
+        self._writer.put(
+            Replied(uid=request.session, turn=request.turn, asked=asked.last, reply=reply, request=asked.all)
+        )
         return generation
 
-    def _recorded(self, request: Request, asked: int) -> Generation | None:
+    def _recorded(self, request: Request, asked: "_Digests") -> Generation | None:
         replies = self._replies.get(request.session, [])
         for place, reply in enumerate(replies):
-            if (reply.turn, reply.asked) == (request.turn, asked):
+            is_same = reply.asked == asked.last and reply.request in (None, asked.all)
+            if reply.turn == request.turn and is_same:
                 return decode_reply(replies.pop(place).content)
         if replies and self._asks_once:
+            is_seen = any((reply.turn, reply.asked) == (request.turn, asked.last) for reply in replies)
+            other = (
+                "the env shows the same, but the agent asks with other messages before it, or another sampling"
+                if is_seen
+                else "from the same seed and actions, the env shows something else"
+            )
             raise EnvDiverged(
-                f"turn {request.turn} of {request.session} is not as it was when its reply was recorded: from the "
-                "same seed and actions, the env shows something else"
+                f"turn {request.turn} of {request.session} is not as it was when its reply was recorded: {other}"
             )
         return None
 
 
-def _digest(request: Request) -> int:
-    """Of what is new in a request."""
-    if not request.messages:
-        return digest(request.data)
+class _Digests(NamedTuple):
+    """Of the last message of a request, or its data; and of all that a reply to it depends on."""
+
+    last: int
+    all: int
+
+
+# All messages of a request but the last, and their digest: a conversation grows, and what was there is not read again.
+# In a rollout's own context, so that it ends with the rollout.
+_before: ContextVar[tuple[list[Any], int]] = ContextVar("messages_before", default=([], 0))
+
+
+def _digests(request: Request) -> _Digests:
+    if request.messages:
+        *earlier, newest = request.messages
+        chain, last = _chained(earlier), _crc(newest)
+    else:
+        chain, last = 0, digest(request.data)
+    return _Digests(last, _crc([chain, last, request.prompt_ids, request.sampling]))
+
+
+def _chained(messages: list[Any]) -> int:
+    known, chain = _before.get()
+    if len(known) > len(messages) or not all(map(is_, known, messages)):
+        known, chain = [], 0
+    for message in messages[len(known) :]:
+        chain = crc32(_crc(message).to_bytes(4), chain)
+    _before.set((messages, chain))
+    return chain
+
+
+def _crc(value: Any) -> int:
     try:
-        return crc32(msgspec.json.encode(request.messages[-1]))
-    except (TypeError, ValueError):  # pictures as arrays, half a character
-        return digest(request.messages[-1])
+        return crc32(msgspec.json.encode(value))
+    except (TypeError, ValueError):  # pictures as arrays, half a character, numbers of numpy
+        return digest(value)

@@ -1,7 +1,8 @@
 """What a journal tells of a run that was broken off."""
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,17 +29,28 @@ from asyncrollout.journal.events import (
     decode,
 )
 from asyncrollout.journal.lines import Line, read_head, whole_lines
+from asyncrollout.journal.numbers import Numbers, number_of
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.plain import to_plain
 from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_of
 
 
 class Reply(NamedTuple):
-    """A recorded reply, not decoded yet, and a digest of what it replies to."""
+    """A recorded reply, not decoded yet, and digests of what it replies to: of the last message, and of everything."""
 
     turn: int
     asked: int
     content: msgspec.Raw
+    request: int | None = None
+
+
+class Again(NamedTuple):
+    """A batch that was delivered, and is to be delivered once more as it was."""
+
+    batch: int
+    groups: list[Group]
+    dropped: list[str]
+    stats: dict[str, float]
 
 
 class _Batch(NamedTuple):
@@ -54,16 +66,20 @@ class Past:
         self.attempts = 0
         self.given: dict[str, Any] = {}
         self.drawn: dict[int, Drawn] = {}
-        self.settled: set[str] = set()
+        self.settled = Numbers()
         """Groups that need not be looked at again: delivered, or dropped on the way to a batch."""
-        self.delivered = 0
+        self.settled_verdicts: list[Verdict] = []
+        self.judged_at: dict[str, int] = {}
+        """How many groups had been drawn when a group was first judged."""
+        self.delivered = self.kept = 0
         self.dropped: Counter[str] = Counter()
-        """How many groups were dropped on the way to what was delivered, by reason."""
-        self.again: list[tuple[int, list[Group], list[str]]] = []
-        """Batches that were delivered, and are to be delivered once more, with what was dropped on the way to them."""
+        """How many of the groups that are settled were dropped, by reason; not of batches that are delivered again."""
+        self.again: list[Again] = []
         self.finished: dict[str, Trajectory] = {}
         self.unlisted: list[Trajectory] = []
         """Those of which the journal does not tell: the process was killed in between."""
+        self.undrawn: list[Drawn] = []
+        """Of groups of which it does not tell that they were drawn."""
         self.replies: defaultdict[str, list[Reply]] = defaultdict(list)
         self.verdicts: dict[str, Verdict] = {}
         self._together: dict[str, Verdict] = {}  # verdicts of a round, until all of them are there
@@ -71,6 +87,8 @@ class Past:
         self.weights: int | None = None
         self.evaluations = 0
         self.evaluating: dict[str, Evaluating] = {}
+        self.next_batch = 0
+        """The first one that was not delivered, or is to be delivered again."""
         self._batches: list[_Batch] = []
         self._given_again: list[Delivered] = []
         self._skipped: set[str] = set()
@@ -78,11 +96,7 @@ class Past:
         self._ends: Counter[str] = Counter()
         self._over: set[str] = set()
         self._under_way: set[str] = set()  # since the run was last begun or resumed
-
-    @property
-    def next_batch(self) -> int:
-        """The first one that was not delivered, or is to be delivered again."""
-        return self._batches[-1].delivered.batch + 1 if self._batches else 0
+        self._most_drawn = 0
 
     def add(self, event: AnyEvent) -> None:  # noqa: PLR0912 (one case for each event)
         match event:
@@ -90,15 +104,18 @@ class Past:
                 self.attempts += 1
                 self._under_way.clear()
                 self._together.clear()
-                self.given = self.given or event.given
+                if changes(self.given, event.given):
+                    self.play_anew()
+                self.given = {**self.given, **event.given}
                 if event.batch is not None:
                     self.go_back_to(event.batch)
             case Drawn(index=index):
                 self.drawn[index] = event
+                self._most_drawn = max(self._most_drawn, index + 1)
             case Dispatched(uid=uid):
                 self._begin(uid)
-            case Replied(uid=uid, turn=turn, asked=asked, reply=reply):
-                self.replies[uid].append(Reply(turn, asked, reply))
+            case Replied(uid=uid):
+                self.replies[uid].append(Reply(event.turn, event.asked, event.reply, event.request))
             case Failed(uid=uid):
                 self.replies.pop(uid, None)
                 self.retries[group_of(uid)] += 1
@@ -113,11 +130,14 @@ class Past:
                 self._together[group] = Verdict(keep, reason)
                 if not more:
                     self.verdicts.update(self._together)
+                    for name in self._together:
+                        self.judged_at.setdefault(name, self._most_drawn)
                     self._together.clear()
             case Delivered():
                 is_repeated = any(one.batch == event.batch for one in self._given_again)
                 self._given_again = [one for one in self._given_again if one.batch > event.batch]
                 self._batches.append(_Batch(event, self.weights, is_repeated))
+                self.next_batch = event.batch + 1
             case TakenBack(batch=batch):
                 self._take_back(batch)
             case Dropped(groups=groups):
@@ -137,20 +157,41 @@ class Past:
         while self.next_batch > batch:
             delivered, self.weights, _ = self._batches.pop()
             self._given_again.insert(0, delivered)
+            self.next_batch = self._batches[-1].delivered.batch + 1 if self._batches else 0
+
+    def play_anew(self) -> None:
+        """Forget all groups that are not finished: agent or policy are others now, and no group is of both."""
+        finished = Counter(group_of(uid) for uid in self._over)
+        for group in {*map(group_of, self.replies), *finished, *self.retries}:
+            if number_of(group) is None or finished[group] < self.given.get("group_size", 1):
+                self.forget(group)
+        self.evaluating.clear()
 
     def _take_back(self, number: int) -> None:
         """Nobody has had this batch; one of an earlier process is delivered again as it was."""
         taken_back = [batch for batch in self._batches if batch.delivered.batch == number]
         self._batches = [batch for batch in self._batches if batch.delivered.batch != number]
         self._given_again = [*(batch.delivered for batch in taken_back if batch.is_repeated), *self._given_again]
+        if self.next_batch == number + 1:
+            self.next_batch = number
 
     def settle(self) -> None:
         """Find out which groups need not be looked at again."""
-        for delivered, *_ in self._batches:
-            self.delivered += len(delivered.groups)
-            self.dropped.update(self._reason(group) for group in delivered.dropped)
-        all_delivered = [*(batch.delivered for batch in self._batches), *self._given_again]
-        self.settled = self._skipped.union(*([*one.groups, *one.dropped] for one in all_delivered))
+        done = [batch.delivered for batch in self._batches]
+        self.delivered = sum(len(one.groups) for one in done)
+        dropped = self._skipped.union(*(one.dropped for one in (*done, *self._given_again)))
+        again = {group for one in self._given_again for group in one.groups}
+        delivered = {group for one in done for group in one.groups}
+        for group in delivered:
+            verdict = self.verdicts.get(group)
+            if verdict is None or verdict.keep:
+                self.kept += 1
+            else:
+                self.dropped[verdict.reason or "dropped"] += 1
+        self.dropped.update(self._reason(group) for group in dropped - delivered - again)
+        settled = delivered | dropped | again
+        self.settled = Numbers(number for group in settled if (number := number_of(group)) is not None)
+        self.settled_verdicts = [verdict for group, verdict in self.verdicts.items() if group in settled]
 
     def add_trajectories(self, lines: Iterable[Line]) -> None:
         """Finished rollouts of groups that are not settled, or delivered again."""
@@ -163,7 +204,10 @@ class Past:
                 latest[head.uid] = line
         for uid, line in latest.items():
             is_unlisted = records[uid] > self._ends[uid]
-            if is_unlisted or uid in self._over:
+            is_again = group_of(uid) in wanted_again
+            if is_unlisted or uid in self._over or is_again:
+                if is_again:
+                    self._members[group_of(uid)].add(uid)
                 with told_at(line.place):
                     _, tag, self.finished[uid] = decode_record(line.content)
                 if is_unlisted:
@@ -174,8 +218,24 @@ class Past:
                 f"{TRAJECTORIES} lacks {len(lost)} rollouts that {JOURNAL} says are finished, such as {lost[0]}"
             )
         self.again = [
-            (one.batch, [self._take(group) for group in one.groups], one.dropped) for one in self._given_again
+            Again(one.batch, [self._take(group) for group in one.groups], one.dropped, _numbers(one.stats))
+            for one in self._given_again
         ]
+
+    def let_go(self) -> None:
+        """Drop what was kept of groups that are settled: a run may have millions."""
+        settled = [group for group in self._members if number_of(group) in self.settled]
+        for group in settled:
+            self.forget(group)
+        self.verdicts = {group: one for group, one in self.verdicts.items() if number_of(group) not in self.settled}
+        self._members = defaultdict(set, self._members)
+        for kept in (self._batches, self._given_again, self._skipped, self._ends, self._over, self._under_way):
+            kept.clear()
+
+    def forget_beginning(self) -> None:
+        """Drop what only the beginning of a resumed run needs: draws, what was judged, batches to deliver again."""
+        for kept in (self.drawn, self.judged_at, self.settled_verdicts, self.again):
+            kept.clear()
 
     def forget(self, group: str) -> None:
         """Nothing of it counts any more."""
@@ -205,24 +265,41 @@ class Past:
         self.unlisted.append(trajectory)
         self.replies.pop(trajectory.uid, None)
         self._members[group].add(trajectory.uid)
-        number = group.removeprefix(DRAWN)
-        if number.isdecimal() and int(number) not in self.drawn:
-            index, task = int(number), to_plain(trajectory.task)
+        self._over.add(trajectory.uid)
+        index = number_of(group)
+        if index is not None and index not in self.drawn:
+            task = to_plain(trajectory.task)
             self.drawn[index] = Drawn(group=group, index=index, seed=trajectory.seed, tag=tag, task=task)
+            self.undrawn.append(self.drawn[index])
 
     def _take(self, group: str) -> Group:
         uids = sorted(self._members[group] & self.finished.keys(), key=lambda uid: self.finished[uid].member)
-        number = group.removeprefix(DRAWN)
-        tag = self.drawn[int(number)].tag if number.isdecimal() and int(number) in self.drawn else ""
-        return Group(group, [self.finished.pop(uid) for uid in uids], tag, self.verdicts.get(group))
+        size = self.given.get("group_size", len(uids))
+        if len(uids) != size or not uids:
+            raise JournalError(
+                f"{TRAJECTORIES} has {len(uids)} of the {size} rollouts of group {group}, which was delivered, and is "
+                "to be delivered again"
+            )
+        drawn = self.drawn.get(-1 if (number := number_of(group)) is None else number)
+        members = [self.finished.pop(uid) for uid in uids]
+        return Group(group, members, "" if drawn is None else drawn.tag, self.verdicts.get(group))
 
     def _is_open(self, group: str) -> bool:
         name, dash, _ = group.rpartition("-")
-        return group not in self.settled and (not dash or name in self.evaluating)
+        return number_of(group) not in self.settled and (not dash or name in self.evaluating)
 
     def _reason(self, group: str) -> str:
         verdict = self.verdicts.get(group)
         return "stale" if verdict is None or verdict.keep else verdict.reason or "dropped"
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names of what is another now; what is said on one side alone, as by another version, is not compared."""
+    return [name for name, value in now.items() if name in then and then[name] != value]
+
+
+def _numbers(stats: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in stats.items()}
 
 
 def read_past(directory: Path, batch: int | None = None) -> Past:

@@ -1,6 +1,6 @@
 """The journal of a run that goes on: what was, and what happens now."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,16 @@ from asyncrollout.journal.events import (
     Updated,
 )
 from asyncrollout.journal.lines import cut_torn_end, whole_lines
-from asyncrollout.journal.reader import Past, read_past
+from asyncrollout.journal.numbers import Numbers
+from asyncrollout.journal.reader import Past, changes, read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.plain import to_plain
 from asyncrollout.pool.digest import digest
 from asyncrollout.secrets import hide, hide_in_error, known_secrets, without_secrets
-from asyncrollout.trajectories import Group, StopReason, Trajectory, group_of
+from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, group_of
 
 _SHOWN = 500
+_SHOWN_SETTING = 200
 
 
 class RunJournal:
@@ -44,7 +46,8 @@ class RunJournal:
         self.past = past
         self.writer = writer
         self._dispatched: set[str] = set()
-        self._drawn = {*past.drawn}
+        self._drawn = Numbers(past.drawn)
+        self._unclaimed = past.unfinished_groups()  # recorded, and not drawn by this process yet
         self._secrets = known_secrets()
 
     def recall(self, uid: str) -> Trajectory | None:
@@ -59,6 +62,7 @@ class RunJournal:
         return uid not in self._dispatched and bool(self.past.replies.get(uid))
 
     def drawn(self, group: str, index: int, seed: int, tag: str, task: Any) -> None:
+        self._unclaimed.discard(group)
         if index not in self._drawn:
             try:
                 plain = to_plain(task)
@@ -93,8 +97,13 @@ class RunJournal:
         return trajectory
 
     def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
-        """They will be played anew; so will be whatever else is recorded and not delivered, if so wished."""
-        for group in {*groups, *(self.past.unfinished_groups() if with_all_recorded else ())}:
+        """They will be played anew; so will be, if so wished, what is recorded and was drawn by nobody since."""
+        given_up = {*groups}
+        if with_all_recorded:
+            given_up |= self._unclaimed
+            self._unclaimed.clear()
+        self._dispatched = {uid for uid in self._dispatched if group_of(uid) not in given_up}
+        for group in given_up:
             self.past.forget(group)
             self.writer.put(Cancelled(group=group))
 
@@ -102,9 +111,9 @@ class RunJournal:
         assert group.verdict is not None
         self.writer.put(Judged(group=group.id, keep=group.verdict.keep, reason=group.verdict.reason, more=more))
 
-    def delivered(self, batch: int, groups: list[Group], dropped: list[str]) -> None:
+    def delivered(self, batch: int, groups: list[Group], dropped: list[str], stats: Mapping[str, float]) -> None:
         ids = [group.id for group in groups]
-        self.writer.put(Delivered(batch=batch, groups=ids, dropped=dropped))
+        self.writer.put(Delivered(batch=batch, groups=ids, dropped=dropped, stats=dict(stats)))
         for group in (*ids, *dropped):
             self.past.forget(group)
 
@@ -127,13 +136,15 @@ class RunJournal:
             if begun.what == asked:
                 del self.past.evaluating[name]
                 return name
-        name = f"eval{self.past.evaluations}"
+        name = f"{EVALUATED}{self.past.evaluations}"
         self.past.evaluations += 1
         self.writer.put(Evaluating(name=name, what=asked, env_kwargs=_recordable(env_kwargs)))
         return name
 
     def end_evaluation(self, name: str) -> None:
         self.writer.put(Evaluated(name=name))
+        for group in {group_of(uid) for uid in self.past.finished if uid.startswith(f"{name}-")}:
+            self.past.forget(group)
 
     def _end_of(self, trajectory: Trajectory) -> Finished:
         return _end_of(trajectory, None if trajectory.error is None else self._told(trajectory))
@@ -143,19 +154,35 @@ class RunJournal:
 
 
 @asynccontextmanager
-async def open_journal(directory: Path, given: dict[str, Any], *, resume: bool | int) -> AsyncIterator[RunJournal]:
-    """The journal of a new run, or of one that is resumed; `given` must be what it was then."""
+async def open_journal(
+    directory: Path, given: dict[str, Any], *, resume: bool | int, accept: Collection[str] = ()
+) -> AsyncIterator[RunJournal]:
+    """The journal of a new run, or of one that is resumed; `given` must be what it was then, but for `accept`.
+
+    A resumed run's files mean what they meant until something happens.
+    """
     if resume is not False and not (directory / JOURNAL).exists():
         raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
     lock = Lock(directory)
     try:
-        past = _begin(directory) if resume is False else await to_thread.run_sync(_read, directory, given, resume)
+        if resume is False:
+            past = _begin(directory)
+        else:
+            past = await to_thread.run_sync(_read, directory, given, resume, accept)
         async with Writer(directory) as writer:
-            writer.put(Began(given=given, batch=None if isinstance(resume, bool) else resume))
+            for drawn in past.undrawn:
+                writer.hold(drawn)
             for trajectory in past.unlisted:
                 error = trajectory.error
-                writer.put(_end_of(trajectory, None if error is None else type(error).__name__))
+                writer.hold(_end_of(trajectory, None if error is None else type(error).__name__))
+            began = Began(given=given, batch=None if isinstance(resume, bool) else resume)
+            if past.attempts:
+                writer.hold(began)
+            else:
+                writer.put(began)
             await writer.flush()
+            past.undrawn.clear()
+            past.unlisted.clear()
             yield RunJournal(directory, past, writer)
     finally:
         lock.release()
@@ -170,15 +197,33 @@ def _begin(directory: Path) -> Past:
     return Past()
 
 
-def _read(directory: Path, given: dict[str, Any], resume: bool | int) -> Past:
+def _read(directory: Path, given: dict[str, Any], resume: bool | int, accept: Collection[str]) -> Past:
     past = read_past(directory, None if isinstance(resume, bool) else resume)
-    then = past.given
-    other = [f"{key}={given.get(key)!r} (then {then.get(key)!r})" for key in given if given[key] != then.get(key)]
-    if other and past.attempts:  # else it was killed before it had begun
-        raise UsageError(f"{directory} cannot be resumed with other settings: {', '.join(other)}")
+    changed = changes(past.given, given)  # none if it was killed before it had begun
+    if {*changed} - {name for name in accept if may_change(name)}:
+        raise UsageError(f"{directory} cannot be resumed with other settings: {_told_changes(past, given, changed)}")
+    if changed:
+        past.play_anew()
     for name in (JOURNAL, TRAJECTORIES):
         cut_torn_end(directory / name)
+    past.let_go()
     return past
+
+
+def may_change(name: str) -> bool:
+    """Whether a setting of a run may change if that is accepted: its agent, or its policy."""
+    return name.partition(".")[0] in ("agent", "policy")
+
+
+def _told_changes(past: Past, given: Mapping[str, Any], changed: list[str]) -> str:
+    told = [f"{name}={_shown(given[name])} (then {_shown(past.given[name])})" for name in changed]
+    if not all(map(may_change, changed)):
+        return ", ".join(told)
+    return f"{', '.join(told)}; to accept that, and play unfinished groups anew: accept_changes={changed}"
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.{_SHOWN_SETTING}}"
 
 
 def _end_of(trajectory: Trajectory, error: str | None) -> Finished:

@@ -35,6 +35,7 @@ class Writer:
         self._directory = directory
         self._lines: list[bytes] = []
         self._trajectories: list[bytes] = []
+        self._held: list[bytes] = []
         self._queued = self._written = 0  # bytes
         self._failure: JournalError | None = None
         self._is_failure_told = self._closing = False
@@ -65,12 +66,18 @@ class Writer:
         if kind is None and not self._is_failure_told:
             self._check()
 
+    def hold(self, event: AnyEvent) -> None:
+        """Keep an event back until another one is queued: without that, it means nothing."""
+        self._held.append(encode(event))
+
     def put(self, event: AnyEvent, trajectory: bytes = b"") -> None:
         """Queue an event, and the line of the trajectory that it is about."""
         self._check()
         if self._closing:
             return
         line = encode(event)
+        if self._held:
+            line, self._held = b"".join((*self._held, line)), []
         if trajectory:
             self._trajectories.append(trajectory)
         self._lines.append(line)

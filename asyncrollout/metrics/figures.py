@@ -31,7 +31,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(Standing, frozen=True, kw_only=True):
-    """A run at one moment; what is not known yet is None.
+    """A run at one moment; what is not known yet is None. Evaluations count in `evaluated_rollouts` alone.
 
     `groups` counts all that were judged: those `kept`, and those `dropped`, by reason; `keep_rate` is the share kept.
     `success_rate` is of the rollouts whose env reports success; one that was cut off without a report is no success.
@@ -49,6 +49,7 @@ class Figures(Standing, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}
     lag: int = 0
     rollouts: int = 0
+    evaluated_rollouts: int = 0
     errors: dict[str, int] = {}
     success_rate: float | None = None
     turns: int = 0

@@ -36,7 +36,7 @@ class Meter:
         self._second = math.floor(self._began)
         self._counted = (0, 0)  # turns and tokens before this second
         self._by_second: deque[tuple[int, int, int]] = deque(maxlen=_RECENT_SECONDS)
-        self._rollouts = 0
+        self._rollouts = self._evaluated = 0
         self._successes = Successes()
         self._errors: Counter[str] = Counter()
         self._groups = self._kept = self._members = 0
@@ -67,6 +67,10 @@ class Meter:
             self._errors[trajectory.stop_reason.blame or "other"] += 1
         else:
             self._successes.add(told_of(trajectory))
+
+    def evaluated(self) -> None:
+        """A rollout of an evaluation is over, which counts in no other figure."""
+        self._evaluated += 1
 
     def recalled(self, trajectory: Trajectory) -> None:
         """A rollout was over before this run began, which says nothing of the pace at which it goes on."""
@@ -122,6 +126,7 @@ class Meter:
             dropped=dict(self._dropped + Counter(stale=standing.stale)),
             lag=self._lag,
             rollouts=self._rollouts,
+            evaluated_rollouts=self._evaluated,
             errors=dict(self._errors),
             keep_rate=kept / self._groups if self._groups else None,
             success_rate=self._successes.rate,

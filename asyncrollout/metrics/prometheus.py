@@ -30,6 +30,7 @@ _METRICS: dict[str, tuple[str, str, str]] = {
     "dropped": ("counter", "reason", "Groups dropped."),
     "lag": ("gauge", "", "Versions of the weights that the last batch was behind."),
     "rollouts": ("counter", "", "Rollouts that came to an end or failed."),
+    "evaluated_rollouts": ("counter", "", "Rollouts of evaluations, which count in no other figure."),
     "errors": ("counter", "blame", "Rollouts that failed."),
     "success_rate": ("gauge", "", "Share of rollouts that succeeded, of those whose env reports it."),
     "turns": ("counter", "", "Turns played."),

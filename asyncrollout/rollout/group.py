@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
-import anyio
 import msgspec
 
 from asyncrollout import checks
@@ -55,6 +54,14 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _FAILURES = Failures()
 
 
+class Slots(Protocol):
+    """Places for rollouts under way, such as an `anyio.CapacityLimiter`."""
+
+    async def acquire_on_behalf_of(self, borrower: object, /) -> None: ...
+
+    def release_on_behalf_of(self, borrower: object, /) -> None: ...
+
+
 async def run_group(
     pool: EnvPool,
     env: EnvSpec | str,
@@ -70,7 +77,7 @@ async def run_group(
     failures: Failures = _FAILURES,
     scorer: Scorer | None = None,
     sampling_base: int | None = None,
-    slots: anyio.CapacityLimiter | None = None,
+    slots: Slots | None = None,
     watch: Watch | None = None,
     record: VideoRecorder | None = None,
 ) -> Group:
@@ -118,7 +125,7 @@ class _Playing:
     limits: Limits
     scorer: Scorer | None
     sampling_base: int
-    slots: anyio.CapacityLimiter | None
+    slots: Slots | None
     watch: Watch
     films: GroupFilms
     retries: int = 0

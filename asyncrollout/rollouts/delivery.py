@@ -119,7 +119,7 @@ class Delivery:
         is_through = False
         try:
             if ready.taken is None:
-                self.watch.delivered(ready.index, ready.groups, ready.dropped)
+                self.watch.delivered(ready.index, ready.groups, ready.dropped, ready.stats)
             await self.watch.flush()
             if ready not in self._handing_over:
                 raise ClosedError("these Rollouts were closed")
@@ -130,11 +130,9 @@ class Delivery:
         if not is_through:
             return None
         self._handing_over.remove(ready)
-        if ready.taken is not None:
-            for group in ready.groups:
-                self.watch.ledger.end_group(group, "delivered")
         versions = [group.version for group in ready.groups if group.version is not None]
-        self.watch.handed_over(len(ready.groups), max((self._version() - version for version in versions), default=0))
+        lag = max((self._version() - version for version in versions), default=0)
+        self.watch.handed_over(ready.groups, max(lag, 0), is_repeated=ready.taken is None)
         self._on_batch()
         return Batch(ready.index, ready.groups, ready.stats)
 
@@ -189,7 +187,7 @@ class Delivery:
             raise
         finally:
             try:
-                await self._end(stream, stop, gives_up=gives_up, is_one_shot=True)
+                await self._end(stream, stop, gives_up=gives_up, is_alone=self._shared is None)
                 is_ended = True
             finally:
                 if ready is not None and not is_ended:
@@ -208,7 +206,7 @@ class Delivery:
             if stream.failure is not None and not self._is_closed:  # the next one begins with what this one had left
                 self._shared = None
                 assert self._stop_shared is not None
-                await self._end(stream, self._stop_shared, gives_up=True, is_one_shot=False)
+                await self._end(stream, self._stop_shared, gives_up=True, is_alone=False)
             raise
 
     def _make_ready(self, taken: Taken) -> Ready | None:
@@ -220,13 +218,15 @@ class Delivery:
         sums = self.tally.take()
         ready = Ready(self.count, taken.groups, taken.dropped, self.tally.figures(sums), sums, taken)
         self.count += 1
-        self.watch.delivered(ready.index, ready.groups, ready.dropped)
+        self.watch.delivered(ready.index, ready.groups, ready.dropped, ready.stats)
         return ready
 
-    async def _end(self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool, is_one_shot: bool) -> None:
+    async def _end(self, stream: GroupStream, stop: anyio.CancelScope, *, gives_up: bool, is_alone: bool) -> None:
         """End a stream; what it has not kept so far is played anew by the next one.
 
-        If it was not given up, but only interrupted, a resumed run goes on with what is recorded.
+        If it was not given up, but only interrupted, a resumed run continues with what is recorded. What an earlier
+        process recorded, and nobody has drawn yet, belongs to the shared stream; to the one that ends if that
+        `is_alone`.
         """
         stop.cancel()
         try:
@@ -238,6 +238,6 @@ class Delivery:
                 given_up, left_over = stream.close()
                 if gives_up and not self._is_closed:
                     self.watch.dropped(left_over.dropped)
-                    self.watch.given_up(given_up, with_all_recorded=is_one_shot)
+                    self.watch.given_up(given_up, with_all_recorded=is_alone)
                     left_over = left_over._replace(dropped=[])
                 self._keep_left_over(left_over)

@@ -4,10 +4,9 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,19 @@ from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent, MemoryMarkovAgent, RandomAgent
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.batches import RunRecords
+from asyncrollout.journal.numbers import number_of
 from asyncrollout.journal.policy import Journalled
 from asyncrollout.journal.reader import Past
-from asyncrollout.journal.run import RunJournal, open_journal
+from asyncrollout.journal.run import RunJournal, may_change, open_journal
 from asyncrollout.plain import from_plain, to_plain
+from asyncrollout.policies.compose import nested
 from asyncrollout.rollouts.setup import with_policy
-from asyncrollout.sampler.draws import Draw, Share
+from asyncrollout.sampler.draws import Draw, Reported, Share
 from asyncrollout.sampler.stream import Taken
 from asyncrollout.sampler.tally import Sums
 from asyncrollout.secrets import hide_in_command, without_secrets
 from asyncrollout.trajectories import Group, Limits
+from asyncrollout.types import Sampling
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +52,7 @@ class Ready:
     index: int
     groups: list[Group]
     dropped: list[str]
-    stats: dict[str, float] = field(default_factory=dict)
+    stats: dict[str, float]
     sums: Sums = field(default_factory=Sums)
     taken: Taken | None = None
 
@@ -66,7 +68,21 @@ def read_resume(run_dir: Any, resume: Any) -> bool | int:
     return resume if isinstance(resume, bool) else int(resume)
 
 
-def what_is_given(shares: Iterable[Share], seed: int, group_size: int, order: str, limits: Limits) -> dict[str, Any]:
+def read_accepted(accept_changes: Any) -> frozenset[str]:
+    """The names of settings that may be others than those that a run began with."""
+    if isinstance(accept_changes, str) or not isinstance(accept_changes, Collection):
+        raise UsageError(
+            f"accept_changes={accept_changes!r:.100} is not a list of names such as 'agent.system_prompt' and 'policy'"
+        )
+    for name in accept_changes:
+        if not isinstance(name, str) or not may_change(name):
+            raise UsageError(f"accept_changes: {name!r:.100} must stay the same: only agent and policy may change")
+    return frozenset(accept_changes)
+
+
+def what_is_given(
+    shares: Iterable[Share], agent: Any, *, seed: int, group_size: int, order: str, limits: Limits
+) -> dict[str, Any]:
     """What a run's results follow from, and what therefore stays the same when it is resumed."""
     envs = {
         share.tag: {"env": share.env.name, "share": share.share, "env_kwargs": {**share.env.kwargs, **share.env_kwargs}}
@@ -74,14 +90,46 @@ def what_is_given(shares: Iterable[Share], seed: int, group_size: int, order: st
     }
     bounds = {name: getattr(limits, name) for name in limits.__struct_fields__}
     given = {"seed": seed, "group_size": group_size, "order": order, "envs": envs, "limits": bounds}
-    shown: dict[str, Any] = without_secrets(to_plain(given))
+    shown: dict[str, Any] = without_secrets(to_plain(given) | _who_plays(agent))
     return shown
 
 
+def _who_plays(agent: Any) -> dict[str, Any]:
+    """The agent's class and what it was made of, and the models that it asks; their servers may be others."""
+    own = [field.name for field in fields(agent) if field.name != "policy"] if is_dataclass(agent) else []
+    leaves = [part for part in nested(getattr(agent, "policy", None)) if len([*nested(part)]) == 1]
+    return {
+        "agent": type(agent).__name__,
+        **{f"agent.{name}": _described(getattr(agent, name)) for name in own},
+        "policy": sorted({_policy(leaf) for leaf in leaves}),
+    }
+
+
+def _described(value: Any) -> Any:
+    """Plain data as it is, of a struct what is not left to its default; of anything else, the name."""
+    try:
+        if not isinstance(value, msgspec.Struct):
+            return to_plain(value)
+        told = {field.name: (getattr(value, field.name), field.default) for field in msgspec.structs.fields(value)}
+        return {name: to_plain(own) for name, (own, default) in told.items() if own not in (default, {})}
+    except UsageError:
+        return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _policy(policy: Any) -> str:
+    """Its class, and as far as it has them, its model and sampling."""
+    model, sampling = getattr(policy, "_model", None), getattr(policy, "_sampling", None)
+    known = [model] if isinstance(model, str) else []
+    known += [str(_described(sampling))] if isinstance(sampling, Sampling) and sampling != Sampling() else []
+    return f"{type(policy).__name__}({', '.join(known)})"
+
+
 @asynccontextmanager
-async def open_run(directory: Path, given: dict[str, Any], *, resume: bool | int) -> AsyncIterator[RunJournal]:
+async def open_run(
+    directory: Path, given: dict[str, Any], *, resume: bool | int, accept: Collection[str] = ()
+) -> AsyncIterator[RunJournal]:
     """The journal of a run in its directory."""
-    async with open_journal(directory, given, resume=resume) as journal:
+    async with open_journal(directory, given, resume=resume, accept=accept) as journal:
         await anyio.to_thread.run_sync(_write_manifest, directory, given)
         yield journal
 
@@ -93,9 +141,11 @@ def recorded_draws(past: Past) -> dict[int, Draw]:
     }
 
 
-def settled_groups(directory: Path, settled: AbstractSet[str]) -> list[Group]:
-    """All that was judged, for a source of tasks that chooses by it."""
-    return [*RunRecords(directory).groups(settled)]
+def reported_groups(directory: Path, judged_at: Mapping[str, int]) -> list[Reported]:
+    """All that was judged, for a source of tasks that chooses by it, in the order in which it was."""
+    groups = RunRecords(directory).groups(judged_at.keys())
+    reported = [Reported(judged_at[group.id], number_of(group.id) or 0, group) for group in groups]
+    return sorted(reported, key=lambda one: one.drawn)
 
 
 def journalled(agent: Any, journal: RunJournal) -> Any:

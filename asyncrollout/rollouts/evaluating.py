@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import msgspec
+import structlog
 
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.errors import ClosedError, StalledError
@@ -15,14 +16,19 @@ from asyncrollout.sampler.ledger import Ledger
 from asyncrollout.tasks import task_group
 from asyncrollout.trajectories import Group
 
+log = structlog.get_logger(__name__)
+
 
 class Evaluator:
-    """At most `most_in_flight` rollouts of an evaluation play at a time; it fails if none moves for `stall_seconds`."""
+    """Half of all `slots`, at least one, are for evaluations; one fails if nothing moves for `stall_seconds`."""
 
-    def __init__(self, shares: Sequence[Share], ledger: Ledger, most_in_flight: int, stall_seconds: float) -> None:
+    def __init__(
+        self, shares: Sequence[Share], ledger: Ledger, slots: anyio.CapacityLimiter, stall_seconds: float
+    ) -> None:
         self._shares = shares
         self._ledger = ledger
-        self._most_in_flight = most_in_flight
+        self._most_in_flight = max(int(slots.total_tokens) // 2, 1)
+        self.slots = HalfOfSlots(slots, anyio.CapacityLimiter(self._most_in_flight))
         self._stall_seconds = stall_seconds
         self._under_way: set[anyio.CancelScope] = set()
 
@@ -33,7 +39,10 @@ class Evaluator:
     async def run(
         self, play: Callable[[Draw], Awaitable[Group]], name: str, tasks: list[Any], k: int, seed: int
     ) -> Evaluation:
-        """Each task once, by `play`, which gives a group of `k`; their ids begin with the name."""
+        """Each task once, by `play`, which gives a group of `k`; their ids begin with the name.
+
+        As many groups are under way as may play at once; several evaluations share the places of their rollouts.
+        """
         at_once = anyio.CapacityLimiter(max(self._most_in_flight // k, 1))
         groups: dict[int, Group] = {}
 
@@ -57,12 +66,39 @@ class Evaluator:
                     self._ledger.cancel(f"{name}-g{index}", k)
         if scope.cancelled_caught:
             raise ClosedError("these Rollouts were closed")
-        return checked(Evaluation(k, [groups[index] for index in sorted(groups)]))
+        evaluation = checked(Evaluation(k, [groups[index] for index in sorted(groups)]))
+        if len(evaluation.versions) > 1:
+            log.warning("weights_changed_within_evaluation", name=name, versions=evaluation.versions)
+        return evaluation
 
     async def _raise_if_stalled(self, prefix: str) -> None:
-        """An error, once the rollouts whose uids begin so have not moved for long."""
+        """An error, once the rollouts whose uids begin so have not moved for long.
+
+        While none of them plays, they wait for others to make room.
+        """
         moved = time.monotonic()
         while (left := moved + self._stall_seconds - time.monotonic()) > 0:
             await anyio.sleep(left)
-            moved = max(moved, self._ledger.last_move(prefix))
+            is_playing = any(uid.startswith(prefix) for uid in self._ledger.open)
+            moved = max(moved, self._ledger.last_move(prefix if is_playing else ""))
         raise StalledError(f"nothing has moved for {self._stall_seconds:g} s: {self._ledger.stuck(prefix)}")
+
+
+class HalfOfSlots:
+    """Places for rollouts that are taken of all, and of a part of them: a place in the part comes first."""
+
+    def __init__(self, all_slots: anyio.CapacityLimiter, part: anyio.CapacityLimiter) -> None:
+        self._all = all_slots
+        self._part = part
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        await self._part.acquire_on_behalf_of(borrower)
+        try:
+            await self._all.acquire_on_behalf_of(borrower)
+        except BaseException:
+            self._part.release_on_behalf_of(borrower)
+            raise
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        self._all.release_on_behalf_of(borrower)
+        self._part.release_on_behalf_of(borrower)

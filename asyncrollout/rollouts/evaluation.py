@@ -28,6 +28,12 @@ class Evaluation(msgspec.Struct, frozen=True):
         return sum(not trajectory.valid for trajectory in self.trajectories)
 
     @property
+    def versions(self) -> tuple[int, ...]:
+        """Of all weights that played: more than one if they were updated meanwhile."""
+        turns = (turn for trajectory in self.trajectories for turn in trajectory.turns)
+        return tuple(sorted({turn.version for turn in turns if not getattr(turn, "frozen", False)}))
+
+    @property
     def mean_reward(self) -> float:
         """Over tasks, of the mean over a task's rollouts."""
         return _mean(

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from os import PathLike
 from pathlib import Path
@@ -25,16 +25,17 @@ from asyncrollout.policies.compose import nested
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec, find_env
-from asyncrollout.rollout.group import Failures, run_group
+from asyncrollout.rollout.group import Failures, Slots, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
 from asyncrollout.rollouts.delivery import Delivery
 from asyncrollout.rollouts.durable import (
     Ready,
     journalled,
     open_run,
+    read_accepted,
     read_resume,
     recorded_draws,
-    settled_groups,
+    reported_groups,
     what_is_given,
 )
 from asyncrollout.rollouts.evaluating import Evaluator
@@ -42,7 +43,7 @@ from asyncrollout.rollouts.evaluation import Evaluation
 from asyncrollout.rollouts.setup import read_agent, read_envs, read_recorder, runs_on_loop
 from asyncrollout.rollouts.stats import RolloutsStats, standing
 from asyncrollout.rollouts.watching import Recording, Watching
-from asyncrollout.sampler.draws import Draw, Draws, Share, Tasks
+from asyncrollout.sampler.draws import Draw, Draws, MapStyle, Share, Tasks, as_iterable
 from asyncrollout.sampler.judging import Judge, Keep, KeepRate, check_filter
 from asyncrollout.sampler.ledger import ENDS, Ledger
 from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
@@ -73,8 +74,9 @@ class Rollouts:
 
     With a `run_dir`, all that is played is recorded there as it happens. `resume=True` goes on after the last batch
     that was delivered, or `resume=n` from batch `n` on: what is finished is not played again, and recorded replies are
-    not asked for again. `metrics` are sinks, which get the `figures()` every few seconds and with each batch; a run
-    directory has a `metrics.jsonl` in any case.
+    not asked for again. Agent and policy must be those that the run began with; changes that are named in
+    `accept_changes`, as the error names them, have unfinished groups played anew. `metrics` are sinks, which get the
+    `figures()` every few seconds and with each batch; a run directory has a `metrics.jsonl` in any case.
 
     `record` is a `VideoRecorder`, or True: envs that render are filmed, in `videos/` of the run directory.
     """
@@ -103,6 +105,7 @@ class Rollouts:
         pool: EnvPool | None = None,
         run_dir: str | PathLike[str] | None = None,
         resume: bool | int = False,
+        accept_changes: Collection[str] = (),
         metrics: Sequence[Sink] = (),
         record: bool | VideoRecorder = False,
     ) -> None:
@@ -152,7 +155,7 @@ class Rollouts:
         self._record = read_recorder(record, self._run_dir)
         self._reporting = Reporting([*own, *metrics], self.figures)
         self._wanted: tuple[int, int] | None = None
-        self._evaluator = Evaluator([*self._shares.values()], self.ledger, max_in_flight // 2, stall_seconds)
+        self._evaluator = Evaluator([*self._shares.values()], self.ledger, self._slots, stall_seconds)
         self._delivery = Delivery(
             self._rules,
             self._start_stream,
@@ -162,6 +165,7 @@ class Rollouts:
             on_batch=self._reporting.write,
         )
         self._resume = read_resume(run_dir, resume)
+        self._accepted = read_accepted(accept_changes)
         self._verdicts: Mapping[str, Verdict] = {}
         self._loose: deque[Group] = deque()
         self._parts = AsyncExitStack()
@@ -291,18 +295,24 @@ class Rollouts:
                         await self._watch.flush()
 
     async def evaluate(
-        self, tasks: int | Iterable[Any], *, k: int = 1, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0
+        self,
+        tasks: int | Iterable[Any] | MapStyle,
+        *,
+        k: int = 1,
+        env_kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
     ) -> Evaluation:
-        """Play each task `k` times, beside whatever else is played, within the same `max_in_flight`.
+        """Play each task `k` times, beside whatever else is played; all evaluations have half of `max_in_flight`.
 
-        `tasks` may be a number of episodes. Their seeds depend on `seed` alone, so that evaluations can be compared.
-        `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
+        `tasks` may be a number of episodes. The seeds of envs and of sampling depend on `seed` alone, so that
+        evaluations can be compared and repeated. `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
         """
         k, seed = checks.whole("k", k, 1), checks.whole("seed", seed, 0)
         self._check_open()
-        if isinstance(tasks, str) or not isinstance(tasks, int | np.integer | Iterable):
+        listed = [None] * int(tasks) if isinstance(tasks, int | np.integer) else as_iterable(tasks)
+        if listed is None:
             raise UsageError(f"evaluate: tasks={tasks!r:.100} is neither a number of episodes nor a list of tasks")
-        listed = list(tasks) if isinstance(tasks, Iterable) else [None] * tasks
+        listed = [*listed]
         if not listed:
             raise UsageError("evaluate: there are no tasks")
         added = dict(env_kwargs or {})
@@ -310,7 +320,10 @@ class Rollouts:
         await self._watch.flush()
 
         async def play(draw: Draw) -> Group:
-            return await self._play(draw, size=k, env_kwargs=env_kwargs)
+            chance = sampling_seed(seed, "evaluation", "sampling", draw.index)
+            return await self._play(
+                draw, size=k, env_kwargs=env_kwargs, sampling_base=chance, slots=self._evaluator.slots
+            )
 
         evaluation = await self._evaluator.run(play, name, listed, k, seed)
         self._watch.end_evaluation(name)
@@ -378,7 +391,15 @@ class Rollouts:
         self._watch.drawn(draw)
         return await self._play(draw)
 
-    async def _play(self, draw: Draw, *, size: int | None = None, env_kwargs: Mapping[str, Any] | None = None) -> Group:
+    async def _play(
+        self,
+        draw: Draw,
+        *,
+        size: int | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        sampling_base: int | None = None,
+        slots: Slots | None = None,
+    ) -> Group:
         share = self._shares[draw.tag]
         expert = {"expert": True} if self._expert else {}
         return await run_group(
@@ -394,31 +415,36 @@ class Rollouts:
             limits=self._limits,
             failures=self._failures,
             scorer=self._scorer,
-            sampling_base=sampling_seed(self._seed, draw.id),
-            slots=self._slots,
+            sampling_base=sampling_seed(self._seed, draw.id) if sampling_base is None else sampling_base,
+            slots=slots or self._slots,
             watch=self._watch,
             record=self._record,
         )
 
     def _open_run(self, run_dir: Path) -> AbstractAsyncContextManager[RunJournal]:
+        rules = self._rules
         given = what_is_given(
-            self._shares.values(), self._seed, self._rules.group_size, self._rules.order, self._limits
+            self._shares.values(),
+            self._agent,
+            seed=self._seed,
+            group_size=rules.group_size,
+            order=rules.order,
+            limits=self._limits,
         )
-        return open_run(run_dir, given, resume=self._resume)
+        return open_run(run_dir, given, resume=self._resume, accept=self._accepted)
 
     async def _go_on(self, journal: RunJournal) -> None:
         """Begin where the journal ends."""
         past = journal.past
         self._watch = self._delivery.watch = Recording(self.ledger, self.meter, journal)
-        self._draws.remember(recorded_draws(past), past.settled)
-        if self._draws.chooses and past.settled:
-            for group in await anyio.to_thread.run_sync(settled_groups, journal.directory, past.settled):
-                self._draws.tell(group)
-        for group_id, verdict in past.verdicts.items():
-            if group_id in past.settled:
-                self._keep_rate.note(verdict)
+        judged_at = past.judged_at if self._draws.chooses else {}
+        reported = await anyio.to_thread.run_sync(reported_groups, journal.directory, judged_at) if judged_at else []
+        await self._draws.remember(recorded_draws(past), past.settled, reported)
+        for verdict in past.settled_verdicts:
+            self._keep_rate.note(verdict)
         self._verdicts = past.verdicts
         self._delivery.go_on(past.next_batch, [Ready(*batch) for batch in past.again])
+        past.forget_beginning()
         if past.weights is not None and self._policy is not None:
             await self._policy.start_at(past.weights)
         self._agent = journalled(self._agent, journal)

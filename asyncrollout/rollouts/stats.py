@@ -7,6 +7,7 @@ import msgspec
 from asyncrollout.metrics import Standing
 from asyncrollout.rollout.progress import POLICY, RESET, STEP
 from asyncrollout.sampler.ledger import Ledger
+from asyncrollout.trajectories import DRAWN
 from asyncrollout.types import PoolStats
 
 
@@ -15,6 +16,7 @@ class RolloutsStats(msgspec.Struct, frozen=True):
 
     `keep_rate` is the estimate that admission goes by: of the last 256 groups judged, (kept + 1) / (judged + 1), and at
     least 0.02. The share of all groups that were kept is `figures().keep_rate`.
+    `dispatched`, `open_rollouts` and `ends` are the ledger's, and include evaluations.
     """
 
     version: int
@@ -32,7 +34,8 @@ class RolloutsStats(msgspec.Struct, frozen=True):
 
 def standing(stats: RolloutsStats, ledger: Ledger, wanted: tuple[int, int] | None) -> Standing:
     """The same for the figures of a run, of which so many batches of so many groups are wanted."""
-    waiting = Counter(_kind_of_wait(progress.doing) for progress in ledger.open.values())
+    training = (progress for uid, progress in ledger.open.items() if uid.startswith(DRAWN))
+    waiting = Counter(_kind_of_wait(progress.doing) for progress in training)
     return Standing(
         wanted_batches=None if wanted is None else wanted[0],
         wanted_groups=None if wanted is None else wanted[0] * wanted[1],

@@ -1,6 +1,6 @@
 """All who want to know what is played: the ledger, the meter, and the journal if there is one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asyncrollout.journal.run import RunJournal
@@ -9,11 +9,11 @@ from asyncrollout.rollout.progress import Progress
 from asyncrollout.rollout.watch import Nobody
 from asyncrollout.sampler.draws import Draw
 from asyncrollout.sampler.ledger import Ledger
-from asyncrollout.trajectories import Group, Trajectory
+from asyncrollout.trajectories import DRAWN, EVALUATED, Group, Trajectory
 
 
 class Watching(Nobody):
-    """Counts. What is done for a record only, is done by those who keep one."""
+    """Counts; evaluations in the ledger alone. What is done for a record only, is done by those who keep one."""
 
     def __init__(self, ledger: Ledger, meter: Meter) -> None:
         self.ledger = ledger
@@ -21,15 +21,21 @@ class Watching(Nobody):
         self._evaluations = 0
 
     def dispatched(self, uid: str) -> Progress:
-        return self.ledger.dispatched(uid, self._meter.played)
+        return self.ledger.dispatched(uid, self._meter.played if uid.startswith(DRAWN) else None)
 
     def failed(self, trajectory: Trajectory) -> None:
         self.ledger.retry(trajectory.uid)
-        self._meter.ended(trajectory)
+        self._count(trajectory)
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:  # noqa: ARG002
-        self._meter.ended(trajectory)
+        self._count(trajectory)
         return trajectory
+
+    def _count(self, trajectory: Trajectory) -> None:
+        if trajectory.uid.startswith(DRAWN):
+            self._meter.ended(trajectory)
+        else:
+            self._meter.evaluated()
 
     def drawn(self, draw: Draw) -> None: ...
 
@@ -38,20 +44,22 @@ class Watching(Nobody):
         self._meter.judged(group)
 
     def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
-        """They are not finished, and will be played anew; so will be what else is recorded, if so wished."""
+        """They are not finished, and will be played anew; so will be, if so wished, what nobody has drawn yet."""
 
     def dropped(self, groups: list[str]) -> None:
         """They led to no batch."""
 
-    def delivered(self, batch: int, groups: list[Group], dropped: list[str]) -> None:
+    def delivered(self, batch: int, groups: list[Group], dropped: list[str], stats: Mapping[str, float]) -> None:
         """A batch is about to be handed over; also what was dropped on the way to it."""
 
     def taken_back(self, batch: int) -> None:
         """A batch that was recorded as delivered did not come through to its taker."""
 
-    def handed_over(self, groups: int, lag: int) -> None:
-        """A batch of so many groups has its taker."""
-        self._meter.delivered(groups, lag)
+    def handed_over(self, groups: list[Group], lag: int, *, is_repeated: bool) -> None:  # noqa: ARG002
+        """A batch has its taker; one that `is_repeated` was delivered to an earlier process, too."""
+        for group in groups:
+            self.ledger.end_group(group, "delivered")
+        self._meter.delivered(len(groups), lag)
 
     def updated(self, weights: int) -> None: ...
 
@@ -60,7 +68,7 @@ class Watching(Nobody):
 
     def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any]) -> str:  # noqa: ARG002
         """Its name, which no other has; but one that was broken off, and is the same, goes on."""
-        name, self._evaluations = f"eval{self._evaluations}", self._evaluations + 1
+        name, self._evaluations = f"{EVALUATED}{self._evaluations}", self._evaluations + 1
         return name
 
     def end_evaluation(self, name: str) -> None: ...
@@ -73,14 +81,20 @@ class Recording(Watching):
         super().__init__(ledger, meter)
         self._journal = journal
         past = journal.past
-        meter.begin_at(batches=past.next_batch, delivered=past.delivered, kept=past.delivered, dropped=past.dropped)
+        meter.begin_at(batches=past.next_batch, delivered=past.delivered, kept=past.kept, dropped=past.dropped)
 
     def recall(self, uid: str) -> Trajectory | None:
         trajectory = self._journal.recall(uid)
         if trajectory is not None:
-            self.ledger.dispatched(uid).begins("")
-            self._meter.recalled(trajectory)
+            self._recalled(trajectory)
         return trajectory
+
+    def _recalled(self, trajectory: Trajectory) -> None:
+        self.ledger.dispatched(trajectory.uid).begins("")
+        if trajectory.uid.startswith(DRAWN):
+            self._meter.recalled(trajectory)
+        else:
+            self._meter.evaluated()
 
     def retries_used(self, group: str) -> int:
         return self._journal.retries_used(group)
@@ -112,11 +126,19 @@ class Recording(Watching):
     def dropped(self, groups: list[str]) -> None:
         self._journal.dropped(groups)
 
-    def delivered(self, batch: int, groups: list[Group], dropped: list[str]) -> None:
-        self._journal.delivered(batch, groups, dropped)
+    def delivered(self, batch: int, groups: list[Group], dropped: list[str], stats: Mapping[str, float]) -> None:
+        self._journal.delivered(batch, groups, dropped, stats)
 
     def taken_back(self, batch: int) -> None:
         self._journal.taken_back(batch)
+
+    def handed_over(self, groups: list[Group], lag: int, *, is_repeated: bool) -> None:
+        if is_repeated:  # its groups come from the record, and through no stream
+            for group in groups:
+                for trajectory in group.trajectories:
+                    self._recalled(trajectory)
+                self._meter.judged(group)
+        super().handed_over(groups, lag, is_repeated=is_repeated)
 
     def updated(self, weights: int) -> None:
         self._journal.updated(weights)

@@ -1,11 +1,11 @@
 """What there is to play: tasks, seeds and envs, in an order that depends on nothing but the base seed."""
 
 import heapq
+import inspect
 import math
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from typing import Annotated, Any
+from collections.abc import AsyncIterable, AsyncIterator, Container, Iterable, Iterator, Sequence
+from typing import Annotated, Any, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -18,7 +18,16 @@ from asyncrollout.plain import to_plain
 from asyncrollout.tasks import Background
 from asyncrollout.trajectories import DRAWN, Group
 
-Tasks = Iterable[Any] | AsyncIterable[Any]
+
+class MapStyle(Protocol):
+    """A dataset that is read by number, such as torch's."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+Tasks = Iterable[Any] | AsyncIterable[Any] | MapStyle
 
 _CLOSE_GRACE = 5.0
 _SKIPPED_AT_ONCE = 500
@@ -56,11 +65,19 @@ class Draw(msgspec.Struct, frozen=True, order=True):
     tag: str
 
 
+class Reported(msgspec.Struct, frozen=True):
+    """A group, by its number, that an earlier process reported to the source of tasks when it had drawn so many."""
+
+    drawn: int
+    index: int
+    group: Group
+
+
 class Draws:
     """Draws one after the other; the same ones from the same seed, tasks and shares.
 
-    Without tasks there is no end of them. An object of tasks that has a method `finished(group)` is told of every group
-    that was judged, and may choose the next tasks by it.
+    Without tasks there is no end of them. Each judged group is reported to an object of tasks that has a method
+    `finished(group)`, which may choose the next tasks by it.
     """
 
     def __init__(
@@ -76,27 +93,55 @@ class Draws:
         self._drawn = dict.fromkeys(self._shares, 0)
         self._index = 0
         self._returned: list[Draw] = []
-        self._tasks: Iterator[Any] | AsyncIterator[Any] | None
-        if tasks is None:
-            self._tasks = None
-        elif isinstance(tasks, AsyncIterable):
-            self._tasks = aiter(tasks)
-        elif isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
-            self._tasks = iter(tasks)
-        else:
-            raise UsageError(f"tasks={tasks!r:.100} is neither a list of tasks nor another source of them")
-        self.tell = getattr(tasks, "finished", _nobody)
+        self._source = tasks
+        self._tasks = None if tasks is None else _iterator(tasks)
+        finished = getattr(tasks, "finished", None)
+        self._finished = finished if callable(finished) else None
+        if inspect.iscoroutinefunction(self._finished):
+            raise UsageError("tasks: finished(group) is called while groups are judged, so it must not be async")
         self._recorded: dict[int, Draw] = {}
-        self._settled: AbstractSet[str] = frozenset()
+        self._settled: Container[int] = ()
+        self._reported: deque[Reported] = deque()
+        self._reported_before: set[str] = set()  # of groups that are judged again
+        self._wound = 0  # as many draws need no task of the source any more
 
-    def remember(self, recorded: dict[int, Draw], settled: AbstractSet[str]) -> None:
-        """What was drawn in an earlier process is drawn again, but for what is settled."""
-        self._recorded, self._settled = recorded, settled
+    async def remember(
+        self, recorded: dict[int, Draw], settled: Container[int], reported: Iterable[Reported] = ()
+    ) -> None:
+        """What was drawn in an earlier process is drawn again, but for the numbers that are settled.
+
+        The source is wound forward, with what was `reported` to it in between; or it resumes by itself.
+        """
+        self._recorded, self._settled, self._reported = recorded, settled, deque(reported)
+        self._reported_before = {one.group.id for one in self._reported if one.index not in settled}
+        resume = getattr(self._source, "resume", None)
+        if recorded and callable(resume):
+            while self._wound in recorded:
+                self._wound += 1
+            resumed = resume(self._wound)
+            if inspect.isawaitable(resumed):
+                await resumed
+            self._tasks = _iterator(self._source)  # anew: it may look where to begin as soon as it is asked for one
+        elif self.chooses and isinstance(self._tasks, Iterator):  # an async one may wait for groups to be judged
+            while self._wound in recorded:
+                self._report_until(self._wound)
+                next(self._tasks, None)
+                self._wound += 1
+                if self._wound % _SKIPPED_AT_ONCE == 0:
+                    await anyio.lowlevel.checkpoint()
+        self._report_until(self._wound)
 
     @property
     def chooses(self) -> bool:
         """Whether the source of tasks wants to know what is finished."""
-        return self.tell is not _nobody
+        return self._finished is not None
+
+    def tell(self, group: Group) -> None:
+        """Report a judged group to the source, once."""
+        if group.id in self._reported_before:
+            self._reported_before.discard(group.id)
+        else:
+            self._report(group)
 
     @property
     def count(self) -> int:
@@ -108,19 +153,22 @@ class Draws:
     async def __anext__(self) -> Draw:
         if self._returned:
             return heapq.heappop(self._returned)
-        while (draw := await self._draw()).id in self._settled:
+        while (draw := await self._draw()).index in self._settled:
             if draw.index % _SKIPPED_AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
         return draw
 
     async def _draw(self) -> Draw:
-        recorded = self._recorded.pop(self._index, None)
-        if recorded is not None and self.chooses:  # by what is finished, so that it may choose otherwise now
-            self._index += 1
+        task = None if self._index < self._wound else await self._pulled()
+        index, self._index = self._index, self._index + 1
+        recorded = self._recorded.pop(index, None)
+        if not self._recorded:
+            self._recorded = {}  # a dict never shrinks
+        self._report_until(self._index)
+        if recorded is not None and (task is None or self.chooses):  # it may choose otherwise now
             self._drawn[recorded.tag] += 1
             return recorded
-        task = await self._next_task()
-        index, self._index = self._index, self._index + 1
+        assert task is not None
         tag = self._turn() if task.tag is None else task.tag
         if tag not in self._shares:
             raise UsageError(f"task {index}: no env has the tag {tag!r}{nearest(tag, [*self._shares])}")
@@ -140,6 +188,32 @@ class Draws:
         """What was drawn and not used comes first the next time."""
         for draw in draws:
             heapq.heappush(self._returned, draw)
+
+    async def _pulled(self) -> Task | None:
+        """The source's next task; None at its end, if there is a recorded draw in its place."""
+        try:
+            return await self._next_task()
+        except StopAsyncIteration:
+            recorded = self._recorded.get(self._index)
+            if recorded is None:
+                raise
+            if not self.chooses:
+                raise UsageError(
+                    f"tasks are not those that the run began with: they end before task {recorded.index}, which was "
+                    f"{recorded.task!r:.100}"
+                ) from None
+            return None
+
+    def _report_until(self, drawn: int) -> None:
+        """Report what an earlier process had reported when it had drawn so many."""
+        while self._reported and self._reported[0].drawn <= drawn:
+            self._report(self._reported.popleft().group)
+
+    def _report(self, group: Group) -> None:
+        if self._finished is not None and inspect.isawaitable(told := self._finished(group)):
+            if inspect.iscoroutine(told):
+                told.close()
+            raise UsageError("tasks: finished(group) gave an awaitable, which nobody awaits: it must not be async")
 
     async def _next_task(self) -> Task:
         if self._tasks is None:
@@ -197,4 +271,18 @@ def _contents(draw: Draw) -> list[Any]:
     return [draw.seed, draw.tag, draw.task]
 
 
-def _nobody(group: Group) -> None: ...
+def as_iterable(tasks: Any) -> Iterable[Any] | None:
+    """Anything that can be iterated over, map-style datasets included, but no text; None if it is none."""
+    if isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
+        return tasks
+    if all(hasattr(type(tasks), name) for name in ("__len__", "__getitem__")) and not isinstance(tasks, str | bytes):
+        return (tasks[index] for index in range(len(tasks)))
+    return None
+
+
+def _iterator(tasks: Any) -> Iterator[Any] | AsyncIterator[Any]:
+    if isinstance(tasks, AsyncIterable):
+        return aiter(tasks)
+    if (iterable := as_iterable(tasks)) is None:
+        raise UsageError(f"tasks={tasks!r:.100} is neither a list of tasks nor another source of them")
+    return iter(iterable)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from asyncrollout.rollout.progress import Progress
-from asyncrollout.trajectories import Group, Turn, member_uid
+from asyncrollout.trajectories import DRAWN, Group, Turn, member_uid
 
 End = Literal["delivered", "filtered", "failed", "cancelled", "stale"]
 ENDS: tuple[End, ...] = ("delivered", "filtered", "failed", "cancelled", "stale")
@@ -21,6 +21,7 @@ class Ledger:
         self.dispatched_count = 0
         self.ends: Counter[End] = Counter()
         self.retried = 0
+        """Not of evaluations, which count in no figure of training."""
         self.open: dict[str, Progress] = {}
 
     def __repr__(self) -> str:
@@ -41,7 +42,7 @@ class Ledger:
 
     def retry(self, uid: str) -> None:
         """It has failed, and will be played again."""
-        self.retried += 1
+        self.retried += uid.startswith(DRAWN)
         self.end([uid], "failed")
 
     def end(self, uids: Iterable[str], how: End) -> None:
