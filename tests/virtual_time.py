@@ -75,6 +75,6 @@ def run_virtually(main: Callable[[], Coroutine[Any, Any, T]], *, patience: float
         loop.clock.threads = anyio.to_thread.current_default_thread_limiter()
         return await main()
 
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(patience)) as runner:
-        with patch.object(time, "monotonic", runner.get_loop().time):
-            return runner.run(with_threads())
+    loop = VirtualLoop(patience)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner, patch.object(time, "monotonic", loop.time):
+        return runner.run(with_threads())
