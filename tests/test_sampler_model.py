@@ -47,8 +47,8 @@ PROGRAMS = {
         on_exhausted="fill", source="chooser", tasks=7,
     ),
     "stale before they are judged": Program(
-        (("beside", ("batches", 5), (("update", 2, "continue", 0.0, False),)),),
-        seed=54, latencies=54, groups_in_flight=1, source="chooser", tasks=1,
+        (("beside", ("collect", 5), (("update", 1, "wait", 0.0, False),)),),
+        seed=407, latencies=407, groups_in_flight=1, max_lag=0, source="chooser", tasks=2,
     ),
     "collect beside batches in start order": Program(
         (("batches", 2), ("collect", 3)),
