@@ -50,7 +50,7 @@ types: $(INSTALLED)
 layers: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache
 
-bench: $(INSTALLED)  ## the tables of ratios and costs, in about eight minutes
+bench: $(INSTALLED)  ## the tables of ratios and costs, in about nine minutes
 	$(BIN)/python benchmarks/bench_pool.py
 	$(BIN)/python benchmarks/bench_envs.py
 	$(BIN)/python benchmarks/bench_llm.py

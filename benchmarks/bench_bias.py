@@ -113,20 +113,8 @@ def settings(*, everything: bool) -> list[Setting]:
     return [*filtered, *trouble]
 
 
-HEAD = (
-    "max_lag",
-    "order",
-    "weights",
-    "filter",
-    "limit",
-    "failures",
-    "groups",
-    "lost",
-    "filter",
-    "length",
-    *METRICS,
-    "",
-)
+ASKED = ("max_lag", "order", "weights", "filter", "limit", "failures")
+HEAD = (*ASKED, "groups", "lost", "by filter", "length", *METRICS, "")
 
 
 def cells(row: Row) -> tuple[str, ...]:

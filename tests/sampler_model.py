@@ -31,9 +31,6 @@ class Player(Checks):
 
     def _make(self, resume: bool | int) -> Rollouts:
         program, hooks = self.program, self.hooks
-        drawn = 0
-        if resume is not False and self.run_dir is not None:
-            drawn = sum('"drawn"' in line for line in (self.run_dir / "journal.jsonl").read_text().splitlines())
         keep = {"all": None, "group": hooks.keep, "batch": BatchFilter(hooks.keep_best)}[program.keep]
         score = {"none": None, "trajectory": hooks.score, "group": hooks.score_group}[program.score]
         return Rollouts(
@@ -43,7 +40,7 @@ class Player(Checks):
             max_in_flight=program.group_size * program.groups_in_flight,
             keep=keep,
             seed=program.seed,
-            tasks=hooks.tasks(drawn),
+            tasks=hooks.tasks(),
             score=score,
             failures=Failures(program.retries, program.min_valid),
             order=program.order,

@@ -51,7 +51,9 @@ class World:
         return self._tags[index]
 
     def actions(self, group: str, member: int, seed: int) -> list[int]:
-        base = sampling_seed(sampling_seed(self.program.seed, group), member)
+        _, is_evaluated, index = group.partition("-g")
+        chance = sampling_seed(0, "evaluation", "sampling", index) if is_evaluated else None
+        base = sampling_seed(sampling_seed(self.program.seed, group) if chance is None else chance, member)
         return [sampling_seed(base, turn) % 3 for turn in range(length(seed))]
 
     def failures(self, uid: str) -> float:
@@ -185,23 +187,23 @@ class Hooks:
             except HookError as error:
                 raise UsageError(str(error)) from error  # not a failure of the rollout: the hook is wrong
 
-    def tasks(self, begin: int) -> Any:
+    def tasks(self) -> Any:
         program = self.world.program
         match program.source:
             case "endless":
                 return None
             case "list":
-                return _Source(self, 0)
+                return _Source(self)
             case "async":
                 return _slow_source(self)
             case "chooser":
-                return _Chooser(self, begin)
+                return _Chooser(self)
 
 
 class _Source:
-    def __init__(self, hooks: Hooks, begin: int) -> None:
+    def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
-        self._next = begin
+        self._next = 0
 
     def __iter__(self) -> "_Source":
         return self
