@@ -47,8 +47,8 @@ PROGRAMS = {
         on_exhausted="fill", source="chooser", tasks=7,
     ),
     "stale before they are judged": Program(
-        (("beside", ("collect", 5), (("update", 1, "wait", 0.0, False),)),),
-        seed=407, latencies=407, groups_in_flight=1, max_lag=0, source="chooser", tasks=2,
+        (("batches", 1), ("beside", ("batches", 2), (("update", 1, "wait", 0.0, False),))),
+        seed=283, latencies=283, groups_in_flight=2, max_lag=0, source="chooser", tasks=3,
     ),
     "collect beside batches in start order": Program(
         (("batches", 2), ("collect", 3)),
