@@ -148,7 +148,7 @@ class Checks:
             judged = [group.verdict for group in heard if group.verdict is not None]
             stale_kept = figures.stale - (len(heard) - len(judged))
             kept = sum(verdict.keep for verdict in judged) - stale_kept
-            check(figures.groups == len(judged), "figures:", figures.groups, "groups, and", len(judged), "judged")
+            check(figures.groups == len(heard), "figures:", figures.groups, "groups, and", len(heard), "heard of")
             check(figures.kept == kept, "figures:", figures.kept, "groups kept, and not", kept)
         stats = self.run.stats()
         if self.program.keep != "all" and self.sessions == 1:

@@ -115,7 +115,7 @@ def test_figures_are_what_summing_everything_up_gives(
     assert figures.rollouts == len(ended)
     assert figures.errors == Counter(one.stop_reason.blame for one in ended if not one.valid)
     assert figures.success_rate == (pytest.approx(valid.count(True) / len(valid)) if reports else None)
-    assert figures.keep_rate == (figures.kept / figures.groups if judged else None)
+    assert figures.keep_rate == (figures.kept / figures.groups if figures.groups else None)
     assert (figures.turns, figures.invalid) == (len(played), sum(not one.valid for one in played))
     assert figures.tokens == sum(one.sampled_tokens for one in played)
     assert figures.reward_mean == (pytest.approx(np.mean(rewards)) if rewards else None)

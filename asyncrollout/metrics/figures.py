@@ -33,7 +33,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 class Figures(Standing, frozen=True, kw_only=True):
     """A run at one moment; what is not known yet is None. Evaluations count in `evaluated_rollouts` alone.
 
-    `groups` counts all that were judged: those `kept`, and those `dropped`, by reason; `keep_rate` is the share kept.
+    `groups` counts all that were judged, or became stale before: those `kept`, and those `dropped`, by reason;
+    `keep_rate` is the share kept.
     `success_rate` is of the rollouts whose env reports success; one that was cut off without a report is no success.
     Rewards are those of judged groups. `reward_change` is the mean of the recent groups less that of as many before
     them; `reward_trend` is "up" or "down" if chance alone would change it as much in one case of a hundred at most.

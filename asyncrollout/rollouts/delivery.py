@@ -11,9 +11,9 @@ from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.rollouts.durable import Ready
 from asyncrollout.rollouts.watching import Watching
 from asyncrollout.sampler.draws import Draws
+from asyncrollout.sampler.judging import is_older
 from asyncrollout.sampler.stream import GroupStream, StreamRules, Taken
 from asyncrollout.sampler.tally import Tally
-from asyncrollout.sampler.tray import is_older
 from asyncrollout.trajectories import Group
 
 StartStream = Callable[[StreamRules], tuple[GroupStream, anyio.CancelScope]]

@@ -83,9 +83,13 @@ class Judge:
         found = [as_verdict(verdict, self._keep) for verdict in verdicts]
         return [self._noted(_judged(group, verdict)) for group, verdict in zip(waiting, found, strict=True)]
 
+    def has_older(self, version: int) -> bool:
+        """Whether a group waits for others in which weights older than this version had a part."""
+        return any(is_older(group, version) for group in self._waiting)
+
     def remove_older(self, version: int) -> list[Group]:
         """Take out groups that wait for others, and in which weights older than this version had a part."""
-        old = [group for group in self._waiting if group.version is not None and group.version < version]
+        old = [group for group in self._waiting if is_older(group, version)]
         gone = {group.id for group in old}
         self._waiting = [group for group in self._waiting if group.id not in gone]
         return old
@@ -110,6 +114,11 @@ def check_filter(keep: Keep | None) -> Keep | None:
 
 def _judged(group: Group, verdict: Verdict) -> Group:
     return msgspec.structs.replace(group, verdict=verdict)
+
+
+def is_older(group: Group, version: int) -> bool:
+    """Whether weights older than this version had a part in it."""
+    return group.version is not None and group.version < version
 
 
 def error_of(group: Group) -> RolloutError | None:

@@ -15,10 +15,10 @@ import structlog
 from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError
 from asyncrollout.sampler.admission import Load, Rules, may_start
 from asyncrollout.sampler.draws import Draw, Draws
-from asyncrollout.sampler.judging import Judge, error_of
+from asyncrollout.sampler.judging import Judge, error_of, is_older
 from asyncrollout.sampler.ledger import Ledger
 from asyncrollout.sampler.pace import Pace
-from asyncrollout.sampler.tray import OnExhausted, Tray, is_older
+from asyncrollout.sampler.tray import OnExhausted, Tray
 from asyncrollout.tasks import task_group
 from asyncrollout.trajectories import DRAWN, Group
 
@@ -117,7 +117,7 @@ class GroupStream:
         except Exception as failure:  # noqa: BLE001 (raised where groups are awaited)
             self.failure = self.failure or failure
         finally:
-            if self.failure is None and not self._drained:
+            if self.failure is None and (self._playing or not self._drained):
                 self.failure = ClosedError("these Rollouts were closed")
             self.stopped.set()
             self._notify()
@@ -130,8 +130,6 @@ class GroupStream:
         """Groups that were kept before, and that nobody has had."""
         self._open.update((draw.id, draw) for draw in taken.draws)
         self._tray.adopt(taken.groups, taken.dropped)
-        if self._rules.order == "start":
-            self._tray.kept = deque(sorted(self._tray.kept, key=lambda group: self._open[group.id].index))
         self._checked_at = None
 
     def close(self) -> tuple[list[str], Taken]:
@@ -164,7 +162,7 @@ class GroupStream:
                 self._drop_stale()
                 self._judge_finished()
                 if self.buffered >= groups and not self._is_any_due():
-                    self._put_oldest_first()
+                    self._put_in_order()
                     return self._hand_out(self._tray.take(groups))
                 if self.failure is not None:
                     raise self.failure
@@ -286,17 +284,27 @@ class GroupStream:
         return RolloutError.at(f"{what}; the last one: {type(error).__name__}: {error}", notes=notes)
 
     def _is_any_due(self) -> bool:
-        """Whether a group still plays that would be too old for the batch after this: it is waited for, not lost."""
+        """Whether a group plays, or waits for its round, that would be too old for the batch after this one.
+
+        It is waited for: else long groups would be lost to new weights more often than short ones.
+        """
         lag = self._rules.max_lag
         if not lag or self._rules.order == "start" or self.failure is not None:
             return False
-        return any(began <= self._version() - lag for began in self._playing.values())
+        oldest = self._version() - lag
+        if any(began <= oldest for began in self._playing.values()):
+            return True
+        return not self._is_exhausted() and self._judge.has_older(oldest + 1)  # their round is completed first
 
-    def _put_oldest_first(self) -> None:
-        """By weights, then by start, not by end: what is left over and may become too old is no longer than others."""
-        if self._rules.order == "finish" and self._rules.max_lag:
-            by_age = sorted(self._tray.kept, key=lambda group: (group.version or 0, self._open[group.id].index))
-            self._tray.kept = deque(by_age)
+    def _put_in_order(self) -> None:
+        """By start; in finish order by weights first, so that what is left over is no longer than others."""
+        if self._rules.order == "start":
+            self._sort_kept(lambda group: (self._open[group.id].index,))
+        elif self._rules.max_lag:
+            self._sort_kept(lambda group: (group.version or 0, self._open[group.id].index))
+
+    def _sort_kept(self, key: Callable[[Group], tuple[int, ...]]) -> None:
+        self._tray.kept = deque(sorted(self._tray.kept, key=key))
 
     def _is_stale(self, group: Group) -> bool:
         """Whether it is too old; one that failed has its verdict already, whatever its age."""

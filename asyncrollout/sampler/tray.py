@@ -6,6 +6,7 @@ from typing import Literal
 
 from asyncrollout.errors import ExhaustedError
 from asyncrollout.rollout.group import FAILED
+from asyncrollout.sampler.judging import is_older
 from asyncrollout.trajectories import Group
 
 OnExhausted = Literal["raise", "short", "fill"]
@@ -151,7 +152,3 @@ class Tray:
     def consumed(self) -> list[str]:
         """The ids of all that were dropped, and led to no batch."""
         return [*self._gone]
-
-
-def is_older(group: Group, version: int) -> bool:
-    return group.version is not None and group.version < version
