@@ -21,6 +21,7 @@ from asyncrollout.config import Config, parse_config, read_config, read_tasks, s
 from asyncrollout.config.kinds import bare, options, structs
 from asyncrollout.registry import env_names
 from asyncrollout.video.recorder import Keep, VideoRecorder
+from asyncrollout.secrets import is_secret
 
 ROOT = Path(__file__).parent.parent
 EVALUATION = ROOT / "examples" / "configs" / "behavior_eval.yaml"  # of another kind: tests/test_evaluation.py reads it
@@ -362,7 +363,7 @@ amounts = st.floats(0, 1e9)
 rates = st.floats(0, 1)
 positive = st.floats(0, 1e9, exclude_min=True)
 numbers = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False)
-names = st.text().filter(lambda name: "key" not in name.lower())
+names = st.text().filter(lambda name: not is_secret(name))
 anything = st.recursive(
     st.none() | st.booleans() | numbers | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.integers(-9, 9), inner, max_size=3),
