@@ -239,7 +239,7 @@ def _is_deep(value: Any, place: Place) -> bool:
 
 
 def _plain_array(value: Any, place: Place) -> dict[str, Any]:
-    if isinstance(value, np.ndarray) and type(value) is not np.ndarray and not isinstance(value, np.ma.MaskedArray):
+    if type(value) is not np.ndarray and isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
         value = np.asarray(value)
     dtype = value.dtype
     name = _name_if_bytes(dtype)

@@ -180,10 +180,10 @@ class Gated:
         return self.weights.updates
 
     async def generate(self, request: Request) -> Generation:
-        generation, version = await self.call(lambda: self.inner.generate(request))
+        generation, version = await self.call(self.inner.generate, request)
         return msgspec.structs.replace(generation, version=version)
 
-    async def call(self, begin: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+    async def call(self, ask: Callable[..., Awaitable[T]], *asked: Any) -> tuple[T, int]:
         """What a call gives, and the version of the weights that it began with."""
         gate = self.weights.gate
         while True:
@@ -198,7 +198,7 @@ class Gated:
             try:
                 async with asyncio.timeout(None) as timer:
                     with gate.passing(timer):
-                        return await begin(), version
+                        return await ask(*asked), version
             except TimeoutError:
                 if not timer.expired():  # the policy's own
                     raise
