@@ -468,6 +468,11 @@ def test_resume_with_another_agent_is_refused_and_leaves_all_as_it_was_unless_it
     assert refused.returncode == 2
     assert "cannot be resumed with other settings: agent.history=1 (then None); to accept that" in refused.stderr
     assert [(run / name).read_bytes() for name in ("config.resolved.yaml", "journal.jsonl")] == before
+    (run / "config.resolved.yaml.part").mkdir()
+    unwritten = call(tmp_path, "resume", "runs/mine", "batches=4", "--quiet")
+    assert (unwritten.returncode, "Traceback" in unwritten.stderr) == (1, False)
+    assert "cannot write to runs/mine: Is a directory" in unwritten.stderr
+    (run / "config.resolved.yaml.part").rmdir()
     accepted = call(tmp_path, *other, "--accept-changes", "agent.history")
     assert accepted.returncode == 0, accepted.stderr
     assert len(delivered(run)) == 4
