@@ -219,7 +219,11 @@ def _told_changes(past: Past, given: Mapping[str, Any], changed: list[str]) -> s
     told = [f"{name}={_shown(given[name])} (then {_shown(past.given[name])})" for name in changed]
     if not all(map(may_change, changed)):
         return ", ".join(told)
-    return f"{', '.join(told)}; to accept that, and play unfinished groups anew: accept_changes={changed}"
+    flags = " ".join(f"--accept-changes {name}" for name in changed)
+    return (
+        f"{', '.join(told)}; to accept that, and play unfinished groups anew: accept_changes={changed}, "
+        f"or asyncrollout resume {flags}"
+    )
 
 
 def _shown(value: Any) -> str:
