@@ -2,7 +2,7 @@
 
 import base64
 import io
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -185,6 +185,15 @@ def test_wrong_options(options: dict[str, Any], told: str) -> None:
         ChatAgent(Asked(), **options)
     with pytest.raises(UsageError, match="end_ids"):
         ChatAgent(Asked(), end_ids=[1])
+    for wrong in (None, 5, "<end>", [-1], [1.5], [True], [[1]], np.array([[1]]), {1}):
+        with pytest.raises(UsageError, match="end_ids="):
+            ChatAgent(Asked(), encode=lambda messages, is_start: [1], end_ids=cast("Any", wrong))
+    with pytest.raises(UsageError, match="encode=5 is not a function"):
+        ChatAgent(Asked(), encode=cast("Any", 5))
+    assert ChatAgent(Asked(), encode=lambda messages, is_start: [1], end_ids=cast("Any", np.array([7, 8]))).end_ids == (
+        7,
+        8,
+    )
     with pytest.raises(UsageError, match=r"no generate\(\)"):
         ChatAgent("gpt")  # type: ignore[arg-type]
 

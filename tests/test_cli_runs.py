@@ -75,8 +75,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def delivered(directory: Path) -> list[tuple[int, list[str]]]:
-    events = lines(directory / "journal.jsonl")
-    return [(event["batch"], event["groups"]) for event in events if event["event"] == "delivered"]
+    """In order; a batch that was taken back, as Ctrl-C may have it, is delivered later."""
+    batches: dict[int, list[str]] = {}
+    for event in lines(directory / "journal.jsonl"):
+        if event["event"] == "delivered":
+            assert event["batch"] not in batches
+            batches[event["batch"]] = event["groups"]
+        elif event["event"] == "taken_back":
+            del batches[event["batch"]]
+    return [*batches.items()]
 
 
 def contents(directory: Path) -> dict[str, Any]:
@@ -467,7 +474,13 @@ def test_resume_with_another_agent_is_refused_and_leaves_all_as_it_was_unless_it
     refused = call(tmp_path, *other)
     assert refused.returncode == 2
     assert "cannot be resumed with other settings: agent.history=1 (then None); to accept that" in refused.stderr
+    assert "--accept-changes agent.history" in refused.stderr
     assert [(run / name).read_bytes() for name in ("config.resolved.yaml", "journal.jsonl")] == before
+    (run / "config.resolved.yaml.part").mkdir()
+    unwritten = call(tmp_path, "resume", "runs/mine", "batches=4", "--quiet")
+    assert (unwritten.returncode, "Traceback" in unwritten.stderr) == (1, False)
+    assert "cannot write to runs/mine: Is a directory" in unwritten.stderr
+    (run / "config.resolved.yaml.part").rmdir()
     accepted = call(tmp_path, *other, "--accept-changes", "agent.history")
     assert accepted.returncode == 0, accepted.stderr
     assert len(delivered(run)) == 4

@@ -119,6 +119,16 @@ async def test_resumed_run_goes_on_with_what_the_other_would_have_delivered(tmp_
     assert parts == whole
 
 
+async def test_journal_that_lost_all_its_lines_begins_anew_and_can_be_resumed(tmp_path: Path) -> None:
+    async with rollouts(tmp_path) as source:
+        first = told((await source.collect(groups=3)).groups)
+    (tmp_path / JOURNAL).write_bytes(b"")
+    async with rollouts(tmp_path, resume=True) as source:
+        assert told((await source.collect(groups=3)).groups) == first
+    async with rollouts(tmp_path, resume=True) as source:
+        assert source.next_batch == 1
+
+
 async def test_groups_that_are_judged_together_are_so_again_if_not_all_verdicts_were_written(tmp_path: Path) -> None:
     options: dict[str, Any] = {"keep": filters.top_std(0.5), "max_lag": 0}
 

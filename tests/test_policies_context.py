@@ -241,6 +241,12 @@ def test_numbers_of_a_refusal(said: str, room: int | None) -> None:
     assert overflow.is_vague == (room is None)
 
 
+@pytest.mark.parametrize("said", ["context length is {} tokens", "max_tokens: 5 > {}", "at most {} completion tokens"])
+def test_numbers_of_a_refusal_that_no_model_has(said: str) -> None:
+    """Python reads no number of so many digits."""
+    assert read_overflow(said.format("9" * 5_000)) is not None
+
+
 @pytest.mark.parametrize("said", ["no such model", "invalid temperature", "Rate limit: 100 tokens per minute"])
 def test_other_refusals_are_not_about_length(said: str) -> None:
     assert read_overflow(said) is None

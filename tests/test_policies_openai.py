@@ -462,6 +462,7 @@ async def test_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> N
         ([], {}, "base_url="),
         ("http://x/v1", {"mode": "talk"}, "mode='talk'"),
         ("http://x/v1", {"concurrency": 0}, "concurrency=0"),
+        ("http://x/v1", {"on_back": "push"}, "on_back='push'"),
     ],
 )
 def test_wrong_options(url: Any, options: dict[str, Any], told: str) -> None:

@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 import anyio.to_thread
 import msgspec
+import numpy as np
 import structlog
 
+from asyncrollout import checks
 from asyncrollout.agents.joining import TokenSequence, unsampled
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.agents.templates import TEMPLATES, Template
@@ -68,7 +70,10 @@ class ChatAgent:
             )
         if self.history is not None and (isinstance(self.history, bool) or self.history < 0):
             raise UsageError(f"ChatAgent: history={self.history!r} is neither None nor a number from 0")
-        if len(self.end_ids) and self.encode is None:
+        if self.encode is not None and not callable(self.encode):
+            raise UsageError(f"ChatAgent: encode={self.encode!r:.100} is not a function of messages and is_start")
+        object.__setattr__(self, "end_ids", _read_ids(self.end_ids))
+        if self.end_ids and self.encode is None:
             raise UsageError("ChatAgent: end_ids=[...] are for encode=...: without it the server writes the prompts")
 
     def open(self, session: str, seed: int) -> "Conversation":
@@ -195,6 +200,13 @@ def _checked(generation: Generation) -> Generation:
     if ids is not None and logprobs is not None and len(ids) != len(logprobs):
         raise ProviderError(f"the policy gave {len(ids)} token ids and {len(logprobs)} logprobs")
     return generation
+
+
+def _read_ids(given: Any) -> tuple[int, ...]:
+    is_list = given.ndim == 1 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
+    if not is_list or isinstance(given, str | bytes):
+        raise UsageError(f"ChatAgent: end_ids={given!r:.100} is not a list of token ids")
+    return tuple(checks.whole("ChatAgent: one of end_ids", token, 0) for token in given)
 
 
 async def _encoded_picture(picture: Any) -> str:

@@ -83,8 +83,11 @@ def write_config(directory: Path, config: Config, given: str | None) -> None:
 
 def write_resolved(directory: Path, config: Config) -> None:
     part = directory / f"{RESOLVED}.part"
-    part.write_text(to_yaml(config), encoding="utf-8")
-    part.replace(directory / RESOLVED)
+    try:
+        part.write_text(to_yaml(config), encoding="utf-8")
+        part.replace(directory / RESOLVED)
+    except OSError as error:
+        raise JournalError(f"cannot write to {directory}: {error.strerror or error}") from error
 
 
 def read_back(directory: Path, overrides: tuple[str, ...] = ()) -> Config:

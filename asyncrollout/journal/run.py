@@ -170,16 +170,16 @@ async def open_journal(
         else:
             past = await to_thread.run_sync(_read, directory, given, resume, accept)
         async with Writer(directory) as writer:
+            began = Began(given=given, batch=None if isinstance(resume, bool) else resume)
+            if not past.attempts:
+                writer.put(began)  # the first line, whatever is left in the file of trajectories
             for drawn in past.undrawn:
                 writer.hold(drawn)
             for trajectory in past.unlisted:
                 error = trajectory.error
                 writer.hold(_end_of(trajectory, None if error is None else type(error).__name__))
-            began = Began(given=given, batch=None if isinstance(resume, bool) else resume)
             if past.attempts:
                 writer.hold(began)
-            else:
-                writer.put(began)
             await writer.flush()
             past.undrawn.clear()
             past.unlisted.clear()
@@ -219,7 +219,11 @@ def _told_changes(past: Past, given: Mapping[str, Any], changed: list[str]) -> s
     told = [f"{name}={_shown(given[name])} (then {_shown(past.given[name])})" for name in changed]
     if not all(map(may_change, changed)):
         return ", ".join(told)
-    return f"{', '.join(told)}; to accept that, and play unfinished groups anew: accept_changes={changed}"
+    flags = " ".join(f"--accept-changes {name}" for name in changed)
+    return (
+        f"{', '.join(told)}; to accept that, and play unfinished groups anew: accept_changes={changed}, "
+        f"or asyncrollout resume {flags}"
+    )
 
 
 def _shown(value: Any) -> str:

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from asyncrollout.errors import ProviderError
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # token ids are arrays of 32 bits
 TokenIds = list[Count]
 Stop = str | int | None | UnsetType
 

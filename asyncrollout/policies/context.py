@@ -39,6 +39,7 @@ _OF_REPLY = re.compile(r"max_(?:new_|completion_|output_)?tokens|completion|outp
 _VAGUE = re.compile(
     r"at least \d+ input tokens|upper bound for \d+ input tokens|cannot be greater than max_model_len", re.IGNORECASE
 )
+_DIGITS = 18  # of a number that is read; Python refuses to read thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def read_overflow(said: str) -> Overflow | None:
     """What a refusal says about the length of a call, in the words of the servers we know; None if it says nothing."""
     for wording in _NUMBERS:
         if found := wording.search(said):
-            numbers = {name: int(value) for name, value in found.groupdict().items()}
+            numbers = {name: int(value[:_DIGITS]) for name, value in found.groupdict().items()}
             if "room" in numbers:
                 return Overflow(None, numbers["room"], is_of_reply=True)
             room = numbers["context"] - numbers["prompt"] - numbers.get("functions", 0)
@@ -68,7 +69,7 @@ def read_overflow(said: str) -> Overflow | None:
         return None
     size = _SIZE.search(said)
     return Overflow(
-        int(size[1] or size[2]) if size else None,
+        int((size[1] or size[2])[:_DIGITS]) if size else None,
         None,
         is_of_reply=_OF_REPLY.search(said) is not None,
         is_vague=_VAGUE.search(said) is not None,

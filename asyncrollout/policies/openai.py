@@ -70,6 +70,8 @@ class OpenAIPolicy:
         version: int = 0,
         on_back: OnBack | None = None,
     ) -> None:
+        if on_back is not None and not callable(on_back):
+            raise UsageError(f"OpenAIPolicy: on_back={on_back!r:.100} is not an async function of an endpoint")
         urls = [base_url] if isinstance(base_url, str) else list(base_url)
         for url in urls or [""]:
             if not url.startswith(("http://", "https://")):
