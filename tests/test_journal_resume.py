@@ -28,6 +28,7 @@ from asyncrollout import (
     filters,
 )
 from asyncrollout.journal.events import (
+    AnyEvent,
     Began,
     Cancelled,
     Delivered,
@@ -524,7 +525,8 @@ async def test_numbers_of_batches_that_were_left_out_are_not_given_twice(tmp_pat
 def test_batch_that_is_taken_back_beside_others_comes_later() -> None:
     past = Past()
     delivered = [Delivered(batch=number, groups=[f"g{number}"]) for number in range(3)]
-    for event in (Began(), *delivered, Began(batch=0), *delivered[:2], TakenBack(batch=0), delivered[0]):
+    told: list[AnyEvent] = [Began(), *delivered, Began(batch=0), *delivered[:2], TakenBack(batch=0), delivered[0]]
+    for event in told:
         past.add(event)
     assert past.next_batch == 2
     past.go_back_to(1)
@@ -535,6 +537,7 @@ def test_verdicts_of_a_round_that_was_given_up_are_none() -> None:
     """Its filter's verdicts were not all told; the next verdict does not complete them."""
     past = Past()
     judged = [Judged(group="g0", keep=True, reason="", more=1), Judged(group="g2", keep=True, reason="")]
-    for event in (Began(), judged[0], Cancelled(group="g0"), judged[1]):
+    told: list[AnyEvent] = [Began(), judged[0], Cancelled(group="g0"), judged[1]]
+    for event in told:
         past.add(event)
     assert [*past.verdicts] == ["g2"]

@@ -145,7 +145,8 @@ class Past:
                 is_repeated = any(one.batch == event.batch for one in self._given_again)
                 self._given_again = [one for one in self._given_again if one.batch > event.batch]
                 self._batches.append(_Batch(event, self.weights, is_repeated))
-                self.next_batch = event.batch + 1
+                self._batches.sort(key=lambda one: one.delivered.batch)  # one that was taken back may come later
+                self.next_batch = max(self.next_batch, event.batch + 1)
             case TakenBack(batch=batch):
                 self._take_back(batch)
             case Dropped(groups=groups):
@@ -257,6 +258,7 @@ class Past:
             self._over.discard(uid)
         self.retries.pop(group, None)
         self.verdicts.pop(group, None)
+        self._together.pop(group, None)
 
     def unfinished_groups(self) -> set[str]:
         """Groups that were drawn, and of which something is recorded, but not settled."""
