@@ -145,7 +145,8 @@ class Past:
                 is_repeated = any(one.batch == event.batch for one in self._given_again)
                 self._given_again = [one for one in self._given_again if one.batch > event.batch]
                 self._batches.append(_Batch(event, self.weights, is_repeated))
-                self._batches.sort(key=lambda one: one.delivered.batch)  # one that was taken back may come later
+                if event.batch < self.next_batch:  # it was taken back, and comes later than others
+                    self._batches.sort(key=lambda one: one.delivered.batch)
                 self.next_batch = max(self.next_batch, event.batch + 1)
             case TakenBack(batch=batch):
                 self._take_back(batch)

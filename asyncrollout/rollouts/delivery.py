@@ -213,6 +213,8 @@ class Delivery:
 
     async def _end_shared(self, stream: GroupStream) -> None:
         """The next one begins with what this one had left."""
+        if self._shared is not stream:  # somebody else has ended it, and may have begun another
+            return
         self._shared = None
         assert self._stop_shared is not None
         await self._end(stream, self._stop_shared, gives_up=True, is_alone=False)
