@@ -27,9 +27,21 @@ from asyncrollout import (
     UsageError,
     filters,
 )
-from asyncrollout.journal.events import Began, Cancelled, Delivered, Dispatched, Drawn, Finished, Judged, encode
+from asyncrollout.journal.events import (
+    AnyEvent,
+    Began,
+    Cancelled,
+    Delivered,
+    Dispatched,
+    Drawn,
+    Finished,
+    Judged,
+    TakenBack,
+    encode,
+)
 from asyncrollout.journal.numbers import Numbers
 from asyncrollout.journal.policy import _digests
+from asyncrollout.journal.reader import Past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.trajectories import StopReason
 from tests.playing import PATIENCE
@@ -495,3 +507,37 @@ def test_digest_of_a_request_depends_on_all_that_is_asked_and_on_nothing_else() 
         assert _digests(Request(grown[:size])) == _digests(Request(said("a", "b", "c")[:size]))
     pictures = [{"role": "user", "content": [{"type": "image", "image": np.zeros(3)}]}, *said("a")]
     assert _digests(Request(pictures)) == _digests(Request([{**pictures[0]}, *said("a")]))
+
+
+@pytest.mark.parametrize("resume", [3, 4])
+async def test_numbers_of_batches_that_were_left_out_are_not_given_twice(tmp_path: Path, resume: int) -> None:
+    """A number stays free if its batch is taken back while another taker has the one after it."""
+    async with rollouts(tmp_path) as source:
+        groups = [group.id for _ in range(4) for group in (await source.collect(groups=1)).groups]
+    journal = tmp_path / JOURNAL
+    journal.write_bytes(journal.read_bytes().replace(b'"batch":3', b'"batch":4'))
+    async with rollouts(tmp_path, resume=resume) as source:
+        batches = [await source.collect(groups=1) for _ in range(3)]
+    assert [batch.index for batch in batches] == [4, 5, 6]
+    assert batches[0].groups[0].id == groups[3]
+
+
+def test_batch_that_is_taken_back_beside_others_comes_later() -> None:
+    past = Past()
+    delivered = [Delivered(batch=number, groups=[f"g{number}"]) for number in range(3)]
+    told: list[AnyEvent] = [Began(), *delivered, Began(batch=0), *delivered[:2], TakenBack(batch=0), delivered[0]]
+    for event in told:
+        past.add(event)
+    assert past.next_batch == 2
+    past.go_back_to(1)
+    assert past.next_batch == 1
+
+
+def test_verdicts_of_a_round_that_was_given_up_are_none() -> None:
+    """Its filter's verdicts were not all told; the next verdict does not complete them."""
+    past = Past()
+    judged = [Judged(group="g0", keep=True, reason="", more=1), Judged(group="g2", keep=True, reason="")]
+    told: list[AnyEvent] = [Began(), judged[0], Cancelled(group="g0"), judged[1]]
+    for event in told:
+        past.add(event)
+    assert [*past.verdicts] == ["g2"]

@@ -262,3 +262,22 @@ def test_tally_tells_of_all_that_was_played() -> None:
         "mean_tokens": 0.0,
         "success_rate": 1.0,
     }
+
+
+def test_draws_of_a_batch_that_was_taken_are_not_those_of_the_next_one() -> None:
+    """If the size of a batch changes, or groups become stale, it may be another batch than it was judged for."""
+    smaller = Tray(1, "raise")
+    smaller.needed = 2
+    smaller.put(group(0, keep=True))
+    smaller.needed = 1
+    assert [one.id for one in smaller.take(1)] == ["g0"]
+    assert not smaller.exhausted
+
+    older = Tray(1, "raise")
+    older.needed = 2
+    for number, version in enumerate((0, 1, 1)):
+        older.put(group(number, keep=True, version=version))
+    older.remove_older(1)
+    older.put(group(3, keep=False, version=1))
+    assert [one.id for one in older.take(2)] == ["g1", "g2"]
+    assert (older.judged, older.exhausted) == (1, False)

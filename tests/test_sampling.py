@@ -455,3 +455,95 @@ async def test_weights_that_take_long_are_no_stall() -> None:
             async with source.weight_update(1):
                 await anyio.sleep(0.3)  # longer than stall_seconds, which is what is tested
     assert len(batches) == 2
+
+
+class Held(Model):
+    """One group waits until it is let go."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self.go = anyio.Event()
+        self._group = group
+
+    async def generate(self, request: Request) -> Generation:
+        if request.session.partition(".")[0] == self._group:
+            await self.go.wait()
+        return await super().generate(request)
+
+
+async def test_whole_batch_is_not_exhausted_while_it_waits_for_a_slow_group() -> None:
+    """What is drawn meanwhile, and dropped, is for the batch after it."""
+    model, taken = Held("g2"), list[Any]()
+
+    async def take(source: Rollouts) -> None:
+        taken.append(await anext(source.batches(groups=2)))
+
+    def keep(group: Group) -> Verdict:
+        return Verdict(not 5 <= index_of(group) <= 7)
+
+    async with rollouts(model, keep=keep, max_lag=1, max_num_gen_batches=1) as source:
+        await take(source)
+        await settle()
+        async with source.weight_update(1, "continue"):
+            pass
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(take, source)
+                await settle()
+                assert source.stats().dropped == {"dropped": 2}
+                model.go.set()
+        assert [len(batch.groups) for batch in taken] == [2, 2]
+
+
+async def test_tasks_that_are_given_back_after_the_end_of_a_stream_are_played() -> None:
+    model, seen = Held("g0"), list[int]()
+    async with rollouts(model, tasks=range(12), max_lag=1) as source:
+        async with anyio.create_task_group() as others:
+            others.start_soon(source.collect, 4)
+            await settle()
+            async for batch in source.batches(groups=2):
+                seen += map(index_of, batch.groups)
+            others.cancel_scope.cancel()
+        assert sorted(seen) == list(range(4, 12))
+        model.go.set()
+        with anyio.fail_after(PATIENCE):
+            async for batch in source.batches(groups=2):
+                seen += map(index_of, batch.groups)
+    assert sorted(seen) == list(range(12))
+    assert source.ledger.balanced
+
+
+class Lingering(Model):
+    """Replies to later groups do not come, and take a while to be cancelled."""
+
+    is_held = True
+
+    async def generate(self, request: Request) -> Generation:
+        if self.is_held and int(request.session[1:].partition(".")[0]) > 2:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    for _ in range(30):
+                        await anyio.lowlevel.checkpoint()
+        return await super().generate(request)
+
+
+@pytest.mark.parametrize("steps", range(18, 60, 3))
+async def test_collect_that_asyncio_cancels_while_others_end_leaves_nothing_behind(steps: int) -> None:
+    """Its own cancellation does not heed a shield: at any step, the next one must find everything at its end."""
+    model, seen = Lingering(), list[str]()
+    async with rollouts(model, keep=lambda group: Verdict(group.id != "g0"), max_lag=0, max_in_flight=8) as source:
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(source.collect(2))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            first.cancel()
+        model.is_held = False
+        seen += [] if first.cancelled() else [group.id for group in first.result().groups]
+        with anyio.fail_after(PATIENCE):
+            while len(seen) < 6:
+                seen += [group.id for group in (await source.collect(2)).groups]
+    assert seen == [f"g{number}" for number in range(1, 7)]
+    assert source.ledger.balanced
+    assert not source.ledger.open

@@ -142,10 +142,7 @@ class Past:
                         self.judged_at.setdefault(name, self._most_drawn)
                     self._together.clear()
             case Delivered():
-                is_repeated = any(one.batch == event.batch for one in self._given_again)
-                self._given_again = [one for one in self._given_again if one.batch > event.batch]
-                self._batches.append(_Batch(event, self.weights, is_repeated))
-                self.next_batch = event.batch + 1
+                self._deliver(event)
             case TakenBack(batch=batch):
                 self._take_back(batch)
             case Dropped(groups=groups):
@@ -174,6 +171,14 @@ class Past:
             if number_of(group) is None or finished[group] < self.given.get("group_size", 1):
                 self.forget(group)
         self.evaluating.clear()
+
+    def _deliver(self, event: Delivered) -> None:
+        is_repeated = any(one.batch == event.batch for one in self._given_again)
+        self._given_again = [one for one in self._given_again if one.batch > event.batch]
+        self._batches.append(_Batch(event, self.weights, is_repeated))
+        if event.batch < self.next_batch:  # it was taken back, and comes later than others
+            self._batches.sort(key=lambda one: one.delivered.batch)
+        self.next_batch = max(self.next_batch, event.batch + 1)
 
     def _take_back(self, number: int) -> None:
         """Nobody has had this batch; one of an earlier process is delivered again as it was."""
@@ -257,6 +262,7 @@ class Past:
             self._over.discard(uid)
         self.retries.pop(group, None)
         self.verdicts.pop(group, None)
+        self._together.pop(group, None)
 
     def unfinished_groups(self) -> set[str]:
         """Groups that were drawn, and of which something is recorded, but not settled."""

@@ -69,7 +69,7 @@ class Delivery:
     def go_on(self, count: int, again: list[Ready]) -> None:
         """Begin after so many batches, and deliver these ones again first."""
         self._again.extend(again)
-        self.count = count + len(again)
+        self.count = max([count, *(ready.index + 1 for ready in again)])  # numbers may be left out
 
     def note_judged(self, group: Group) -> None:
         self.tally.add(group)
@@ -145,7 +145,7 @@ class Delivery:
             self._handing_over.remove(ready)
         self.watch.taken_back(ready.index)
         if ready.taken is None:
-            self._again.appendleft(ready)
+            self._again = deque(sorted((ready, *self._again), key=lambda one: one.index))
             return
         if ready.index == self.count - 1:
             self.count -= 1
@@ -197,17 +197,27 @@ class Delivery:
         return ready
 
     async def _take(self, groups: int, needed: int | None) -> Ready | None:
-        if self._shared is None:
-            self._shared, self._stop_shared = self._begin(self._rules)
-        stream = self._shared
-        try:
-            return await self._take_from(stream, groups, needed)
-        except Exception:
-            if stream.failure is not None and not self._is_closed:  # the next one begins with what this one had left
-                self._shared = None
-                assert self._stop_shared is not None
-                await self._end(stream, self._stop_shared, gives_up=True, is_alone=False)
-            raise
+        while True:
+            if self._shared is None:
+                self._shared, self._stop_shared = self._begin(self._rules)
+            stream = self._shared
+            try:
+                ready = await self._take_from(stream, groups, needed)
+            except Exception:
+                if stream.failure is not None and not self._is_closed:
+                    await self._end_shared(stream)
+                raise
+            if ready is not None or not self._draws.has_returned or self._is_closed:
+                return ready
+            await self._end_shared(stream)  # it had come to the end of the tasks before others gave some back
+
+    async def _end_shared(self, stream: GroupStream) -> None:
+        """The next one begins with what this one had left."""
+        if self._shared is not stream:  # somebody else has ended it, and may have begun another
+            return
+        self._shared = None
+        assert self._stop_shared is not None
+        await self._end(stream, self._stop_shared, gives_up=True, is_alone=False)
 
     def _make_ready(self, taken: Taken) -> Ready | None:
         """Groups that were taken, as a batch; none if the tasks are at their end."""
@@ -230,8 +240,7 @@ class Delivery:
         """
         stop.cancel()
         try:
-            with anyio.move_on_after(_END_GRACE, shield=True):
-                await stream.stopped.wait()
+            await _until_stopped(stream)
         finally:
             if stream in self._streams:  # else everything was closed meanwhile
                 self._streams.remove(stream)
@@ -241,3 +250,21 @@ class Delivery:
                     self.watch.given_up(given_up, with_all_recorded=is_alone)
                     left_over = left_over._replace(dropped=[])
                 self._keep_left_over(left_over)
+
+
+async def _until_stopped(stream: GroupStream) -> None:
+    """Wait for it, and only then be cancelled: asyncio's own cancellation does not heed a shield.
+
+    What is drawn anew while it still plays would be there twice.
+    """
+    cancelled: BaseException | None = None
+    with anyio.move_on_after(_END_GRACE, shield=True) as grace:
+        while not stream.stopped.is_set():
+            try:
+                await stream.stopped.wait()
+            except anyio.get_cancelled_exc_class() as error:
+                if grace.cancel_called:
+                    raise
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled

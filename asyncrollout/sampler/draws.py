@@ -162,6 +162,11 @@ class Draws:
     def count(self) -> int:
         return self._index
 
+    @property
+    def has_returned(self) -> bool:
+        """Whether something was given back, and not drawn again yet."""
+        return bool(self._returned)
+
     def __aiter__(self) -> AsyncIterator[Draw]:
         return self
 

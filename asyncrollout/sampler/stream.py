@@ -166,7 +166,9 @@ class GroupStream:
                     return self._hand_out(self._tray.take(groups))
                 if self.failure is not None:
                     raise self.failure
-                if self._tray.exhausted:  # before the end of the tasks, of which it is a matter of timing who hears
+                if (
+                    self._tray.exhausted and self.buffered < groups
+                ):  # before the end of the tasks, of which it is a matter of timing who hears
                     return self._make_do(groups)
                 if self._is_over():
                     self._check_alive()

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from asyncrollout.errors import ExhaustedError
 from asyncrollout.rollout.group import FAILED
@@ -14,6 +14,14 @@ OnExhausted = Literal["raise", "short", "fill"]
 _LEFT_OVER = -1  # the round of groups that belong to no round of this tray
 
 
+class _Cost(NamedTuple):
+    """A draw for a batch: the oldest weights in it, and why it was dropped, if it was."""
+
+    group: str
+    version: int | None
+    reason: str | None
+
+
 class Tray:
     """Groups are put in as they are judged; at most `max_rounds` times `needed` are drawn for a batch.
 
@@ -23,12 +31,11 @@ class Tray:
     def __init__(self, max_rounds: int | None, on_exhausted: OnExhausted) -> None:
         self.kept: deque[Group] = deque()
         self.spare: deque[Group] = deque()
-        self._judged: list[int | None] = []  # the oldest weights of each draw for the batch in progress
+        self._judged: list[_Cost] = []  # for the batch in progress
         self._needed = 0
         self._taken = 0  # since `needed` was last set to another number
         self._max_rounds = max_rounds
         self._on_exhausted = on_exhausted
-        self._reasons: Counter[str] = Counter()
         self._stale = 0
         self._round = 0  # how many batches have been complete, or given up
         self._rounds: dict[str, int] = {}  # of groups that were kept, and not consumed
@@ -61,14 +68,14 @@ class Tray:
     def put(self, group: Group) -> list[Group]:
         """Take in a judged group; those that are of no more use come back."""
         assert group.verdict is not None
-        self._judged.append(group.version)
+        reason = None if group.verdict.keep else group.verdict.reason or "dropped"
+        self._judged.append(_Cost(group.id, group.version, reason))
         if group.verdict.keep:
             self._rounds[group.id] = self._round
             self.kept.append(group)
             is_complete = (self._taken + len(self.kept)) % self.needed == 0
             return self.begin_anew() if is_complete else []
         self._gone[group.id] = self._round
-        self._reasons[group.verdict.reason or "dropped"] += 1
         if self._on_exhausted != "fill" or group.verdict.reason == FAILED or not group.valid:
             return [group]
         self.spare.append(group)
@@ -81,13 +88,25 @@ class Tray:
         self._gone.update((name, _LEFT_OVER) for name in dropped)
 
     def take(self, count: int) -> list[Group]:
+        """The next groups; draws that led to a whole batch of them are not the next one's.
+
+        They may be counted for that one: if the size of a batch has changed, or others became stale meanwhile.
+        """
+        taken = self._take(count)
+        if self._taken % self.needed == 0:
+            ids = {group.id for group in taken}
+            last = max((place for place, cost in enumerate(self._judged) if cost.group in ids), default=-1)
+            del self._judged[: last + 1]
+        return taken
+
+    def _take(self, count: int) -> list[Group]:
         taken = [self.kept.popleft() for _ in range(min(count, len(self.kept)))]
         self._taken += len(taken)
         return taken
 
     def take_last(self, count: int) -> list[Group]:
         """What is left at the end of the tasks; dropped groups fill a batch if so chosen, but do not make one."""
-        return self._filled(self.take(count), count) if self.kept else []
+        return self._filled(self._take(count), count) if self.kept else []
 
     def _filled(self, groups: list[Group], count: int) -> list[Group]:
         while self._on_exhausted == "fill" and self.spare and len(groups) < count:
@@ -96,7 +115,7 @@ class Tray:
 
     def make_do(self, count: int) -> list[Group]:
         """A batch whose draws are used up: what there is, filled with dropped groups if so chosen, or an error."""
-        groups = self._filled(self.take(count), count)
+        groups = self._filled(self._take(count), count)
         self._taken = 0
         if self._on_exhausted == "raise" or not groups:
             self.kept.extendleft(reversed(groups))
@@ -104,7 +123,8 @@ class Tray:
         return groups
 
     def _shortage(self, kept: int, count: int) -> str:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in self._reasons.most_common()) or "none"
+        dropped = Counter(cost.reason for cost in self._judged if cost.reason is not None)
+        reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.most_common()) or "none"
         stale = f"; {self._stale} more became stale and were not counted" if self._stale else ""
         others = " or ".join(f"'{name}'" for name in ("short", "fill") if name != self._on_exhausted)
         choice = "choose on_exhausted='fill'" if self._on_exhausted == "short" else f"choose on_exhausted={others}"
@@ -117,7 +137,6 @@ class Tray:
         """Let the next batch have its draws; dropped groups that nobody took come back."""
         unused = [*self.spare]
         self.spare.clear()
-        self._reasons.clear()
         self._stale = 0
         self._round += 1
         self._judged.clear()
@@ -125,7 +144,7 @@ class Tray:
 
     def remove_older(self, version: int) -> list[Group]:
         """Take out groups in which weights older than this version had a part; draws made with them do not count."""
-        self._judged = [drawn for drawn in self._judged if drawn is None or drawn >= version]
+        self._judged = [cost for cost in self._judged if cost.version is None or cost.version >= version]
         old = [group for group in (*self.kept, *self.spare) if is_older(group, version)]
         gone = {group.id for group in old}
         for name in gone:
