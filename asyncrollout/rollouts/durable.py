@@ -96,7 +96,8 @@ def what_is_given(
 
 def _who_plays(agent: Any) -> dict[str, Any]:
     """The agent's class and what it was made of, and the models that it asks; their servers may be others."""
-    own = [field.name for field in fields(agent) if field.name != "policy"] if is_dataclass(agent) else []
+    made_of = [field.name for field in fields(agent) if field.init] if is_dataclass(agent) else []
+    own = [name for name in made_of if name != "policy"]
     leaves = [part for part in nested(getattr(agent, "policy", None)) if len([*nested(part)]) == 1]
     return {
         "agent": type(agent).__name__,
