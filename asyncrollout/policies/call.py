@@ -20,13 +20,14 @@ _OWN_CAPS = frozenset({"max_tokens", "max_completion_tokens"})
 class Call:
     """A request on its way: what has been tried, and what went wrong."""
 
-    __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_room", "failed", "failures",
+    __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_room", "began", "failed", "failures",
                  "had_stale_connection", "is_again", "most", "refusals", "request", "trouble")  # fmt: skip
 
     def __init__(self, request: Request, deadline: float, held: Held) -> None:
         self.request = request
         self._deadline = deadline - held.seconds()
         self._held = held
+        self.began = 0.0  # the present try, on the clock of what its rollout is charged for
         self.failures = self.refusals = 0
         self.failed: Endpoint | None = None
         self.trouble = ""
@@ -97,6 +98,7 @@ class Call:
 
     def fails(self, endpoint: Endpoint, trouble: str) -> None:
         self.failures += 1
+        self._bodies.clear()  # the next may go to another server, or to this one with another context
         self.failed = endpoint
         self.trouble = trouble
 

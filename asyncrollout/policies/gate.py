@@ -1,7 +1,7 @@
 """Calls that are held back while weights change."""
 
 import asyncio
-import time
+import math
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +12,13 @@ import msgspec
 
 from asyncrollout import checks
 from asyncrollout.errors import UsageError
-from asyncrollout.policies.holding import Held, held_back, rollout_held
+from asyncrollout.policies.holding import Held, charged, held_back, rollout_held
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, PauseMode, Request
 
 T = TypeVar("T")
+
+_STOPPED = -math.inf
 
 
 class Gate:
@@ -79,10 +81,9 @@ class Gate:
                 self.open()
 
     def stop_all(self) -> None:
-        now = asyncio.get_running_loop().time()
         for timer in self._under_way:
             if isinstance(timer, asyncio.Timeout) and not timer.expired():
-                timer.reschedule(now)
+                timer.reschedule(_STOPPED)
 
     def open(self) -> None:
         if not self.is_open:
@@ -108,7 +109,7 @@ class Gate:
         if call not in self._still:
             return
         left = self._still.pop(call)
-        if left is not None and isinstance(call, asyncio.Timeout) and not call.expired():
+        if left is not None and isinstance(call, asyncio.Timeout) and call.when() is None:  # else it was stopped
             call.reschedule(asyncio.get_running_loop().time() + left)
         held = self._under_way[call]
         if held is not None:
@@ -194,7 +195,7 @@ class Gated:
                     await gate.wait()
             if not gate.is_open:
                 continue
-            version, began = self.weights.version, time.monotonic()
+            version, began = self.weights.version, charged()
             try:
                 async with asyncio.timeout(None) as timer:
                     with gate.passing(timer):
@@ -225,11 +226,19 @@ class Gated:
         return self.weights.gate.held.last()
 
 
+def is_stopped(timer: asyncio.Timeout) -> bool:
+    """Whether a timer expired because its call is to be made again, and not because time was up."""
+    return timer.when() == _STOPPED
+
+
 def refund(began: float) -> None:
-    """A call that was stopped for new weights is made again: its rollout is not charged twice."""
+    """A call that was stopped for new weights is made again: its rollout is not charged since then (by `charged`).
+
+    What it was not charged for anyway, or got back for another call at the same time, is not given twice.
+    """
     held = rollout_held()
     if held is not None:
-        held.add(time.monotonic() - began)
+        held.add(max(charged() - began, 0.0))
 
 
 def check_rises(version: int, present: int) -> None:
