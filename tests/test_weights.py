@@ -413,18 +413,20 @@ async def test_call_that_stood_still_and_is_stopped_then_was_not_too_slow() -> N
     async def ask() -> None:
         answers.append(await served.generate(ASKED))
 
-    async with llm_server("vllm", [Hold()]) as server:
-        async with OpenAIPolicy(server.url, "m", kind="vllm", attempt_seconds=0.5, attempts=1) as served:
-            with anyio.fail_after(PATIENCE):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(ask)
-                    await server.until(lambda: server.in_flight == 1)
-                    await served.pause("continue")
-                    await let_pass(0.6)
-                    await served.resume(1)
-                    await served.pause("abort")
-                    await served.resume(2)
-            assert served.endpoints[0].losses == 0
+    async with (
+        llm_server("vllm", [Hold()]) as server,
+        OpenAIPolicy(server.url, "m", kind="vllm", attempt_seconds=0.5, attempts=1) as served,
+    ):
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                await server.until(lambda: server.in_flight == 1)
+                await served.pause("continue")
+                await let_pass(0.6)
+                await served.resume(1)
+                await served.pause("abort")
+                await served.resume(2)
+        assert served.endpoints[0].losses == 0
     assert [answer.version for answer in answers] == [2]
 
 
