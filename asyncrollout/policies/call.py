@@ -63,6 +63,10 @@ class Call:
     def _bounded(self, sampling: Sampling, default: Sampling, kind: ServerKind, context: int | None) -> Sampling:
         """With the least of what the request, the rollout's limit, the policy and the context allow for a reply."""
         request = self.request
+        is_unbounded = request.tokens_left is self._room is context is None
+        if is_unbounded and not sampling.extra and not self._is_open_ended:  # most often
+            self.most = sampling.max_tokens
+            return sampling
         own = {name for name in _OWN_CAPS if type(sampling.extra.get(name)) is int} if sampling.extra else ()
         caps = [sampling.max_tokens, request.tokens_left, self._room, *(sampling.extra[name] for name in own)]
         if request.tokens_left is not None and request.tokens_left == request.sampling.max_tokens:

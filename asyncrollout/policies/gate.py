@@ -3,8 +3,7 @@
 import asyncio
 import math
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, get_args
 
 import anyio
@@ -43,21 +42,22 @@ class Gate:
     async def wait(self) -> None:
         await self._open.wait()
 
-    @contextmanager
-    def passing(self, timer: asyncio.Timeout | None = None) -> Iterator[None]:
+    def passing(self, timer: asyncio.Timeout | None = None) -> "_Passing":
         """A call under its timer, which expires at once if the call is to be made again; without one it is awaited.
 
         A timer of asyncio costs a third of a cancel scope, and every call has one.
         """
-        call = object() if timer is None else timer
+        return _Passing(self, object() if timer is None else timer)
+
+    def begin(self, call: object) -> None:
         self._under_way[call] = rollout_held()
-        try:
-            yield
-        finally:
+
+    def end(self, call: object) -> None:
+        if self._still:
             self._go_on(call)
-            del self._under_way[call]
-            if not self._under_way:
-                self._idle.set()
+        del self._under_way[call]
+        if not self._under_way:
+            self._idle.set()
 
     async def shut(self, mode: PauseMode) -> None:
         """Hold calls back; those under way are awaited, stopped, or left alone. If cancelled, it opens again."""
@@ -114,6 +114,22 @@ class Gate:
         held = self._under_way[call]
         if held is not None:
             held.end()
+
+
+class _Passing:
+    """A call between `begin` and `end`; a generator in its place would cost every call twice as much."""
+
+    __slots__ = ("_call", "_gate")
+
+    def __init__(self, gate: Gate, call: object) -> None:
+        self._gate = gate
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._gate.begin(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.end(self._call)
 
 
 class Weights:
