@@ -29,7 +29,5 @@ class TokenSequence:
 
 def unsampled(end: Sequence[int], sampled: Sequence[int]) -> Sequence[int]:
     """What is missing of the tokens that end a message."""
-    if not len(end):
-        return end
     known = next((size for size in range(len(end), 0, -1) if list(sampled[-size:]) == list(end[:size])), 0)
     return end[known:]

@@ -29,15 +29,12 @@ class Gate:
     def __init__(self, *, stops_server: bool = False) -> None:
         self._open = anyio.Event()
         self._open.set()
+        self.is_open = True
         self._idle = anyio.Event()
         self._under_way: dict[object, Held | None] = {}
         self._stops_server = stops_server
         self._still: dict[object, float | None] = {}  # with the seconds that its timer had left
         self.held = Held()
-
-    @property
-    def is_open(self) -> bool:
-        return self._open.is_set()
 
     async def wait(self) -> None:
         await self._open.wait()
@@ -64,6 +61,7 @@ class Gate:
         checks.one_of("mode", mode, get_args(PauseMode))
         if self.is_open:
             self._open = anyio.Event()
+            self.is_open = False
             self.held.begin()
         if mode == "abort":
             self.stop_all()
@@ -91,6 +89,7 @@ class Gate:
         for call in [*self._still]:
             self._go_on(call)
         self._open.set()
+        self.is_open = True
         self._idle.set()
 
     def _stand_still(self) -> None:
