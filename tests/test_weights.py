@@ -31,7 +31,7 @@ from asyncrollout import (
 )
 from asyncrollout.policies.gate import Gated
 from asyncrollout.policies.holding import rollout_clock
-from tests.llm_faults import Hold
+from tests.llm_faults import Answer, Hold
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
@@ -405,6 +405,25 @@ async def test_calls_that_stand_still_on_the_server_are_not_charged() -> None:
                     await let_pass(0.6)
                     await served.resume(1)
         assert [answer.version for answer in answers] == [0]
+
+
+async def test_seconds_of_a_request_do_not_run_while_it_rests_and_is_held_back() -> None:
+    answers: list[Generation] = []
+
+    async def ask() -> None:
+        answers.append(await served.generate(Request(messages=ASKED.messages, seconds=2)))
+
+    async with (
+        llm_server(script=[Answer(503, headers={"Retry-After": "3"})]) as server,
+        OpenAIPolicy(server.url, "m", kind="openai") as served,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(ask)
+        await server.until(lambda: any(seen.done for seen in server.requests))
+        await served.pause()
+        await let_pass(2.5)
+        await served.resume(1)
+    assert [answer.version for answer in answers] == [1]
 
 
 async def test_call_that_stood_still_and_is_stopped_then_was_not_too_slow() -> None:

@@ -177,9 +177,18 @@ class OpenAIPolicy:
             others = endpoint is not self._router.find(call.request.session, call.failed)
             if 0 < call.failures < len(self.endpoints) and others:
                 continue  # each may be asked once without a pause
-            with self._bounded(call.deadline):
-                own = backoff(call.tries, self._jitter)
-                await anyio.sleep(own if wait is None else max(wait, min(own, _LEAST_WAIT)))
+            own = backoff(call.tries, self._jitter)
+            await self._rest(call, own if wait is None else max(wait, min(own, _LEAST_WAIT)))
+
+    async def _rest(self, call: Call, seconds: float) -> None:
+        until = _now() + seconds
+        while (left := until - _now()) > 0:
+            try:
+                with self._bounded(call.deadline):
+                    await anyio.sleep(left)
+            except TimeoutError:
+                if _now() >= call.deadline:  # else it was held back meanwhile
+                    raise
 
     async def _enter(self, call: Call) -> Endpoint:
         """A place at the session's endpoint, or rather at another one than that which just failed."""
