@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import anyio
 import pytest
 from structlog.testing import capture_logs
 
@@ -27,6 +28,7 @@ from asyncrollout.policies.context import read_overflow
 from tests.llm_answers import token_id, words
 from tests.llm_faults import Answer, Reply
 from tests.llm_server import LLMServer, llm_server
+from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
 
 ENGINES: list[Any] = ["vllm", "sglang"]
@@ -144,6 +146,26 @@ async def test_context_is_remembered() -> None:
         await policy.generate(asked)
         await policy.generate(asked)
     assert caps(server) == [60, 46, 46]
+
+
+async def test_context_is_forgotten_with_a_server_that_is_lost() -> None:
+    asked = Request(prompt_ids=[token_id(word) for word in words("a b c d")], sampling=Sampling(max_tokens=60))
+    async with llm_server("sglang", context=50) as before:
+        policy = OpenAIPolicy(before.url, "m", mode="completions", kind="sglang", attempts=100)
+        port = int(before.root.rpartition(":")[2])
+        async with policy, anyio.create_task_group() as tasks:
+            await policy.generate(asked)
+            await policy.generate(asked)
+            assert caps(before) == [60, 46, 46]
+            await before.stop()
+            tasks.start_soon(policy.generate, asked)
+            with anyio.fail_after(PATIENCE):
+                while policy.endpoints[0].up:
+                    await anyio.wait_all_tasks_blocked()
+            async with llm_server("sglang", context=200, port=port) as after:
+                await policy.generate(asked)
+                await after.until(lambda: len(caps(after)) == 2)
+    assert caps(after) == [60, 60]
 
 
 async def test_reply_that_is_too_long_for_any_prompt() -> None:

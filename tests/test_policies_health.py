@@ -1,14 +1,17 @@
 """Servers that are lost after their weights were updated: none that comes back with others passes for up to date."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import chain, repeat
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from aiohttp import web
+from anyio.abc import SocketAttribute, SocketStream
 
-from asyncrollout import OpenAIPolicy, ProviderError, Request
+from asyncrollout import Generation, OpenAIPolicy, ProviderError, Request
 from asyncrollout.policies.endpoint import Endpoint
 from tests.llm_faults import Cut
 from tests.llm_server import LLMServer, llm_server
@@ -138,6 +141,52 @@ async def test_lost_connection_of_a_server_that_was_not_restarted_costs_nothing(
         with anyio.fail_after(PATIENCE):
             assert (await asked.generate(ask())).version == 1
         assert asked.endpoints[0].up
+
+
+async def test_server_that_comes_back_while_one_of_its_lifelines_is_made_anew() -> None:
+    """It cuts a call off, and is asked for its health; before it answers, it ends one of two silent connections."""
+    silent: list[SocketStream] = []
+    cuts = chain([True, True], repeat(False))  # the first is taken for a connection that had been kept
+    waits_for_health, is_ended, another_line = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def serve(stream: SocketStream) -> None:
+        silent.append(stream)
+        if is_ended.is_set():
+            another_line.set()
+        async with stream:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                asked = await stream.receive()
+                silent.remove(stream)
+                if asked.startswith(b"GET /health"):
+                    waits_for_health.set()
+                    await another_line.wait()
+                elif next(cuts):
+                    return
+                reply = msgspec.json.encode({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]})
+                head = f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {len(reply)}\r\n\r\n"
+                await stream.send(head.encode() + reply)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/v1"
+    with anyio.fail_after(PATIENCE):
+        async with listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, serve)
+            async with OpenAIPolicy(url, "m", kind="openai", logprobs=False) as asked:
+                await update(asked, 1)
+                while len(silent) < 2:
+                    await anyio.wait_all_tasks_blocked()
+                replies: list[Generation] = []
+
+                async def ask_once() -> None:
+                    replies.append(await asked.generate(ask()))
+
+                async with anyio.create_task_group() as asking:
+                    asking.start_soon(ask_once)
+                    await waits_for_health.wait()
+                    is_ended.set()
+                    await silent[0].aclose()
+                assert [reply.version for reply in replies] == [1]
+            tasks.cancel_scope.cancel()
 
 
 async def test_server_that_missed_the_first_update_gets_no_calls() -> None:

@@ -1,6 +1,7 @@
 """New weights: who is held back, where, for how long, and what version each reply tells."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +30,12 @@ from asyncrollout import (
     run_rollout,
 )
 from asyncrollout.policies.gate import Gated
-from tests.llm_faults import Hold
+from asyncrollout.policies.holding import rollout_clock
+from tests.llm_faults import Answer, Hold
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
+from tests.virtual_time import run_virtually
 
 ASKED = Request(messages=[{"role": "user", "content": "Hello"}])
 
@@ -404,6 +407,73 @@ async def test_calls_that_stand_still_on_the_server_are_not_charged() -> None:
         assert [answer.version for answer in answers] == [0]
 
 
+async def test_seconds_of_a_request_do_not_run_while_it_rests_and_is_held_back() -> None:
+    answers: list[Generation] = []
+
+    async def ask() -> None:
+        answers.append(await served.generate(Request(messages=ASKED.messages, seconds=2)))
+
+    async with (
+        llm_server(script=[Answer(503, headers={"Retry-After": "3"})]) as server,
+        OpenAIPolicy(server.url, "m", kind="openai") as served,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(ask)
+        await server.until(lambda: any(seen.done for seen in server.requests))
+        await served.pause()
+        await let_pass(2.5)
+        await served.resume(1)
+    assert [answer.version for answer in answers] == [1]
+
+
+async def test_call_that_stood_still_and_is_stopped_then_was_not_too_slow() -> None:
+    answers: list[Generation] = []
+
+    async def ask() -> None:
+        answers.append(await served.generate(ASKED))
+
+    async with (
+        llm_server("vllm", [Hold()]) as server,
+        OpenAIPolicy(server.url, "m", kind="vllm", attempt_seconds=0.5, attempts=1) as served,
+    ):
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                await server.until(lambda: server.in_flight == 1)
+                await served.pause("continue")
+                await let_pass(0.6)
+                await served.resume(1)
+                await served.pause("abort")
+                await served.resume(2)
+        assert served.endpoints[0].losses == 0
+    assert [answer.version for answer in answers] == [2]
+
+
+@pytest.mark.parametrize(("places", "given"), [(3, 4), (1, 5)])
+def test_time_of_calls_that_are_made_again_is_given_back_once(places: int, given: float) -> None:
+    """However many a rollout has under way, and also if they spent it in a queue, where two of three still are."""
+
+    async def slow(_: Any) -> str:
+        await anyio.sleep(10)
+        return "go"
+
+    async def play() -> float:
+        gated = Gated(limited(ScriptedPolicy(slow), places))
+        with rollout_clock() as held:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(gated.generate, ASKED)
+                await anyio.sleep(4)
+                await gated.pause("abort")
+                await gated.resume(1)
+                await anyio.sleep(1)
+                given_back = held.seconds()
+                tasks.cancel_scope.cancel()
+        return given_back
+
+    assert run_virtually(play) == pytest.approx(given)
+
+
 async def test_longer_seconds_of_a_request_hold() -> None:
     go = anyio.Event()
     answers: list[Generation] = []
@@ -494,6 +564,36 @@ async def test_cache_keeps_no_reply_of_old_weights() -> None:
             await consume()
     told = [[(turn.reply, turn.version) for turn in one.trajectories[0].turns] for one in seen]
     assert told == [[("go 0", 0)], [("go 1", 1)]]
+
+
+async def test_cache_asks_once_after_a_failure() -> None:
+    go = anyio.Event()
+    calls: list[int] = []
+
+    async def reply(_: Any) -> str:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            await anyio.lowlevel.checkpoint()
+            raise ProviderError("not now")
+        await go.wait()
+        return f"go {len(calls)}"
+
+    policy = cached(ScriptedPolicy(reply))
+    replies: list[str] = []
+
+    async def ask() -> None:
+        with suppress(ProviderError):
+            replies.append((await policy.generate(ASKED)).text)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        go.set()
+    assert replies == ["go 2", "go 2"]
+    assert not policy._asking
 
 
 async def test_cache_of_others_knows_of_new_weights_of_the_same_version() -> None:

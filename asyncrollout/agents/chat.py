@@ -128,11 +128,11 @@ class Conversation:
                 hint = "prompts are encoded from the start again; with OpenAIPolicy, kind= is 'vllm' or 'sglang'"
                 self._agent.report("reply_without_token_ids", session=self._session, hint=hint)
             return Move(generation.text, generation, observation, first_message=first)
-        has_end = (
-            len(generation.token_ids) > 0 and not generation.stopped_early and generation.finish_reason != "length"
-        )
-        self._goes_on = has_end or len(self._agent.end_ids) > 0  # without its end nothing can follow
-        self._end = unsampled(self._agent.end_ids, generation.token_ids)
+        if self._agent.encode is not None:
+            is_cut_off = generation.stopped_early or generation.finish_reason == "length"
+            has_end = len(generation.token_ids) > 0 and not is_cut_off
+            self._goes_on = has_end or len(self._agent.end_ids) > 0  # without its end nothing can follow
+            self._end = unsampled(self._agent.end_ids, generation.token_ids)
         part, joined = self._tokens.add_turn(prompt_ids, generation.token_ids)
         return Move(generation.text, generation, observation, part, joined, first)
 

@@ -20,13 +20,14 @@ _OWN_CAPS = frozenset({"max_tokens", "max_completion_tokens"})
 class Call:
     """A request on its way: what has been tried, and what went wrong."""
 
-    __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_room", "failed", "failures",
+    __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_room", "began", "failed", "failures",
                  "had_stale_connection", "is_again", "most", "refusals", "request", "trouble")  # fmt: skip
 
     def __init__(self, request: Request, deadline: float, held: Held) -> None:
         self.request = request
         self._deadline = deadline - held.seconds()
         self._held = held
+        self.began = 0.0  # the present try, on the clock of what its rollout is charged for
         self.failures = self.refusals = 0
         self.failed: Endpoint | None = None
         self.trouble = ""
@@ -62,6 +63,10 @@ class Call:
     def _bounded(self, sampling: Sampling, default: Sampling, kind: ServerKind, context: int | None) -> Sampling:
         """With the least of what the request, the rollout's limit, the policy and the context allow for a reply."""
         request = self.request
+        is_unbounded = request.tokens_left is self._room is context is None
+        if is_unbounded and not sampling.extra and not self._is_open_ended:  # most often
+            self.most = sampling.max_tokens
+            return sampling
         own = {name for name in _OWN_CAPS if type(sampling.extra.get(name)) is int} if sampling.extra else ()
         caps = [sampling.max_tokens, request.tokens_left, self._room, *(sampling.extra[name] for name in own)]
         if request.tokens_left is not None and request.tokens_left == request.sampling.max_tokens:
@@ -97,6 +102,7 @@ class Call:
 
     def fails(self, endpoint: Endpoint, trouble: str) -> None:
         self.failures += 1
+        self._bodies.clear()  # the next may go to another server, or to this one with another context
         self.failed = endpoint
         self.trouble = trouble
 

@@ -84,7 +84,7 @@ class Cached:
                 self.kept.move_to_end(key)
                 generation = self.kept[key]
         finally:
-            if not lock.statistics().tasks_waiting:
+            if not lock.locked():  # else the next in turn has it
                 self._asking.pop(asked, None)
         while len(self.kept) > self.size:
             self.kept.popitem(last=False)

@@ -1,10 +1,9 @@
 """Calls that are held back while weights change."""
 
 import asyncio
-import time
+import math
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, get_args
 
 import anyio
@@ -12,11 +11,13 @@ import msgspec
 
 from asyncrollout import checks
 from asyncrollout.errors import UsageError
-from asyncrollout.policies.holding import Held, held_back, rollout_held
+from asyncrollout.policies.holding import Held, charged, held_back, rollout_held
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, PauseMode, Request
 
 T = TypeVar("T")
+
+_STOPPED = -math.inf
 
 
 class Gate:
@@ -28,40 +29,39 @@ class Gate:
     def __init__(self, *, stops_server: bool = False) -> None:
         self._open = anyio.Event()
         self._open.set()
+        self.is_open = True
         self._idle = anyio.Event()
         self._under_way: dict[object, Held | None] = {}
         self._stops_server = stops_server
         self._still: dict[object, float | None] = {}  # with the seconds that its timer had left
         self.held = Held()
 
-    @property
-    def is_open(self) -> bool:
-        return self._open.is_set()
-
     async def wait(self) -> None:
         await self._open.wait()
 
-    @contextmanager
-    def passing(self, timer: asyncio.Timeout | None = None) -> Iterator[None]:
+    def passing(self, timer: asyncio.Timeout | None = None) -> "_Passing":
         """A call under its timer, which expires at once if the call is to be made again; without one it is awaited.
 
         A timer of asyncio costs a third of a cancel scope, and every call has one.
         """
-        call = object() if timer is None else timer
+        return _Passing(self, object() if timer is None else timer)
+
+    def begin(self, call: object) -> None:
         self._under_way[call] = rollout_held()
-        try:
-            yield
-        finally:
+
+    def end(self, call: object) -> None:
+        if self._still:
             self._go_on(call)
-            del self._under_way[call]
-            if not self._under_way:
-                self._idle.set()
+        del self._under_way[call]
+        if not self._under_way:
+            self._idle.set()
 
     async def shut(self, mode: PauseMode) -> None:
         """Hold calls back; those under way are awaited, stopped, or left alone. If cancelled, it opens again."""
         checks.one_of("mode", mode, get_args(PauseMode))
         if self.is_open:
             self._open = anyio.Event()
+            self.is_open = False
             self.held.begin()
         if mode == "abort":
             self.stop_all()
@@ -79,10 +79,9 @@ class Gate:
                 self.open()
 
     def stop_all(self) -> None:
-        now = asyncio.get_running_loop().time()
         for timer in self._under_way:
             if isinstance(timer, asyncio.Timeout) and not timer.expired():
-                timer.reschedule(now)
+                timer.reschedule(_STOPPED)
 
     def open(self) -> None:
         if not self.is_open:
@@ -90,6 +89,7 @@ class Gate:
         for call in [*self._still]:
             self._go_on(call)
         self._open.set()
+        self.is_open = True
         self._idle.set()
 
     def _stand_still(self) -> None:
@@ -108,11 +108,27 @@ class Gate:
         if call not in self._still:
             return
         left = self._still.pop(call)
-        if left is not None and isinstance(call, asyncio.Timeout) and not call.expired():
+        if left is not None and isinstance(call, asyncio.Timeout) and call.when() is None:  # else it was stopped
             call.reschedule(asyncio.get_running_loop().time() + left)
         held = self._under_way[call]
         if held is not None:
             held.end()
+
+
+class _Passing:
+    """A call between `begin` and `end`; a generator in its place would cost every call twice as much."""
+
+    __slots__ = ("_call", "_gate")
+
+    def __init__(self, gate: Gate, call: object) -> None:
+        self._gate = gate
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._gate.begin(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.end(self._call)
 
 
 class Weights:
@@ -194,7 +210,7 @@ class Gated:
                     await gate.wait()
             if not gate.is_open:
                 continue
-            version, began = self.weights.version, time.monotonic()
+            version, began = self.weights.version, charged()
             try:
                 async with asyncio.timeout(None) as timer:
                     with gate.passing(timer):
@@ -225,11 +241,19 @@ class Gated:
         return self.weights.gate.held.last()
 
 
+def is_stopped(timer: asyncio.Timeout) -> bool:
+    """Whether a timer expired because its call is to be made again, and not because time was up."""
+    return timer.when() == _STOPPED
+
+
 def refund(began: float) -> None:
-    """A call that was stopped for new weights is made again: its rollout is not charged twice."""
+    """A call that was stopped for new weights is made again: its rollout is not charged since then (by `charged`).
+
+    What it was not charged for anyway, or got back for another call at the same time, is not given twice.
+    """
     held = rollout_held()
     if held is not None:
-        held.add(time.monotonic() - began)
+        held.add(max(charged() - began, 0.0))
 
 
 def check_rises(version: int, present: int) -> None:

@@ -85,6 +85,7 @@ class Health:
         if not endpoint.up:
             return
         endpoint.up = False
+        endpoint.context = None  # it may come back with another one
         endpoint.losses += 1
         if self._had_update:
             endpoint.has_weights = False
@@ -218,10 +219,10 @@ class Health:
             is_same = bool(lines) and await self._add_line(endpoint, lines)
         finally:
             self._in_doubt -= 1
-        endpoint.up = was_up
+        endpoint.up |= was_up  # it may have been brought back meanwhile
         if is_same:
-            endpoint.has_weights = had_weights
-        elif was_up:
+            endpoint.has_weights |= had_weights
+        elif endpoint.up:
             self.lose(endpoint)
         self._notify()
 

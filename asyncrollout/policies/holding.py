@@ -66,6 +66,12 @@ def rollout_held() -> Held | None:
     return _ROLLOUT.get()
 
 
+def charged() -> float:
+    """A clock that stands still while the rollout that this code runs for is held back."""
+    held = _ROLLOUT.get()
+    return time.monotonic() if held is None else time.monotonic() - held.seconds()
+
+
 @contextmanager
 def held_back() -> Iterator[None]:
     """A wait that the rollout is not charged for."""

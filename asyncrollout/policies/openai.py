@@ -24,9 +24,9 @@ from asyncrollout.policies.call import SERVERS_OWN, Call, Key
 from asyncrollout.policies.codec import STREAMED, Mode, ServerKind
 from asyncrollout.policies.context import read_overflow
 from asyncrollout.policies.endpoint import Answer, Endpoint
-from asyncrollout.policies.gate import Gate, check_rises, refund
+from asyncrollout.policies.gate import Gate, check_rises, is_stopped, refund
 from asyncrollout.policies.health import Health, OnBack
-from asyncrollout.policies.holding import held_back
+from asyncrollout.policies.holding import charged, held_back
 from asyncrollout.policies.limits import Limit
 from asyncrollout.policies.probing import kind_of_server
 from asyncrollout.policies.retries import backoff, failure_of, read_retry_after
@@ -159,11 +159,12 @@ class OpenAIPolicy:
             endpoint = await self._enter(call)
             try:
                 started, version = time.monotonic(), self.version
+                call.began = charged()
                 answer = await self._try(endpoint, call)
                 if answer is not None and answer.status == 200:
                     generation = self._accept(call.request, answer, endpoint, started)
                     if generation.finish_reason == "abort" and not self._gate.is_open:
-                        refund(started)
+                        refund(call.began)
                         continue  # stopped by the server for new weights
                     timings = _timings(began, started, answer, call.tries)
                     return msgspec.structs.replace(generation, version=version, timings=timings)
@@ -178,9 +179,18 @@ class OpenAIPolicy:
             others = endpoint is not self._router.find(call.request.session, call.failed)
             if 0 < call.failures < len(self.endpoints) and others:
                 continue  # each may be asked once without a pause
-            with self._bounded(call.deadline):
-                own = backoff(call.tries, self._jitter)
-                await anyio.sleep(own if wait is None else max(wait, min(own, _LEAST_WAIT)))
+            own = backoff(call.tries, self._jitter)
+            await self._rest(call, own if wait is None else max(wait, min(own, _LEAST_WAIT)))
+
+    async def _rest(self, call: Call, seconds: float) -> None:
+        until = _now() + seconds
+        while (left := until - _now()) > 0:
+            try:
+                with self._bounded(call.deadline):
+                    await anyio.sleep(left)
+            except TimeoutError:
+                if _now() >= call.deadline:  # else it was held back meanwhile
+                    raise
 
     async def _enter(self, call: Call) -> Endpoint:
         """A place at the session's endpoint, or rather at another one than that which just failed."""
@@ -215,20 +225,18 @@ class OpenAIPolicy:
 
     async def _try(self, endpoint: Endpoint, call: Call) -> Answer | None:
         """An answer; else the call knows what went wrong."""
-        began, limit = time.monotonic(), _now() + self._attempt_seconds
-        deadline = min(limit, call.deadline)
+        limit, deadline = _now() + self._attempt_seconds, call.deadline
         try:
-            async with asyncio.timeout_at(deadline) as timer:
+            async with asyncio.timeout_at(min(limit, deadline)) as timer:
                 with self._gate.passing(timer):
                     return await self._ask(endpoint, call)
-        except TimeoutError:
-            now = _now()
-        if now >= call.deadline:
-            raise TimeoutError
-        if now < limit:
-            call.is_again = True
-            refund(began)
-        else:
+        except TimeoutError:  # both are put off alike where it stands still: no clock can tell which it was
+            if is_stopped(timer):
+                call.is_again = True
+                refund(call.began)
+                return None
+            if deadline <= limit:
+                raise
             call.fails(endpoint, f"no answer within {self._attempt_seconds:g} s")
             self._health.lose(endpoint)
         return None
