@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from asyncrollout.errors import UsageError
 from asyncrollout.grouping import Floats, check_choice, check_range, read_numbers
-from asyncrollout.successes import Successes, told_of
+from asyncrollout.successes import Successes, result_of
 from asyncrollout.trajectories import Group, Verdict
 
 GroupFilter = Callable[[Group], Verdict]
@@ -64,7 +64,7 @@ def success_between(low: float, high: float) -> GroupFilter:
     check_range("high", high, low, 1.0)
 
     def judge(group: Group) -> Verdict:
-        rate = Successes(map(told_of, group.valid)).rate
+        rate = Successes(map(result_of, group.valid)).rate
         if rate is None:
             return _drop("success_unknown" if group.valid else "no_valid_member")
         if rate < low:

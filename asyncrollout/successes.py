@@ -9,7 +9,7 @@ from asyncrollout.trajectories import StopReason, Trajectory
 _OWN_ENDS = (StopReason.TERMINATED, StopReason.TRUNCATED)
 
 
-class Told(NamedTuple):
+class RolloutResult(NamedTuple):
     """What decides on one rollout: `success` as its env reported it, or None; `ended` if the env itself ended it."""
 
     env: str
@@ -18,9 +18,9 @@ class Told(NamedTuple):
     reward: float
 
 
-def told_of(trajectory: Trajectory) -> Told:
+def result_of(trajectory: Trajectory) -> RolloutResult:
     ended = trajectory.stop_reason in _OWN_ENDS
-    return Told(trajectory.env, reported(trajectory), ended, trajectory.reward)
+    return RolloutResult(trajectory.env, reported(trajectory), ended, trajectory.reward)
 
 
 def reported(trajectory: Trajectory) -> bool | None:
@@ -38,7 +38,7 @@ class Successes:
     reward above 0 counts only if the env has ended an episode, and has never reported.
     """
 
-    def __init__(self, rollouts: Iterable[Told] = ()) -> None:
+    def __init__(self, rollouts: Iterable[RolloutResult] = ()) -> None:
         self._count: Counter[str] = Counter()
         self._reports: Counter[str] = Counter()
         self._wins: Counter[str] = Counter()
@@ -46,7 +46,7 @@ class Successes:
         for told in rollouts:
             self.add(told)
 
-    def add(self, told: Told) -> None:
+    def add(self, told: RolloutResult) -> None:
         self._count[told.env] += 1
         self._ends[told.env] += told.ended
         if told.success is not None:
@@ -59,7 +59,7 @@ class Successes:
             setattr(added, name, counts + getattr(other, name))
         return added
 
-    def succeeded(self, told: Told) -> bool:
+    def succeeded(self, told: RolloutResult) -> bool:
         if told.success is not None:
             return told.success
         is_silent = self._ends[told.env] > 0 and not self._reports[told.env]
@@ -74,6 +74,6 @@ class Successes:
 
 def succeeded(trajectories: Iterable[Trajectory]) -> set[str]:
     """The uids of those that did."""
-    told = {one.uid: told_of(one) for one in trajectories if one.valid}
+    told = {one.uid: result_of(one) for one in trajectories if one.valid}
     found = Successes(told.values())
     return {uid for uid, one in told.items() if found.succeeded(one)}

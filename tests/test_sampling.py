@@ -32,6 +32,7 @@ from asyncrollout.sampler.pace import Pace
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
 from tests.test_rollouts import Model, rollouts
+from tests.virtual_time import run_virtually
 
 
 def index_of(group: Group) -> int:
@@ -438,23 +439,34 @@ async def test_shares_are_of_what_is_drawn_or_of_what_is_delivered(tmp_path: Pat
         rollouts(shares="delivered", order="start")
 
 
-async def test_weights_that_take_long_are_no_stall() -> None:
-    """A batch that is awaited while the policy is held back for longer than a stall may last."""
-    async with rollouts(max_lag=1, stall_seconds=0.05) as source:
-        batches: list[Any] = []
+class Slowly(Model):
+    async def generate(self, request: Request) -> Generation:
+        await anyio.sleep(1)
+        return await super().generate(request)
 
-        async def take() -> None:
-            batches.append(await anext(source.batches(groups=2)))
 
-        async def evaluate() -> None:
-            batches.append(await source.evaluate(2))
+def test_weights_that_take_long_are_no_stall() -> None:
+    """A batch and an evaluation that are awaited while the policy is held back for longer than a stall may last."""
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(take)
-            tasks.start_soon(evaluate)
-            async with source.weight_update(1):
-                await anyio.sleep(0.3)  # longer than stall_seconds, which is what is tested
-    assert len(batches) == 2
+    async def play() -> None:
+        async with rollouts(Slowly(), max_lag=1, stall_seconds=60) as source:
+            ended: list[Any] = []
+
+            async def take() -> None:
+                ended.append(await anext(source.batches(groups=2)))
+
+            async def evaluate() -> None:
+                ended.append(await source.evaluate(2))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(take)
+                tasks.start_soon(evaluate)
+                await anyio.sleep(0.5)
+                async with source.weight_update(1):
+                    await anyio.sleep(500)
+            assert len(ended) == 2
+
+    run_virtually(play)
 
 
 class Held(Model):

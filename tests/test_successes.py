@@ -4,7 +4,7 @@ import pytest
 
 from asyncrollout import StopReason, Trajectory, Turn
 from asyncrollout.rollouts.evaluation import Evaluation
-from asyncrollout.successes import Successes, succeeded, told_of
+from asyncrollout.successes import Successes, result_of, succeeded
 from asyncrollout.trajectories import Group
 
 DONE, CUT = StopReason.TERMINATED, StopReason.TURNS
@@ -39,13 +39,13 @@ def test_rewards_count_where_an_env_never_reports() -> None:
         played("d", 1.0, stop=StopReason.TRUNCATED),
     ]
     assert succeeded(silent) == {"a", "c", "d"}
-    assert Successes(map(told_of, silent)).rate is None
+    assert Successes(map(result_of, silent)).rate is None
 
 
 def test_envs_are_decided_one_by_one() -> None:
     both = [played("a", 1.0, env="silent"), played("b", 1.0, stop=CUT), played("c", 0.0, True)]
     assert succeeded(both) == {"a", "c"}
-    assert Successes(map(told_of, both)).rate == 0.5  # of the env that reports
+    assert Successes(map(result_of, both)).rate == 0.5  # of the env that reports
 
 
 @pytest.mark.parametrize("reward", [1.0, -1.0])

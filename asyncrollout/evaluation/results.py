@@ -8,7 +8,7 @@ import msgspec
 from asyncrollout.comparison import Estimate, mean, share
 from asyncrollout.errors import RolloutError
 from asyncrollout.evaluation.plan import Part
-from asyncrollout.successes import Successes, Told, reported
+from asyncrollout.successes import RolloutResult, Successes, reported
 from asyncrollout.trajectories import StopReason, Trajectory
 from asyncrollout.video.files import stem_of
 
@@ -85,9 +85,9 @@ def decided(episodes: Sequence[Episode]) -> list[Episode]:
     ]
 
 
-def _told(episode: Episode) -> Told:
+def _told(episode: Episode) -> RolloutResult:
     ended = episode.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED)
-    return Told("", episode.success, ended, episode.reward or 0.0)
+    return RolloutResult("", episode.success, ended, episode.reward or 0.0)
 
 
 def summarize(episodes: Sequence[Episode]) -> Summary:

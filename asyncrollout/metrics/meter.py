@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from asyncrollout.metrics.figures import Figures, Standing, Trend
-from asyncrollout.successes import Successes, told_of
+from asyncrollout.successes import Successes, result_of
 from asyncrollout.trajectories import Group, Trajectory, Turn
 from asyncrollout.types import Durations
 
@@ -66,7 +66,7 @@ class Meter:
         if trajectory.error is not None:
             self._errors[trajectory.stop_reason.blame or "other"] += 1
         else:
-            self._successes.add(told_of(trajectory))
+            self._successes.add(result_of(trajectory))
 
     def evaluated(self) -> None:
         """A rollout of an evaluation is over, which counts in no other figure."""

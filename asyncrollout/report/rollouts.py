@@ -14,7 +14,7 @@ from asyncrollout.journal.writer import TRAJECTORIES
 from asyncrollout.plain import KIND
 from asyncrollout.report.readable import as_number, as_text, pictures_in, readable
 from asyncrollout.report.recordings import shown_video
-from asyncrollout.successes import Told
+from asyncrollout.successes import RolloutResult
 
 
 class _Turn(msgspec.Struct):
@@ -83,8 +83,8 @@ class Rollout(msgspec.Struct, frozen=True):
     passed: bool = False
 
     @property
-    def told(self) -> Told:
-        return Told(self.env, self.success, self.stop in ("terminated", "truncated"), self.reward)
+    def told(self) -> RolloutResult:
+        return RolloutResult(self.env, self.success, self.stop in ("terminated", "truncated"), self.reward)
 
     @property
     def valid(self) -> bool:

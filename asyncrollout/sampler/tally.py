@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Self
 
-from asyncrollout.successes import Successes, told_of
+from asyncrollout.successes import Successes, result_of
 from asyncrollout.trajectories import Group
 
 _STALE = "stale"
@@ -33,7 +33,7 @@ class Sums:
             self.reward += trajectory.reward
             self.turns += len(trajectory.turns)
             self.tokens += trajectory.sampled_tokens
-            self.successes.add(told_of(trajectory))
+            self.successes.add(result_of(trajectory))
 
     def merge(self, other: Self) -> None:
         for name, value in vars(other).items():
