@@ -42,8 +42,9 @@ class Journalled:
         recorded = self._recorded(request, asked)
         if recorded is not None:
             return recorded
-        with held_back():
-            await self._writer.room()
+        if self._writer.is_full:
+            with held_back():
+                await self._writer.room()
         generation = await self.inner.generate(request)
         try:
             reply = encode_reply(generation)
@@ -81,32 +82,38 @@ class _Digests(NamedTuple):
     all: int
 
 
-# All messages of a request but the last, and their digest: a conversation grows, and what was there is not read again.
+# The messages of the last request, and their digest: a conversation grows, and what was there is not read again.
 # In a rollout's own context, so that it ends with the rollout.
 _before: ContextVar[tuple[list[Any], int]] = ContextVar("messages_before", default=([], 0))
 
 
 def _digests(request: Request) -> _Digests:
-    if request.messages:
-        *earlier, newest = request.messages
-        chain, last = _chained(earlier), _crc(newest)
+    messages = request.messages
+    if messages:
+        chain, last = _chained(messages)
+        _before.set((messages, chain))
     else:
-        chain, last = 0, digest(request.data)
-    return _Digests(last, _crc([chain, last, request.prompt_ids, request.sampling]))
+        chain = last = digest(request.data)
+    return _Digests(last, crc32(_encoded([request.prompt_ids, request.sampling])[0], chain))
 
 
-def _chained(messages: list[Any]) -> int:
+def _chained(messages: list[Any]) -> tuple[int, int]:
+    """Of all messages, one after the other, and of the last one alone."""
     known, chain = _before.get()
-    if len(known) > len(messages) or not all(map(is_, known, messages)):
+    if len(known) >= len(messages) or not all(map(is_, known, messages)):
         known, chain = [], 0
+    last = 0
     for message in messages[len(known) :]:
-        chain = crc32(_crc(message).to_bytes(4), chain)
-    _before.set((messages, chain))
-    return chain
+        content, last = _encoded(message)
+        chain = crc32(content, chain)
+    return chain, last
 
 
-def _crc(value: Any) -> int:
+def _encoded(value: Any) -> tuple[bytes, int]:
+    """As bytes, and their digest."""
     try:
-        return crc32(msgspec.json.encode(value))
+        content = msgspec.json.encode(value)
     except (TypeError, ValueError):  # pictures as arrays, half a character, numbers of numpy
-        return digest(value)
+        last = digest(value)
+        return last.to_bytes(4), last
+    return content, crc32(content)

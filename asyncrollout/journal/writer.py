@@ -85,6 +85,11 @@ class Writer:
         if len(self._lines) == 1:
             self._notify()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is queued, or cannot be written."""
+        return self._queued - self._written > _MOST_QUEUED or self._failure is not None
+
     async def room(self) -> None:
         """Wait while too much is queued."""
         if self._queued - self._written > _MOST_QUEUED:
