@@ -224,7 +224,7 @@ class Timings(msgspec.Struct, frozen=True):
     attempts: int = 1
 
 
-class Generation(msgspec.Struct, frozen=True):
+class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     """A policy's reply. Token ids and logprobs are as long as each other, or None where there are none.
 
     `stopped_early` is whether a reply ended, or may have, at a text or token that the request gave to stop at, so that

@@ -163,7 +163,7 @@ class Rollouts:
         self._reporting = Reporting([*own, *metrics], self.figures)
         self._wanted: tuple[int, int] | None = None
         self._evaluator = Evaluator(
-            [*self._shares.values()], self.ledger, self._slots, stall_seconds, lambda: self.last_held
+            [*self._shares.values()], self.ledger, self._slots, stall_seconds, lambda: self._last_held
         )
         self._delivery = Delivery(
             self._rules,
@@ -218,7 +218,7 @@ class Rollouts:
         return 0 if self._policy is None else int(self._policy.version)
 
     @property
-    def last_held(self) -> float:
+    def _last_held(self) -> float:
         """Until when the policy was held back for new weights, on the monotonic clock: now while it is."""
         return -math.inf if self._policy is None else self._policy.last_held()
 
@@ -381,7 +381,7 @@ class Rollouts:
             version=lambda: self.version,
             judged=self._note,
             dropped_stale=self._note_stale,
-            last_held=lambda: self.last_held,
+            last_held=lambda: self._last_held,
             had_valid=self._delivery.count > 0,
         )
         self._streams.start_soon(_run_within, stop, stream)
