@@ -91,6 +91,8 @@ class Player(Checks):
             count = (batches[-1].batch or 0) // 2
             self.again = [one for one in batches if (one.batch or 0) >= count]
             self.handed = [one for one in batches if (one.batch or 0) < count]
+            again = [one.indices for one in self.again]  # which are told of once more
+            self.outcomes = [one for one in self.outcomes if one[-1] not in again]
             return count
         return True if how == "on" else self.run.next_batch
 
