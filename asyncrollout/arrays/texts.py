@@ -63,23 +63,23 @@ def _rows(trajectory: Trajectory, start: int, *, by_turn: bool) -> list[_Row]:
 
 def _places_of_replies(trajectory: Trajectory, messages: Messages) -> list[int]:
     """Where the turns' own replies are: an assistant also speaks in the examples of a prompt."""
-    told = [turn.message for turn in trajectory.turns]
-    if trajectory.messages and min(told) >= 0:
-        if all(place < len(messages) for place in told):
-            return told
+    places = [turn.message for turn in trajectory.turns]
+    if trajectory.messages and min(places) >= 0:
+        if all(place < len(messages) for place in places):
+            return places
         raise UsageError(f"trajectory {trajectory.uid!r} has a turn whose reply is not among its messages")
     found = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    if len(found) < len(told):
+    if len(found) < len(places):
         raise UsageError(
-            f"trajectory {trajectory.uid!r} has {len(told)} turns, "
+            f"trajectory {trajectory.uid!r} has {len(places)} turns, "
             f"but {len(found)} replies in its messages: form='texts' cannot show it"
         )
-    if len(found) > len(told) + (not trajectory.valid):  # what a failure left behind is a reply at most
+    if len(found) > len(places) + (not trajectory.valid):  # what a failure left behind is a reply at most
         raise UsageError(
-            f"trajectory {trajectory.uid!r} has {len(told)} turns and {len(found)} messages of an assistant, and does "
-            "not say which of them are its replies: Turn(message=...) is the place of each"
+            f"trajectory {trajectory.uid!r} has {len(places)} turns and {len(found)} messages of an assistant, and "
+            "does not say which of them are its replies: Turn(message=...) is the place of each"
         )
-    return found[: len(told)]
+    return found[: len(places)]
 
 
 def _conversation(trajectory: Trajectory) -> Messages:

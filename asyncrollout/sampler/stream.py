@@ -122,10 +122,6 @@ class GroupStream:
             self.stopped.set()
             self._notify()
 
-    def consumed(self) -> list[str]:
-        """The ids of all that were dropped since."""
-        return self._tray.consumed()
-
     def adopt(self, taken: Taken) -> None:
         """Groups that were kept before, and that nobody has had."""
         self._open.update((draw.id, draw) for draw in taken.draws)
