@@ -50,8 +50,9 @@ types: $(INSTALLED)
 layers: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache
 
-bench: $(INSTALLED)  ## the tables of ratios and costs, in about nine minutes
+bench: $(INSTALLED)  ## the tables of ratios and costs, in about twelve minutes
 	$(BIN)/python benchmarks/bench_pool.py
+	$(BIN)/python benchmarks/bench_slow.py
 	$(BIN)/python benchmarks/bench_envs.py
 	$(BIN)/python benchmarks/bench_llm.py
 	$(BIN)/python benchmarks/bench_rollouts.py

@@ -71,8 +71,10 @@ def pil_png(image: Any) -> bytes:
     target = io.BytesIO()
     try:
         image.save(target, "PNG")
-    except OSError as error:  # a mode that PNG does not have
-        raise UsageError(f"a PIL image of mode {image.mode!r} cannot be sent: convert it to 'RGB' ({error})") from error
+    except Exception as error:  # a mode that PNG does not have, no pixels
+        size = f"{image.width}x{image.height}"
+        text = f"a PIL image of mode {image.mode!r} and size {size} cannot be sent: convert it to 'RGB' ({error})"
+        raise UsageError(text) from error
     return target.getvalue()
 
 

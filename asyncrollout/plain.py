@@ -33,14 +33,14 @@ Place = tuple[Any, ...]
 """Where in a value: names of fields, keys of dicts, positions in lists."""
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: Any, *, exact: bool = False) -> Any:
     """The value as `msgspec.json.encode` takes it; a `UsageError` names the type of what cannot be written, and where.
 
     What an env puts into `info` can always be written: it is not needed to play an episode again. An error of a class
     that is not in `asyncrollout.errors` becomes the nearest of its bases that is, an image of PIL the bytes of its PNG
-    file.
+    file. With `exact`, values of subclasses are refused, too, but for such images.
     """
-    return _plain(value, ())
+    return _plain(value, (_EXACT,) if exact else ())
 
 
 def from_plain(plain: Any) -> Any:
@@ -100,7 +100,7 @@ def _plain_other(value: Any, place: Place) -> Any:
     if _ENUMS.get(kind.__name__) is kind:
         return {KIND: kind.__name__, "value": value.value}
     for base, as_base in _BASES.items():
-        if isinstance(value, base):
+        if isinstance(value, base) and not _is_exact(place):
             return _plain(as_base(value), place)
     told = f"a {kind.__module__}.{kind.__qualname__} cannot be written to a file: "
     return _unwritable(value, place, told + "use numbers, texts, bytes, lists, tuples, dicts, sets or numpy arrays")
@@ -126,8 +126,19 @@ class _Lenient(str):
     __slots__ = ()
 
 
+class _Exact(str):
+    """Begins the place of values that must be read back as they were, with their types."""
+
+    __slots__ = ()
+
+
+_EXACT = _Exact()
 _INFO = _Lenient("info")
 _ERROR = _Lenient("error")
+
+
+def _is_exact(place: Place) -> bool:
+    return bool(place) and place[0] is _EXACT
 
 
 def _unwritable(value: Any, place: Place, told: str) -> dict[str, str]:
@@ -163,7 +174,7 @@ def _plain_leaf(value: Any, _place: Place = ()) -> Any:
 
 def _make_plain(parts: Any, entries: Iterable[tuple[Any, Any]], place: Place) -> None:
     """Each part of a list or dict, in its place; a run has millions of them, so that what is plain costs no call."""
-    if len(place) > _DEEPEST:
+    if len(place) > _DEEPEST and len(place) - _is_exact(place) > _DEEPEST:
         raise UsageError(f"{_shown(place[:3])}...: nested more than {_DEEPEST} deep")
     for key, value in entries:
         if value is None or value is True or value is False:
@@ -239,7 +250,8 @@ def _is_deep(value: Any, place: Place) -> bool:
 
 
 def _plain_array(value: Any, place: Place) -> dict[str, Any]:
-    if type(value) is not np.ndarray and isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+    is_subclass = type(value) is not np.ndarray and isinstance(value, np.ndarray)
+    if is_subclass and not isinstance(value, np.ma.MaskedArray) and not _is_exact(place):
         value = np.asarray(value)
     dtype = value.dtype
     name = _name_if_bytes(dtype)
@@ -400,7 +412,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any], Place], Any]] = {
 def _shown(place: Place) -> str:
     """The place as the start of a message."""
     told = ""
-    for part in place:
+    for part in place[_is_exact(place) :]:
         if isinstance(part, str) and part.isidentifier():
             told += f".{part}" if told else part
         else:

@@ -1,6 +1,6 @@
 """The plug points: what an environment and its text interface must offer. All are duck-typed."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from asyncrollout.trajectories import Move
@@ -24,11 +24,16 @@ class Env(Protocol):
 
 @runtime_checkable
 class Snapshots(Protocol):
-    """Optional for an env: its whole state as bytes, random generators included."""
+    """Optional for an env: an episode's whole state as bytes, random generators included. May be coroutines."""
 
     def snapshot(self) -> bytes: ...
 
     def restore(self, state: bytes) -> None: ...
+
+
+def has_snapshots(thing: Any) -> bool:
+    """Whether its class offers them: an object that passes on what it lacks to another one leaves out itself."""
+    return all(callable(getattr(type(thing), name, None)) for name in ("snapshot", "restore"))
 
 
 class Recorded(Protocol):
@@ -39,6 +44,12 @@ class Recorded(Protocol):
         """The import path of what makes a `Camera` as `factory(env, options, tell)`, where the env lives; its options.
 
         All that travels there must pickle. `tell` gives an action in words.
+        """
+
+    def opened(self, end_film: Callable[[tuple[str, Any]], Awaitable[Any]]) -> None:
+        """The env has its handle; `end_film(camera)` has it filmed no more, wherever it lives, and gives the footage.
+
+        None if it cannot be asked. From then on the env is made with the given camera, which films nothing.
         """
 
     def ended(self, footage: list[Any] | None) -> None:
@@ -59,8 +70,8 @@ class Camera(Protocol):
     def catch_up(self) -> None:
         """Wait, for some seconds at most."""
 
-    def begin(self, episode: int, turns_before: int | None = None) -> None:
-        """An episode was reset; or, after so many turns, restored."""
+    def begin(self, episode: int, turns_before: int = 0) -> None:
+        """An episode was reset; or, after so many turns, restored. Its first picture follows."""
 
     def shoot(self, picture: Any, action: Any = None, reward: float = 0.0) -> None:
         """What the env shows after its reset, or after an action."""
@@ -122,7 +133,8 @@ class TextInterface(Protocol):
 
     More is optional: `anchor() -> Hashable`, a key of the state; `solve() -> str`, an expert's next reply;
     `tell(action) -> str`, an action in words; a static `project(reply, options) -> Parsed` with a `default_action`, for
-    use without an env (`create_projection_function`).
+    use without an env (`create_projection_function`); `snapshot() -> bytes` and `restore(bytes)`, if it remembers what
+    the env does not: without them, an interface that changed since it was made has its episode replayed.
     """
 
     def parse(self, reply: str) -> Parsed:

@@ -273,7 +273,7 @@ async def _start() -> tuple[float, set[str]]:
     async with ar.EnvPool(workers=WORKERS) as pool:
         took = time.perf_counter() - begin
         (env,) = await open_envs(pool, Trivial, [{}])
-        return took, set(await env.call("modules"))
+        return took, set(await env.call("modules", keep=False))
 
 
 SECTIONS = {section.__name__: section for section in (text, cpu, frames, straggler, waiting, light, start)}

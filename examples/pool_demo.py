@@ -49,7 +49,7 @@ async def play(pool: ar.EnvPool, name: str, copy: int, progress: Progress, out: 
     """One env's episodes, at its own pace: seeded resets, seeded random actions."""
     transcript: Transcript = []
     async with pool.open(name) as env:
-        actions = 9 if name.endswith("Guess") else int((await env.call("action_space")).n)
+        actions = 9 if name.endswith("Guess") else int((await env.call("action_space", keep=False)).n)
         for episode in range(EPISODES):
             choices = random.Random(f"{name} {copy} {episode}")
             outcome = await env.reset(seed=1000 * copy + episode)

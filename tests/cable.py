@@ -9,23 +9,24 @@ from anyio.abc import SocketAttribute, SocketStream
 
 
 class Cable:
-    """`url` leads to the server. Cut, it drops what is connected; muted, it swallows what the server says.
+    """`url` leads to the server. Cut, it drops what is connected; muted, it swallows what the server says, and
+    deaf, what the client says.
 
-    It is heard again when the client connects anew.
+    Both are heard again when the client connects anew.
     """
 
     def __init__(self, server_url: str) -> None:
         self._server = urlsplit(server_url)
         self._streams: set[SocketStream] = set()
         self.url = ""
-        self.muted = self.severed = False
+        self.muted = self.deaf = self.severed = False
         self.swallowed = anyio.Event()
         self.connections = 0
 
     async def _relay(self, source: SocketStream, target: SocketStream, *, answers: bool) -> None:
         try:
             async for data in source:
-                if answers and self.muted:
+                if self.muted if answers else self.deaf:
                     self.swallowed.set()
                 else:
                     await target.send(data)
@@ -36,13 +37,12 @@ class Cable:
 
     async def _connected(self, client: SocketStream) -> None:
         self.connections += 1
-        self.muted = False
-        if self.severed:
+        self.muted = self.deaf = False
+        server = None if self.severed else await self._connect()
+        if server is None:
             await anyio.aclose_forcefully(client)
             return
-        assert self._server.hostname is not None
-        assert self._server.port is not None
-        async with client, await anyio.connect_tcp(self._server.hostname, self._server.port) as server:
+        async with client, server:
             both = {client, server}
             self._streams |= both
             async with anyio.create_task_group() as tasks:
@@ -50,13 +50,22 @@ class Cable:
                 await self._relay(server, client, answers=True)
             self._streams -= both
 
+    async def _connect(self) -> SocketStream | None:
+        """None if the server is not there."""
+        assert self._server.hostname is not None
+        assert self._server.port is not None
+        try:
+            return await anyio.connect_tcp(self._server.hostname, self._server.port)
+        except OSError:
+            return None
+
     async def sever(self) -> None:
-        """Cut it for good."""
+        """Cut it, and let nobody through until `severed` is false again."""
         self.severed = True
         await self.cut()
 
     async def cut(self) -> None:
-        for stream in self._streams:
+        for stream in [*self._streams]:
             await anyio.aclose_forcefully(stream)
 
     @asynccontextmanager

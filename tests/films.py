@@ -67,7 +67,8 @@ def full_disk(directory: Path) -> Path:
 
 
 def names(directory: Any) -> list[str]:
-    return sorted(path.name for path in Path(directory).iterdir())
+    """What a user sees; an open recorder has a hidden file, too."""
+    return sorted(path.name for path in Path(directory).iterdir() if not path.name.startswith("."))
 
 
 def until(is_so: Callable[[], Any]) -> None:

@@ -1,5 +1,6 @@
 """Envs for tests of services: they count how many are at work, show pictures, have splits, and tell things apart."""
 
+import math
 import os
 import threading
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import anyio.lowlevel
 import numpy as np
 
 from asyncrollout import EnvSpec, Observation
+from tests.odd_values import Pair
 from tests.playing import ENVS
 from tests.tiny_envs import Counter, CounterText, Step
 
@@ -70,6 +72,35 @@ class AsyncRounds:
         return 0, 1.0, False, False, {}
 
 
+class Meeting:
+    """Its end comes when `size` of them are about to end."""
+
+    waiting = closed = 0
+    all_here = anyio.Event()
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return 0, {}
+
+    async def step(self, action: int) -> Any:
+        return 0, 1.0, False, False, {}
+
+    async def close(self) -> None:
+        cls = type(self)
+        cls.waiting += 1
+        try:
+            if cls.waiting == self.size:
+                cls.all_here.set()
+                cls.all_here = anyio.Event()
+            else:
+                await cls.all_here.wait()
+            cls.closed += 1
+        finally:
+            cls.waiting -= 1
+
+
 class Gallery(Counter):
     """Counts, and has splits and an embedder."""
 
@@ -91,6 +122,26 @@ class Frank(Counter):
     def step(self, action: Any) -> Step:
         observation, reward, terminated, truncated, _ = super().step(action)
         return observation, reward, terminated, truncated, {"error": "that was not wise", "large": 2**70}
+
+
+class Informed(Counter):
+    """Its info has a named tuple."""
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return observation, {**info, "pair": Pair(1, 2)}
+
+
+class Boundless(Counter):
+    """Rewards without bounds, and an info as deep as the action says."""
+
+    def step(self, action: Any) -> Step:
+        observation, _, terminated, truncated, _ = super().step(1)
+        deep: list[Any] = []
+        for _ in range(action):
+            deep = [deep]
+        info = {"up": math.inf, "down": -np.float32("inf"), "none": [np.float64("nan")], "deep": deep}
+        return observation, math.nan if action == 1 else math.inf, terminated, truncated, info
 
 
 class GalleryText(CounterText):
@@ -117,8 +168,11 @@ KNOWN = [
     EnvSpec(name="gated", factory=f"{ENVS}:Gated"),
     EnvSpec(name="dice", factory=f"{ENVS}:Dice"),
     EnvSpec(name="bag", factory=f"{ENVS}:BagEnv"),
+    EnvSpec(name="informed", factory=f"{HERE}:Informed"),
     EnvSpec(name="frank", factory=f"{HERE}:Frank"),
     EnvSpec(name="rounds", factory=f"{HERE}:Rounds"),
     EnvSpec(name="async_rounds", factory=f"{HERE}:AsyncRounds", runs="io"),
+    EnvSpec(name="meeting", factory=f"{HERE}:Meeting", runs="io"),
+    EnvSpec(name="boundless", factory=f"{HERE}:Boundless"),
     EnvSpec(name="slow", factory=f"{ENVS}:Slow"),
 ]

@@ -22,6 +22,7 @@ from asyncrollout.cli.summary import as_record, count, harmless, number, rate, s
 from asyncrollout.metrics import Figures
 from asyncrollout.types import Durations
 from tests.playing import PATIENCE
+from tests.waiting import all_tasks_blocked
 
 EVIL = "\x1b[31m\x1b]0;owned\x07\x9b2J[red]a\u202eb\r\n\x00[/red][link=x]"
 SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -331,7 +332,7 @@ async def test_what_a_stopped_terminal_misses_is_bounded(terminal: Terminal) -> 
 
 async def test_a_slow_terminal_gets_the_last_words_of_what_is_cancelled(terminal: Terminal) -> None:
     async def go_on() -> None:
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         termios.tcflow(terminal.file.fileno(), termios.TCOON)
 
     termios.tcflow(terminal.file.fileno(), termios.TCOOFF)

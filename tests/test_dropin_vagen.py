@@ -1,5 +1,6 @@
 """VAGEN's service and client for synchronous trainers: the document's code with its import lines changed only."""
 
+import math
 import re
 import socket
 from collections.abc import Callable, Iterator
@@ -195,6 +196,13 @@ def test_what_was_never_closed_is_gone_at_exit(mark: str, tmp_path: Path) -> Non
 
 
 # The client
+
+
+def test_rewards_that_json_has_not(client: BatchEnvClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"results": {"a": [{}, "-Infinity", False, {}]}, "rewards": {"a": "NaN"}}
+    monkeypatch.setattr(client, "_post", lambda *_: told)
+    assert client.step("a", "")[1] == -math.inf
+    assert math.isnan(client.compute_reward("a"))
 
 
 def test_calls_of_one_env(client: BatchEnvClient) -> None:

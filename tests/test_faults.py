@@ -36,6 +36,7 @@ from asyncrollout import (
 )
 from asyncrollout.types import Recovery
 from tests.scripts.processes import LIMIT, MARK, alive, kill_marked, marked, spoil_starts, until
+from tests.waiting import all_tasks_blocked
 
 uvloop_only = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -1087,7 +1088,7 @@ async def test_who_still_waits_when_the_pool_ends_is_told(tmp_path: Path) -> Non
             os.kill(pids(pool)[0], signal.SIGKILL)
             await until(lambda: not pids(pool))
             tasks.start_soon(expect, other.step, 1)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
     assert [type(error) for error in errors] == [ClosedError, ClosedError]
 
 

@@ -458,7 +458,7 @@ async def test_a_new_worker_is_not_taken_for_stuck_before_its_first_call(monkeyp
             os.kill(rank.home.pid, signal.SIGSTOP)
             tasks.start_soon(play)
             await until(lambda: bool(rank.home.pending))
-            rank.watch(time.monotonic(), others=False)
+            rank.watch(time.monotonic())
             os.kill(rank.home.pid, signal.SIGCONT)
         assert pool.stats().restarts == 0
 

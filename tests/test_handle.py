@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import anyio
 import anyio.lowlevel
@@ -46,7 +47,7 @@ class Closing(Counter):
         self.directory = Path(directory)
 
     def close(self) -> None:
-        (self.directory / str(len(list(self.directory.iterdir())))).touch()
+        (self.directory / uuid4().hex).touch()
 
 
 async def test_call_after_the_end_of_an_episode_holds_when_the_env_is_made_anew() -> None:

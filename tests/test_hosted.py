@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from asyncrollout import EnvDiverged, EnvError, EnvSpec, Observation, RolloutError, TextOptions, UsageError
-from asyncrollout.pool.digest import digest
+from asyncrollout.pool.digest import digest, outcome_digest
 from asyncrollout.pool.failure import clip, failure
-from asyncrollout.pool.hosted import Called, HostedEnv, Opening, Past, outcome_digest, run_now
+from asyncrollout.pool.hosted import HostedEnv, Opening, run_now
+from asyncrollout.pool.past import Called, Life, Past, Played
+from asyncrollout.pool.replay import replay
 from tests.tiny_envs import Counter, CounterText, Nondeterministic, OddError, SnapshotCounter
 
 SPEC = EnvSpec(name="counter", factory=Counter, text=CounterText)
@@ -25,8 +27,14 @@ def started(**options: Any) -> HostedEnv:
     return env
 
 
+def snapshot_of(env: HostedEnv) -> bytes:
+    state = run_now(env.snapshot())
+    assert state is not None
+    return state
+
+
 def past(done: list[Any], digests: list[int | None], *setup: Called) -> Past:
-    return Past(setup=list(setup), seed=7, task=None, state=None, turns=0, done=done, digests=digests)
+    return Past([*setup], Played(seed=7, done=done, digests=digests))
 
 
 def direct(*actions: int) -> list[int]:
@@ -247,10 +255,10 @@ def test_replay_brings_a_new_env_to_the_same_state() -> None:
     digests = [outcome_digest(first), *(None if isinstance(seen, int) else outcome_digest(seen) for seen in results)]
     ticks: list[int] = []
     twin = hosted()
-    fields = run_now(twin.replay(past(done, digests), lambda: ticks.append(1)))
+    fields = run_now(replay(twin, past(done, digests), lambda: ticks.append(1)))
     assert fields is not None
     assert outcome_digest(fields) == digests[-1]
-    assert len(ticks) == len(done)
+    assert len(ticks) == 1 + len(done)
     assert outcome_digest(run_now(twin.step("add 3"))) == outcome_digest(run_now(env.step("add 3")))
 
 
@@ -260,28 +268,62 @@ def test_replay_that_differs_is_told() -> None:
     digests: list[int | None] = [outcome_digest(reset), outcome_digest(run_now(env.step(1)))]
     random.random()
     with pytest.raises(EnvDiverged, match="another outcome after action 1"):
-        run_now(hosted(env.opening.spec, text=False).replay(past([1], digests), lambda: None))
+        run_now(replay(hosted(env.opening.spec, text=False), past([1], digests), lambda: None))
 
 
 def test_replay_that_raises_is_told() -> None:
     with pytest.raises(EnvDiverged, match="raised at action 1, where it had not"):
-        run_now(hosted(text=False).replay(past(["x"], [None, None]), lambda: None))
+        run_now(replay(hosted(text=False), past(["x"], [None, None]), lambda: None))
 
 
 def test_setup_is_replayed_before_the_reset() -> None:
     env = hosted(text=False)
-    run_now(env.replay(past([], [None], Called("set_bonus", (100.0,))), lambda: None))
+    run_now(replay(env, past([], [None], Called("set_bonus", (100.0,))), lambda: None))
     assert run_now(env.step(1))[1] == direct(1)[0] + 100
+
+
+def test_each_part_of_a_life_has_its_own_time() -> None:
+    earlier = Played(seed=1, done=["add 1", Called("add", (5,))], digests=[None] * 3)
+    life: Life = [Called("set_bonus", (1.0,)), earlier, Called("set_bonus", (2.0,), keep=True)]
+    ticks: list[int] = []
+    fields = run_now(
+        replay(hosted(), Past(life, Played(seed=7, done=["add 1"], digests=[None] * 2)), lambda: ticks.append(1))
+    )
+    assert len(ticks) == 1 + 3 + 1 + 2
+    assert fields is not None
+    assert fields[1] == direct(1)[0] + 2
+
+
+class Film:
+    """A camera that notes which episodes begin."""
+
+    is_filming = is_behind = False
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    def begin(self, episode: int, turns_before: int | None = None) -> None:
+        self.begun.append(episode)
+
+    def end_turn(self) -> None: ...
+
+
+def test_earlier_episodes_are_not_filmed_again() -> None:
+    env = hosted()
+    env.camera = film = Film()  # type: ignore[assignment]
+    earlier = Played(seed=1, done=["add 1", Called("add", (5,))], digests=[None] * 3, episode=3)
+    run_now(replay(env, Past([earlier], Played(seed=7, digests=[None], episode=4)), lambda: None))
+    assert film.begun == [4]
 
 
 def test_snapshot_keeps_the_count_of_actions() -> None:
     spec = EnvSpec(name="x", factory=SnapshotCounter, text=CounterText)
     env = started(spec=spec, max_actions_per_traj=3)
     run_now(env.step("add 1 || add 1"))
-    state = env.snapshot()
+    state = snapshot_of(env)
     last = run_now(env.step("add 1"))
     twin = hosted(spec, max_actions_per_traj=3)
-    twin.restore(state)
+    run_now(twin.restore(state))
     again = run_now(twin.step("add 1"))
     assert again[3] is True
     assert outcome_digest(again) == outcome_digest(last)
@@ -292,7 +334,7 @@ def test_snapshot_keeps_the_history_of_actions() -> None:
     env = started(spec=spec, action_history=2)
     run_now(env.step("add 1 || add 2 || add 3"))
     twin = hosted(spec, action_history=2)
-    twin.restore(env.snapshot())
+    run_now(twin.restore(snapshot_of(env)))
     observation, *_ = run_now(twin.step("add 4"))
     assert observation.text.endswith("\nYour last actions: 3, 4")
     assert run_now(env.step("add 4"))[0].text == observation.text
@@ -317,7 +359,7 @@ def test_snapshot_of_an_env_with_odd_observations() -> None:
     env = started(spec=spec)
     run_now(env.step("add 1"))
     twin = hosted(spec)
-    twin.restore(env.snapshot())
+    run_now(twin.restore(snapshot_of(env)))
     assert outcome_digest(run_now(twin.step("jump"))) == outcome_digest(run_now(env.step("jump")))
 
 

@@ -52,6 +52,7 @@ from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Writer
 from tests.playing import PATIENCE
 from tests.rollout_envs import ODD_WALK, WALK
 from tests.test_rollouts import Model, told
+from tests.waiting import all_tasks_blocked
 
 REPOSITORY = Path(__file__).parent.parent
 LOST = Finished(uid="g9.0", reward=1.0, stop_reason=StopReason.TURNS, turns=1, tokens=1, seconds=1.0)
@@ -198,7 +199,7 @@ async def test_evaluation_that_was_broken_off_is_gone_on_with(tmp_path: Path) ->
     async with rollouts(tmp_path / "run", stopping) as source, anyio.create_task_group() as evaluating:
         evaluating.start_soon(source.evaluate, 2)
         evaluating.start_soon(source.evaluate, [1, 2])
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         evaluating.cancel_scope.cancel()
     model = Model()
     async with rollouts(tmp_path / "run", model, resume=True) as source:
@@ -291,7 +292,7 @@ async def test_env_that_shows_something_else_on_replay_is_an_error_of_its_rollou
     async def break_off(run_dir: Path, env: EnvSpec) -> None:
         async with rollouts(run_dir, Stopping(), env=env) as source, anyio.create_task_group() as consumers:
             consumers.start_soon(source.collect, 1)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             consumers.cancel_scope.cancel()
 
     await break_off(tmp_path / "run", WALK)
@@ -323,7 +324,7 @@ async def test_retries_of_a_group_are_remembered(tmp_path: Path) -> None:
 
     async with rollouts(tmp_path / "run", Failing(), group_size=1) as source, anyio.create_task_group() as consumers:
         consumers.start_soon(source.collect, 1)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         consumers.cancel_scope.cancel()
     assert read_past(tmp_path / "run").retries["g0"] == 2
     failing = Failing()
@@ -398,7 +399,7 @@ async def test_numeric_agents_are_replayed_with_their_memory(tmp_path: Path) -> 
         anyio.create_task_group() as consumers,
     ):
         consumers.start_soon(source.collect, 1)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         consumers.cancel_scope.cancel()
     counting = Counting(stop_at=None)
     async with rollouts(tmp_path / "run", agent=MemoryAgent(counting), resume=True, **options) as source:

@@ -48,6 +48,7 @@ from tests.playing import PATIENCE
 from tests.test_journal import events, rollouts
 from tests.test_journal_trouble import Stopping, break_off
 from tests.test_rollouts import Model, told
+from tests.waiting import all_tasks_blocked
 
 
 class Rows:
@@ -217,7 +218,7 @@ async def test_collect_beside_batches_of_a_resumed_run_leaves_their_groups_alone
 
         async with anyio.create_task_group() as consumers:
             consumers.start_soon(take_and_keep)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             taken.append(await source.collect(groups=1))
             model.go.set()
         assert source.ledger.balanced

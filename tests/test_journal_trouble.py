@@ -45,6 +45,7 @@ from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
 from tests.test_journal import events, rollouts
 from tests.test_rollouts import Model, told
+from tests.waiting import all_tasks_blocked
 
 Body = Callable[[Rollouts], Coroutine[Any, Any, Any]]
 
@@ -66,7 +67,7 @@ async def break_off(source: Rollouts, body: Body) -> None:
     """Leave in the middle, when nothing moves any more."""
     async with source, anyio.create_task_group() as consumers:
         consumers.start_soon(body, source)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         consumers.cancel_scope.cancel()
 
 
@@ -77,7 +78,7 @@ async def test_what_was_played_when_everything_is_cancelled_is_recorded(
     with anyio.CancelScope() as scope:
         async with rollouts(tmp_path, Stopping()) as source, anyio.create_task_group() as consumers:
             consumers.start_soon(source.collect, 3)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             scope.cancel()
     assert len(events(tmp_path, "turn")) == 6
 

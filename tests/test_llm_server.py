@@ -41,6 +41,7 @@ from tests.llm_faults import (
     huge,
 )
 from tests.llm_server import LLMServer, llm_server
+from tests.waiting import all_tasks_blocked
 
 KINDS = get_args(Kind)
 ENGINES = ("vllm", "sglang")
@@ -409,7 +410,7 @@ async def test_a_pause_aborts_what_runs_and_holds_what_comes(kind: Kind) -> None
             await post(client, server.root + pause, mode="abort")
             tasks.start_soon(ask)
             await server.until(lambda: len(server.requests) == 3 and server.in_flight == 1)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             assert server.in_flight == 1
             await post(client, server.root + resume)
         assert sorted(finishes) == ["abort", "stop"]
@@ -430,7 +431,7 @@ async def test_a_pause_may_keep_what_runs(kind: Kind, mode: str) -> None:
             await server.until(lambda: server.in_flight == 1)
             await post(client, server.root + pause, mode=mode)
             gate.set()
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             assert server.in_flight == 1
             await post(client, server.root + resume)
         assert finishes == ["stop"]

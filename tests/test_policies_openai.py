@@ -20,6 +20,7 @@ from tests import llm_faults as faults
 from tests.llm_faults import Answer, Cut, Edit, Hold, Reply, Trickle
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
+from tests.waiting import all_tasks_blocked
 
 KINDS: list[Any] = ["openai", "vllm", "sglang", "llamacpp"]
 
@@ -248,7 +249,7 @@ async def test_cancelled_waiters_leave_no_gap() -> None:
                 async with anyio.create_task_group() as waiters:
                     for number in range(5):
                         waiters.start_soon(asked.generate, ask(str(number)))
-                    await anyio.wait_all_tasks_blocked()
+                    await all_tasks_blocked()
                     assert asked.endpoints[0].load == 6
                     scope.cancel()
             assert asked.endpoints[0].load == 1
@@ -313,7 +314,7 @@ async def test_calls_that_wait_for_a_lost_server_go_to_another_one() -> None:
             tasks.start_soon(asked.generate, ask("first", session="a"))
             await lost.until(lambda: lost.in_flight == 1)
             tasks.start_soon(asked.generate, ask("second", session="a"))
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             asked.endpoints[0].up = False
             go.set()
         assert [said(request) for request in calls(lost)] == ["first"]
@@ -343,9 +344,9 @@ async def test_pause_waits_for_calls_under_way_and_holds_new_ones_back() -> None
                 tasks.start_soon(one, "before")
                 await server.until(lambda: server.in_flight == 1)
                 tasks.start_soon(pause)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 tasks.start_soon(one, "after")
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 assert not paused.is_set()
                 go.set()
                 await paused.wait()
@@ -383,9 +384,9 @@ async def test_pause_holds_back_calls_that_wait_for_a_place() -> None:
         async with anyio.create_task_group() as pausing:
             pausing.start_soon(asked.pause)
             pausing.start_soon(asked.pause)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             go.set()
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         assert len(calls(server)) == 1
         await asked.resume()
     assert len(calls(server)) == 3
@@ -406,7 +407,7 @@ async def test_pause_of_a_server_at_work(kind: Any, mode: Any) -> None:
                 tasks.start_soon(one)
                 await server.until(lambda: server.in_flight == 1)
                 tasks.start_soon(asked.pause, mode)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 go.set()
                 await server.until(lambda: server.paused)
                 await asked.resume(1)
@@ -426,7 +427,7 @@ async def test_calls_that_the_server_itself_stops_for_new_weights_are_made_again
                 tasks.start_soon(one)
                 await server.until(lambda: server.in_flight == 1)
                 tasks.start_soon(asked.pause)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 async with aiohttp.ClientSession() as client, client.post(f"{server.root}/abort_requests"):
                     await server.until(lambda: server.paused)
                 assert not answers

@@ -18,6 +18,7 @@ from tests.llm_faults import Answer, Cut, Hold
 from tests.llm_server import LLMServer, llm_server
 from tests.playing import PATIENCE
 from tests.test_policies_openai import ask, ask_all, calls, policy
+from tests.waiting import all_tasks_blocked
 
 
 def port_of(server: LLMServer) -> int:
@@ -173,7 +174,7 @@ async def test_policy_that_is_closed_lets_everybody_go() -> None:
                 tasks.start_soon(one, 2)  # waits for a place
                 await asked.pause("continue")
                 tasks.start_soon(one, 3)  # held back
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
     assert [str(error) for error in errors] == ["this OpenAIPolicy was closed"] * 4
     with pytest.raises(UsageError, match="opened before"):
         await asked.__aenter__()
@@ -186,7 +187,7 @@ async def test_resume_while_a_pause_waits_ends_it_without_telling_the_server() -
             tasks.start_soon(asked.generate, ask())
             await server.until(lambda: server.in_flight == 1)
             tasks.start_soon(asked.pause)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             await asked.resume(2)
             go.set()
         assert not server.paused
@@ -221,7 +222,7 @@ async def test_gate_knows_what_passes() -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(3):
             tasks.start_soon(call)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         await gate.shut("abort")
     assert [timer.expired() for timer in timers] == [True] * 3
     assert not gate.is_open

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import psutil
 import pytest
+import structlog
+import structlog.testing
 
 from asyncrollout import (
     ClosedError,
@@ -24,6 +27,8 @@ from asyncrollout import (
 )
 from asyncrollout.testing import same
 from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, PATIENCE, TEXT, Gate, expected, kill_worker_of, pid_of, play
+from tests.tiny_envs import AsyncCounter
+from tests.waiting import all_tasks_blocked
 
 # One call at a time
 
@@ -97,7 +102,7 @@ async def _cancelled_half_way(place: str, directory: Path) -> AsyncIterator[EnvH
         await env.reset(seed=1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(env.step, "hang" if spec is hanging else "wait")
-            await (anyio.wait_all_tasks_blocked() if spec is hanging else gate.begun())
+            await (all_tasks_blocked() if spec is hanging else gate.begun())
             tasks.cancel_scope.cancel()
         with anyio.fail_after(PATIENCE):
             for call in (lambda: env.step(1), lambda: env.call("total"), env.snapshot, env.fork):
@@ -212,12 +217,23 @@ async def test_env_that_moves_at_reset_keeps_its_transcripts() -> None:
     async with EnvPool(workers=2) as pool:
         first, quick, second = [await pool.open(spec) for spec in (slow, COUNTER, slow)]
         assert (first.worker, quick.worker, second.worker) == (0, 1, 0)
-        await second.call("set_bonus", 3.0)
         for env in (first, second, quick):
             await play(env, 1, ACTIONS)
         await second.reset(seed=2)
         assert (first.worker, second.worker) == (0, 1)
         assert pool.stats().moved == 1
+        assert same([await second.step(action) for action in ACTIONS], expected(COUNTER, 2, ACTIONS)[1:])
+
+
+async def test_env_that_was_called_stays_at_a_reset() -> None:
+    slow = EnvSpec(name="slow", factory=f"{ENVS}:Slow", kwargs={"seconds": 0.02})
+    async with EnvPool(workers=2) as pool:
+        first, quick, second = [await pool.open(spec) for spec in (slow, COUNTER, slow)]
+        await second.call("set_bonus", 3.0)
+        for env in (first, second, quick):
+            await play(env, 1, ACTIONS)
+        await second.reset(seed=2)
+        assert (first.worker, second.worker, pool.stats().moved) == (0, 0, 0)
         rewards = [(await second.step(action)).reward for action in ACTIONS]
         assert rewards == [outcome.reward + 3 for outcome in expected(COUNTER, 2, ACTIONS)[1:]]
 
@@ -246,6 +262,52 @@ async def test_handle_that_is_never_entered_is_no_env() -> None:
 
 
 # Over time
+
+
+@pytest.mark.parametrize("hops", range(8))
+async def test_light_envs_may_be_closed_by_their_users_while_the_pool_closes(hops: int) -> None:
+    left = anyio.Event()
+    async with anyio.create_task_group() as tasks, EnvPool(backend="inline") as pool:
+        envs = [await pool.open(replace(COUNTER, runs="light")) for _ in range(3)]
+
+        async def close() -> None:
+            await left.wait()
+            for _ in range(hops):  # at each point of the pool's own way
+                await anyio.lowlevel.checkpoint()
+            for env in envs:
+                await env.close()
+
+        tasks.start_soon(close)
+        await all_tasks_blocked()
+        left.set()
+
+
+class ClosesLate(AsyncCounter):
+    """Its close waits until it may end."""
+
+    may_end = anyio.Event()
+
+    async def close(self) -> None:
+        await self.may_end.wait()
+
+
+async def test_light_env_is_closed_for_its_users_while_the_pool_still_closes_others() -> None:
+    ClosesLate.may_end = anyio.Event()
+    async with anyio.create_task_group() as tasks, EnvPool(backend="inline") as pool:
+        await pool.open(EnvSpec(name="late", factory=ClosesLate, runs="io"))
+        stepped, rested = [await pool.open(replace(COUNTER, runs="light")) for _ in range(2)]
+        await stepped.reset(seed=1)
+
+        async def step() -> None:
+            await all_tasks_blocked()  # the pool waits for the late one
+            with structlog.testing.capture_logs() as logs:
+                with pytest.raises(ClosedError, match="the pool is closed"):
+                    await stepped.step(1)
+                await rested.close()
+            assert logs == []
+            ClosesLate.may_end.set()
+
+        tasks.start_soon(step)
 
 
 def _grown(process: psutil.Process, before: int) -> float:

@@ -149,6 +149,18 @@ async def restore_anothers(pool: EnvPool) -> None:
         await other.restore(await env.snapshot())
 
 
+class HalfARecord:
+    """Has a camera, but cannot be told of an env."""
+
+    camera = ("films:Camera", None)
+
+
+async def fork_into_nothing(pool: EnvPool) -> None:
+    async with pool.open(COUNTER) as env:
+        await env.reset(seed=1)
+        await env.fork("pool")  # type: ignore[arg-type]
+
+
 def nested(depth: int) -> Any:
     value: Any = []
     for _ in range(depth):
@@ -208,6 +220,11 @@ WRONG_USES: dict[str, tuple[Use, type[RolloutError], list[str]]] = {
     ),
     "step after a failure": (step_after_failure, UsageError, ["env 'counter' cannot step", "failed", "call reset()"]),
     "no such method": (asking("call", "ad"), UsageError, ["env 'counter' offers no 'ad'", "did you mean 'add'"]),
+    "method is a number": (asking("call", 1), UsageError, ["env 'counter'", "by its name, not by 1"]),
+    "method is bytes": (asking("call", b"total"), UsageError, ["env 'counter'", "by its name, not by b'total'"]),
+    "method is None": (asking("call", None), UsageError, ["env 'counter'", "by its name, not by None"]),
+    "forked into what is not a pool": (fork_into_nothing, UsageError, ["env 'counter' cannot fork", "'pool' is not"]),
+    "record is half of one": (opening(COUNTER, record=HalfARecord()), UsageError, ["env 'counter'", "record="]),
     "private method": (asking("call", "_show"), UsageError, ["'_show' is private"]),
     "restored from nothing": (asking("restore", b"junk"), UsageError, ["env 'counter'", "no snapshot"]),
     "restored from another": (restore_anothers, UsageError, ["env 'echo'", "'counter'"]),
@@ -284,3 +301,33 @@ async def test_env_that_failed_plays_again_after_a_reset(options: dict[str, Any]
             assert (caught.value.env, caught.value.seed, caught.value.turn) == ("counter", 1, 0)
         rewards = [outcome.reward for outcome in (await play(env, 1, [1, 2]))[1:]]
         assert rewards == [outcome.reward + 2 for outcome in expected(COUNTER, 1, [1, 2])[1:]]
+
+
+async def test_misnamed_call_leaves_snapshots_usable(options: dict[str, Any]) -> None:
+    async with EnvPool(**options) as pool, pool.open(COUNTER) as env:
+        await env.reset(seed=1)
+        with pytest.raises(UsageError, match="by its name"):
+            await env.call(1)  # type: ignore[arg-type]
+        assert same(await env.restore(await env.snapshot()), expected(COUNTER, 1, [])[-1])
+
+
+async def test_env_is_used_in_the_loop_of_its_pool_alone(options: dict[str, Any]) -> None:
+    async with EnvPool(**options) as pool, pool.open(COUNTER) as env:
+        await env.reset(seed=1)
+        kept = await env.snapshot()
+        uses: list[Callable[[], Awaitable[Any]]] = [
+            lambda: env.step(1),
+            lambda: env.reset(seed=2),
+            lambda: env.call("total"),
+            lambda: env.restore(kept),
+            lambda: pool.open(COUNTER).__aenter__(),
+            env.render,
+            env.snapshot,
+            env.fork,
+            env.close,
+        ]
+        for use in uses:
+            with pytest.raises(UsageError, match="another event loop"):
+                await anyio.to_thread.run_sync(anyio.run, use)
+        assert same(await env.step(1), expected(COUNTER, 1, [1])[-1])
+        assert pool.stats().envs == 1

@@ -33,7 +33,7 @@ from asyncrollout import (
 )
 from asyncrollout.pool import wire
 from asyncrollout.pool.wire import Op
-from asyncrollout.service import channel, host
+from asyncrollout.service import channel, connection, host
 from asyncrollout.service.access import Token, read_token
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.exchange import (
@@ -48,10 +48,12 @@ from asyncrollout.service.exchange import (
     encode,
     read_frame,
 )
+from asyncrollout.service.remote import Hosts
 from asyncrollout.service.server import Caps, EnvServer
 from asyncrollout.testing import same
 from asyncrollout.video import VideoRecorder
 from tests.cable import Cable
+from tests.odd_values import Frame, Pair, Table, Text, Whole
 from tests.playing import ACTIONS, PATIENCE, REPLIES, Gate, expected, play
 from tests.service_envs import KNOWN
 from tests.test_service_http import CANARY, serve, started
@@ -277,6 +279,15 @@ async def test_what_only_pickle_can_carry_stays() -> None:
             with pytest.raises(UsageError, match=r"Point cannot be sent over a network"):
                 await env.step({"x": Point(1, "x")})
             assert (await env.step("a")).observation == "a"
+            for value in (Pair(1, 2), {"x": [Whole(1)]}, Table(a=1), np.array([1]).view(Frame), Text("a")):
+                with pytest.raises(UsageError, match=r"(Pair|Whole|Table|Frame of int64|Text) cannot be sent over"):
+                    await env.step(value)  # it would come as another type, and be another episode than here
+            image = pytest.importorskip("PIL.Image")
+            with pytest.raises(UsageError, match="size 0x0 cannot be sent"):
+                await env.step(image.new("RGB", (0, 0)))
+            assert (await env.step(image.new("RGB", (1, 1)))).observation.startswith(b"\x89PNG")
+        async with pool.open("informed") as env:
+            assert (await env.reset(seed=1)).info["pair"] == (1, 2)  # in info it may
         async with pool.open("bag") as env:
             with pytest.raises(EnvError, match="what it returned cannot be sent over a network"):
                 await env.reset(seed=1)
@@ -500,7 +511,7 @@ async def test_a_dead_server_is_named() -> None:
 
 async def test_a_server_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing closes the connection: a heartbeat finds out. What is on its way then is asked for again."""
-    monkeypatch.setattr(host, "_HEARTBEAT", 0.1)
+    monkeypatch.setattr(connection, "_HEARTBEAT", 0.1)
     with anyio.fail_after(PATIENCE):
         async with cabled() as (_, cable, pool), pool.open("counter") as env:
             await play(env, 3, ACTIONS[:3])
@@ -603,10 +614,10 @@ async def test_nonsense_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
                 Call(1, 3, Op.RESET, encode([1, None, 0, 0])),
                 Call(1, 4, Op.STEP, msgspec.Raw(evil)),
                 Call(1, 5, Op.STEP, msgspec.Raw(msgspec.msgpack.encode(msgspec.msgpack.Ext(2, b"xx")))),
-                Call(1, 6, Op.CALL, encode(["_show", (), {}])),
-                Call(1, 7, Op.CALL, encode([3, (), {}])),
+                Call(1, 6, Op.CALL, encode(["_show", (), {}, None])),
+                Call(1, 7, Op.CALL, encode([3, (), {}, None])),
                 Call(1, 8, 99, encode(None)),
-                Call(1, 9, Op.REPLAY, encode([[], 1, None, 0, 7, []])),
+                Call(1, 9, Op.REPLAY, encode([[], [1, None, 0, None, 0, 7, [], None], False])),
                 Call(1, 10, Op.SNAPSHOT, encode(True)),
                 Call(2, 1, Op.OPEN, encode([["counter"], {}])),
                 Call(3, 1, Op.STEP, encode(1)),
@@ -616,7 +627,7 @@ async def test_nonsense_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
                 await socket.send_bytes(msgspec.msgpack.encode([call]))
                 (answer,) = read_frame(await socket.receive_bytes(), Answer)
                 told[answer.env, answer.number] = answer
-            assert [key for key, answer in told.items() if answer.failure is None] == [(1, 1), (1, 3), (3, 1)]
+            assert [key for key, answer in told.items() if answer.failure is None] == [(1, 1), (1, 3), (1, 10), (3, 1)]
             assert told[3, 1].gone
             assert "unknown extension 5" in str(told[1, 4].failure)
             await socket.send_bytes(msgspec.msgpack.encode([Call(3, 1, Op.STEP)] * 400))  # more answers than may wait
@@ -685,3 +696,15 @@ async def test_what_lives_at_a_server_is_not_filmed(tmp_path: Path) -> None:
     async with remote() as (_, pool), VideoRecorder(tmp_path) as recorder:
         with pytest.raises(UsageError, match="lives at a server"):
             pool.open("counter", record=recorder.film("counter"))
+
+
+async def test_nobody_waits_for_a_server_to_be_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a pool of its own to see to that; to look again and again would block the loop."""
+
+    async def never(_self: Hosts) -> None:
+        raise AssertionError("somebody waits")
+
+    monkeypatch.setattr(Hosts, "wait_idle", never)
+    async with remote(workers=1) as (_, pool), anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(pool.open("counter").__aenter__)

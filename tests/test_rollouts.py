@@ -40,6 +40,7 @@ from asyncrollout.agents.seeds import sampling_seed
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
+from tests.waiting import all_tasks_blocked
 
 
 class Model:
@@ -160,12 +161,12 @@ async def test_buffers_are_bounded_while_the_consumer_is_slow() -> None:
     policy = Model()
     async with rollouts(policy, max_lag=2) as source:
         await anext(source.batches(groups=4))
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         stats = source.stats()
         assert (stats.playing_groups, stats.buffered_groups) == (0, 2 * 4)
         assert stats.open_rollouts == 16
         calls = policy.calls
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         assert policy.calls == calls
     assert source.ledger.ends == {"delivered": 8, "cancelled": 16}
 
@@ -175,7 +176,7 @@ async def test_on_policy_nothing_is_played_while_the_trainer_trains() -> None:
     async with rollouts(policy, max_lag=0) as source:
         async for batch in source.batches(groups=4):
             calls = policy.calls
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             assert policy.calls == calls
             async with source.weight_update(batch.index + 1):
                 pass
@@ -459,7 +460,7 @@ async def test_groups_that_are_too_old_are_not_delivered() -> None:
     async with rollouts(max_lag=1) as source:
         stream = source.batches(groups=2)
         await anext(stream)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         for version in (1, 2):
             async with source.weight_update(version):
                 pass
@@ -594,7 +595,7 @@ async def test_two_consumers_are_refused() -> None:
 
     async with rollouts(ScriptedPolicy(never)) as source, anyio.create_task_group() as tasks:
         tasks.start_soon(consume)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         with pytest.raises(UsageError, match="one consumer at a time"):
             await anext(source.batches(groups=1))
         tasks.cancel_scope.cancel()
@@ -623,7 +624,7 @@ async def test_cancelled_consumer_leaves_nothing_running_and_the_stream_goes_on(
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(source.collect, 2)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 assert len(source.ledger.open) == 4
                 scope.cancel()
         assert source.ledger.ends["cancelled"] == 4

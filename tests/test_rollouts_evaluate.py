@@ -22,6 +22,7 @@ from asyncrollout import (
 from asyncrollout.metrics import flat
 from tests.playing import PATIENCE
 from tests.test_rollouts import Model, rollouts
+from tests.waiting import all_tasks_blocked
 
 
 def replies(evaluation: Evaluation) -> list[Any]:
@@ -76,7 +77,7 @@ async def test_rollouts_of_an_evaluation_are_not_shown_as_waiting() -> None:
 
     async with rollouts(ScriptedPolicy(never)) as source, anyio.create_task_group() as tasks:
         tasks.start_soon(source.evaluate, 4)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         figures = source.figures()
         assert (figures.waiting_policy, figures.waiting_env, figures.waiting_else) == (0, 0, 0)
         assert source.stats().open_rollouts == 4
@@ -129,7 +130,7 @@ async def test_evaluation_tells_which_weights_played() -> None:
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(evaluate)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 async with source.weight_update(3, mode="abort"):
                     model.go.set()
     assert evaluations[0].versions == (0, 3)

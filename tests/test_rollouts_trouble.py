@@ -34,6 +34,7 @@ from asyncrollout.trajectories import Move
 from tests.playing import PATIENCE
 from tests.test_rollouts import Model, rollouts, told
 from tests.test_sampler import group
+from tests.waiting import all_tasks_blocked
 
 
 async def test_async_source_of_tasks_outlives_a_collect_that_is_cancelled() -> None:
@@ -142,7 +143,7 @@ async def test_consumers_are_let_go_when_rollouts_are_closed() -> None:
         async with anyio.create_task_group() as tasks, rollouts(ScriptedPolicy(never)) as source:
             for awaited in (source.collect(groups=1), anext(source.batches(groups=1)), source.evaluate(3)):
                 tasks.start_soon(consume, awaited)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
     assert [str(error) for error in errors] == ["these Rollouts were closed"] * 3
     assert source.ledger.balanced
     assert source.ledger.open == {}
@@ -301,7 +302,7 @@ async def test_cancelled_evaluation_leaves_nothing() -> None:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(source.evaluate, 4)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 assert len(source.ledger.open) == 4
                 scope.cancel()
         assert source.ledger.open == {}
@@ -339,7 +340,7 @@ async def test_cancelled_weight_update_lets_calls_through() -> None:
 
     async with rollouts(ScriptedPolicy(reply), keep=filters.min_valid(1)) as source, anyio.create_task_group() as tasks:
         tasks.start_soon(consume, source)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         with anyio.move_on_after(0.01):
             async with source.weight_update(1):
                 pytest.fail("a reply is under way")
@@ -374,7 +375,7 @@ async def test_slow_group_is_waited_for_before_it_would_be_too_old() -> None:
             pass
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take_second, stream)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             assert not taken
             go.set()
         assert "g0" in [one.id for one in taken[0].groups]

@@ -3,13 +3,17 @@
 import ast
 import asyncio
 import base64
+import enum
 import json
+import math
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,9 +28,10 @@ from asyncrollout import (
     VideoEnvService,
     registry,
 )
-from asyncrollout.service.observations import from_json, to_json
+from asyncrollout.service.observations import from_json, observation_to_json, to_json
 from asyncrollout.testing import same
 from tests import seed_service as seed
+from tests.odd_values import Real, Row, Table, Text, Whole
 from tests.playing import Gate, kill_worker_of
 from tests.service_envs import KNOWN, AsyncRounds
 
@@ -35,6 +40,10 @@ from tests.service_envs import KNOWN, AsyncRounds
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in KNOWN:
         monkeypatch.setitem(registry._registered, spec.name, spec)
+
+
+class Side(str, enum.Enum):  # noqa: UP042 (as many have it)
+    LEFT = "left"
 
 
 def config(name: str, **kwargs: Any) -> dict[str, Any]:
@@ -258,6 +267,96 @@ async def test_closing_and_replacing() -> None:
         assert (service.environments, pool.stats().envs) == ({}, 0)
 
 
+async def test_nothing_is_left_of_an_episode_when_a_reset_fails() -> None:
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        await service.create_environments_batch({"g": config("gallery")})
+        for bad in (-1, {"sed": 1}, {"seed": 1, "extra_info": {"no": "split"}}):
+            await service.reset_batch({"g": 5})
+            assert (await service.step_batch({"g": "add 3"}))["g"][1] != 0
+            assert "error" in (await service.reset_batch({"g": bad}))["g"][1]
+            assert await service.compute_reward_batch(["g"]) == {"g": 0.0}
+            observation, reward, done, info = (await service.step_batch({"g": "add 3"}))["g"]
+            assert (observation, reward, done) == ({}, 0.0, True)
+            assert "cannot step: its last reset failed" in info["error"]
+            assert await service.compute_reward_batch(["g"]) == {"g": 0.0}
+            assert await service.get_system_prompts_batch(["g"]) == {"g": "Add numbers."}
+
+
+async def test_a_reset_beside_other_calls(tmp_path: Path) -> None:
+    """A reset that comes during a step, or during another reset, fails; the reset that came first counts."""
+    gate = Gate(tmp_path)
+    async with EnvService(max_workers=1) as service:
+        await service.create_environments_batch({"g": config("gated", pipe=gate.pipe)})
+        await service.reset_batch({"g": 1})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.step_batch, {"g": "wait"})
+            await gate.begun()
+            assert "still at work" in (await service.reset_batch({"g": 2}))["g"][1]["error"]
+            await gate.open()
+        assert await service.compute_reward_batch(["g"]) == {"g": 0.0}
+        assert "its last reset failed" in (await service.step_batch({"g": 1}))["g"][3]["error"]
+        first: dict[Any, Any] = {}
+
+        async def reset() -> None:
+            first.update(await service.reset_batch({"g": 3}))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reset)
+            await anyio.lowlevel.checkpoint()
+            second = await service.reset_batch({"g": 4})
+        assert ["error" in told["g"][1] for told in (first, second)] == [False, True]
+        assert "error" not in (await service.step_batch({"g": 1}))["g"][3]
+
+
+async def test_a_step_without_a_form_as_json() -> None:
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        await service.create_environments_batch({"a": config("boundless")})
+        await service.reset_batch({"a": 1})
+        assert "nested more than" in (await service.step_batch({"a": 80}))["a"][3]["error"]
+        assert await service.compute_reward_batch(["a"]) == {"a": 0.0}
+        assert "its last step failed" in (await service.step_batch({"a": 2}))["a"][3]["error"]
+        await service.reset_batch({"a": 1})
+        _, reward, done, info = (await service.step_batch({"a": 0}))["a"]
+        assert (reward, done) == (math.inf, False)
+        assert [info[key] for key in ("up", "down", "none")] == ["Infinity", "-Infinity", ["NaN"]]
+
+
+async def test_a_picture_without_a_form_as_json_is_the_trouble_of_its_env_alone() -> None:
+    image = pytest.importorskip("PIL.Image")
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        await service.create_environments_batch({name: config("echo") for name in "abc"})
+        await service.reset_batch(dict.fromkeys("abc", 1))
+        shown = {"a": image.new("F", (2, 2)), "b": image.new("RGB", (0, 0)), "c": 1}
+        results = await service.step_batch(shown)
+        assert "mode 'F' and size 2x2 cannot be sent" in results["a"][3]["error"]
+        assert "size 0x0 cannot be sent" in results["b"][3]["error"]
+        assert results["c"][0]["data"] == 1
+
+
+async def test_an_id_that_cannot_be_made_again_is_gone() -> None:
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        await service.create_environments_batch(dict.fromkeys("abc", config("text")))
+        await service.reset_batch(dict.fromkeys("abc", 1))
+        again = {"a": config("refuses"), "b": {"env_config": 3}, "c": config("text")}
+        await service.create_environments_batch(again)
+        assert ([*service.environments], [*service.env_configs], pool.stats().envs) == (["c"], ["c"], 1)
+        resets = await service.reset_batch(dict.fromkeys("abc", 1))
+        assert "Environment a not found" in resets["a"][1]["error"]
+        assert "no licence" in resets["a"][1]["error"]
+        assert "no 'env_name'" in resets["b"][1]["error"]
+        assert "error" not in resets["c"][1]
+
+
+async def test_what_open_does_not_take_is_told_in_its_place() -> None:
+    async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
+        odd = {"record": {"every": 1}, "beside": "good", "worker": "x", "text": 3}
+        configs = {key: config("text", **{key: value}) for key, value in odd.items()}
+        await service.create_environments_batch({**configs, "good": config("text")})
+        assert [*service.environments] == ["good"]
+        assert "is not what VideoRecorder.film() gives" in service.failures["record"]
+        assert "is not an env that pool.open() gave" in service.failures["beside"]
+
+
 async def test_idle_envs_are_closed() -> None:
     async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
         await service.create_environments_batch(dict.fromkeys("ab", config("light_text")))
@@ -344,12 +443,21 @@ def test_values_as_json() -> None:
     told = to_json({"set": {2, 1}, "tuple": (1, np.int8(2)), 3: np.bool_(True), "odd": object, "text": "\ud800"})
     assert to_json({2**64: -(2**70)}) == {str(2**64): str(-(2**70))}
     assert told == {"set": [1, 2], "tuple": [1, 2], 3: True, "odd": "<class 'object'>", "text": "?"}
+    boundless = to_json([math.inf, -math.inf, math.nan, np.float64("inf"), np.float16("nan"), np.array(-np.inf)])
+    assert boundless == ["Infinity", "-Infinity", "NaN", "Infinity", "NaN", "-Infinity"]
+    subclasses = [Whole(7), Real(7.5), Real("inf"), Text("a"), Row([Whole(1)]), Table({Whole(2): Real(2)}), True]
+    assert json.loads(msgspec.json.encode(to_json(subclasses))) == [7, 7.5, "Infinity", "a", [1], {"2": 2.0}, True]
+    assert to_json({Side.LEFT: [Side.LEFT]}) == {"left": ["left"]}
+    masked = np.ma.masked_array([[1.0, 2.0], [3.0, np.inf]], mask=[[False, True], [False, False]])
+    assert from_json(to_json(masked)) == [[1.0, None], [3.0, "Infinity"]]
 
     class Mute:
         def __str__(self) -> str:
             raise RuntimeError
 
     assert "no text can be made" in to_json([Mute()])[0]
+    assert [*to_json({Mute(): 1}).values()] == [1]
+    assert "no text can be made" in observation_to_json(Mute())["obs_str"]
     deep: list[Any] = []
     for _ in range(100):
         deep = [deep]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -354,6 +355,37 @@ async def test_some_good_some_bad() -> None:
             400,
             "Environment good exists already: close it first, or choose another id",
         )
+
+
+async def test_an_id_that_exists_is_no_reason_why_it_is_missing() -> None:
+    async with serving() as browser:
+        await browser.create("a")
+        assert (await browser.post("/environments", {"ids2configs": {"a": {"env_name": "light_text"}}}))[0] == 400
+        await browser.ask("DELETE", "/close/a")
+        assert (await browser.post("/reset/a", {}))[1] == {"error": "Environment a not found"}
+
+
+async def test_an_episode_that_a_failed_reset_ends() -> None:
+    async with serving() as browser:
+        await browser.create("a", name="gallery")
+        await browser.post("/reset/a", {"seed": 1})
+        status, told = await browser.post("/step/a", {"action": "add 2"})
+        assert (status, (await browser.ask("GET", "/reward/a"))[1]["reward"]) == (200, told["reward"])
+        assert (await browser.post("/reset/a", {"seed": 1, "extra_info": {"no": "split"}}))[0] == 422
+        assert (await browser.ask("GET", "/reward/a"))[1] == {"reward": 0.0}
+        assert (await browser.post("/step/a", {"action": "add 2"}))[0] == 422
+
+
+async def test_numbers_that_json_has_not() -> None:
+    async with serving() as browser:
+        await browser.create("a", name="boundless")
+        await browser.post("/reset/a", {"seed": 1})
+        _, told = await browser.post("/step/a", {"action": 1})
+        assert (told["reward"], told["info"]["up"], told["info"]["none"]) == ("NaN", "Infinity", ["NaN"])
+        assert math.isnan(float(told["reward"]))
+        assert (await browser.post("/batch/step", {"ids2actions": {"a": 2}}))[1]["results"]["a"][1] == "Infinity"
+        assert (await browser.post("/batch/reward", {"env_ids": ["a"]}))[1] == {"rewards": {"a": "NaN"}}
+        assert (await browser.ask("GET", "/reward/a"))[1] == {"reward": "NaN"}
 
 
 async def test_paths_stay_in_the_data_directory(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import EnvSpec, Observation, Parsed, TextOptions, UsageError
-from asyncrollout.pool.hosted import HostedEnv, Opening, outcome_digest, run_now
+from asyncrollout.pool.digest import outcome_digest
+from asyncrollout.pool.hosted import HostedEnv, Opening, run_now
 from asyncrollout.registry import make_gymnasium
 from asyncrollout.replies import LONGEST
 from asyncrollout.spaces import SpaceText

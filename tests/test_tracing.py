@@ -24,6 +24,7 @@ from asyncrollout import (
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.types import Usage
 from tests.rollout_envs import WALK
+from tests.waiting import all_tasks_blocked
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="pip install opentelemetry-sdk")
 from opentelemetry import trace  # noqa: E402
@@ -138,7 +139,7 @@ async def test_what_is_cancelled_has_an_end(exporter: Any) -> None:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(rollouts.collect, 1)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 scope.cancel()
     spans = exporter.get_finished_spans()
     cancelled = [span for span in spans if span.name in ("episode", "llm")]

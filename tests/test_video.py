@@ -7,11 +7,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from PIL import Image
 
 from asyncrollout import ClosedError, UsageError
 from asyncrollout.video import VideoWriter, encoder
@@ -28,7 +31,7 @@ from asyncrollout.video.files import (
     parts_in,
     whole_file,
 )
-from asyncrollout.video.frames import fitted, to_rgb, video_size
+from asyncrollout.video.frames import PictureReader, declared_bounds, fitted, video_size
 from tests.films import boxes, decode, full_disk, is_whole, names, painted, until
 from tests.playing import PATIENCE
 from tests.video_envs import colour
@@ -78,13 +81,85 @@ RGB = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
         (RGB > 20, (RGB > 20) * 255),
         (RGB[:, :2].transpose(2, 0, 1), RGB[:, :2]),
         ([RGB * 0, RGB], RGB),
-        (np.array([[np.nan, np.inf, -np.inf, 0.5]]), np.dstack([[[0, 255, 0, 0]]] * 3)),
+        (np.dstack([RGB.astype(np.float32), np.ones((4, 4))]), RGB),
+        ((RGB / 255).astype(np.float16), RGB),
+        (RGB.astype(np.uint16), RGB),
+        (RGB[:, :2, :1].transpose(2, 0, 1) / 255, np.dstack([RGB[:, :2, 0]] * 3)),
+        (Image.fromarray(RGB).convert("CMYK"), RGB),
+        (Image.fromarray(RGB[:, :, 0]), np.dstack([RGB[:, :, 0]] * 3)),
     ],
 )
 def test_pictures_of_every_kind(picture: Any, expected: Any) -> None:
-    frame = to_rgb(picture)
+    reader = PictureReader()
+    frame = reader.read(picture)
     assert frame.dtype == np.uint8
     np.testing.assert_array_equal(frame, expected)
+    assert reader.doubt == ""
+
+
+DARK = np.array([[0.0, 1.0, 1.0, 0.0]])
+GREY = np.array([[0.2, 0.4, 0.6, 1.0]])
+BRIGHT = np.array([[0.0, 51.0, 102.0, 255.0]])
+
+
+@pytest.mark.parametrize(
+    ("film", "shown", "doubt"),
+    [
+        ([BRIGHT, DARK, BRIGHT], [[0, 51, 102, 255], [0, 1, 1, 0], [0, 51, 102, 255]], ""),
+        ([DARK * 0, BRIGHT, DARK], [[0, 0, 0, 0], [0, 51, 102, 255], [0, 1, 1, 0]], ""),
+        ([GREY, GREY * 1.0001, GREY], [[51, 102, 153, 255]] * 3, ""),
+        ([DARK, GREY * 1.3], [[0, 255, 255, 0], [66, 133, 199, 255]], ""),
+        ([DARK, BRIGHT, DARK], [[0, 255, 255, 0], [0, 51, 102, 255], [0, 1, 1, 0]], "frame 1: values up to 255: "),
+        ([BRIGHT, GREY], [[0, 51, 102, 255], [0, 0, 1, 1]], "frame 1: values up to 1 are shown black"),
+        ([GREY, GREY - 1], [[51, 102, 153, 255], [0, 0, 0, 0]], "frame 1: values down to -0.8 are shown black"),
+        ([GREY, BRIGHT * 4], [[51, 102, 153, 255], [0, 204, 255, 255]], "frame 1: values up to 1020"),
+        ([[[np.nan, np.inf, -np.inf, 0.6]], GREY], [[0, 255, 0, 153], [51, 102, 153, 255]], "frame 0: NaN is shown"),
+        ([[[np.nan, np.inf, -np.inf, 51.0]], DARK], [[0, 255, 0, 51], [0, 1, 1, 0]], "frame 0: NaN is shown"),
+    ],
+)
+def test_range_of_floats_is_decided_once_for_a_film(film: list[Any], shown: list[list[int]], doubt: str) -> None:
+    reader = PictureReader()
+    assert [reader.read(np.asarray(picture))[0, :, 0].tolist() for picture in film] == shown
+    assert reader.doubt.startswith(doubt)
+    assert bool(reader.doubt) == bool(doubt)
+
+
+def test_one_highlight_leaves_the_others_as_they_are() -> None:
+    reader = PictureReader()
+    picture = np.full((20, 20), 0.6)
+    picture[3, 3] = 7.0
+    for _ in range(2):
+        frame = reader.read(picture)
+        assert (frame[0, 0, 0], frame[3, 3, 0]) == (153, 255)
+    assert reader.doubt == "frame 0: values up to 7 are shown white, as is 1"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "shown"),
+    [
+        (0, 255, np.float32, [0, 1, 1, 0]),
+        (0, 1, np.float32, [0, 255, 255, 0]),
+        (-1, 1, np.float32, [128, 255, 255, 128]),
+        (-np.inf, np.inf, np.float32, [0, 255, 255, 0]),
+        (0, 255, np.uint8, [0, 255, 255, 0]),
+    ],
+)
+def test_env_that_declares_the_range_of_its_pictures_is_right(low: float, high: float, dtype: Any, shown: Any) -> None:
+    space = gymnasium.spaces.Box(low, high, (1, 4), dtype)
+    picture = DARK.astype(np.float32)
+    assert PictureReader(declared_bounds(space, picture)).read(picture)[0, :, 0].tolist() == shown
+    assert declared_bounds(space, picture[:, :2]) is None
+    assert declared_bounds(gymnasium.spaces.Discrete(3), picture) is None
+    assert declared_bounds(None, picture) is None
+
+
+def test_film_in_doubt_is_told_of(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logs, VideoWriter(tmp_path / "a.mp4") as writer:
+        for level in (1.0, 120.0):
+            writer.write(np.full((32, 48), level))
+    assert [(entry["event"], entry["reason"]) for entry in logs] == [("video_in_doubt", writer.doubt)]
+    assert writer.trouble == ""
+    assert abs(decode(writer.path)[:, 9, 9, 0].astype(int) - (255, 120)).max() < 4
 
 
 NO_PICTURES: list[Any] = [
@@ -116,7 +191,7 @@ def test_what_is_no_picture_is_told(picture: Any, tmp_path: Path) -> None:
 )
 def test_any_array_is_a_frame_or_a_usage_error(picture: Any, height: int, width: int) -> None:
     try:
-        frame = to_rgb(picture)
+        frame = PictureReader().read(picture)
     except UsageError:
         return
     assert (str(frame.dtype), frame.ndim, frame.shape[2]) == ("uint8", 3, 3)
@@ -151,6 +226,7 @@ def test_misuse_of_a_writer_is_told(tmp_path: Path) -> None:
     writer = VideoWriter(tmp_path / "a.mp4")
     writer.close()
     writer.close()
+    assert writer.trouble == "no picture was written, so there is no file"
     with pytest.raises(ClosedError):
         writer.write(paint(0))
     assert names(tmp_path) == ["file"]

@@ -1,6 +1,8 @@
 """Rollouts that are filmed: every episode in its own file, and no episode other than without a camera."""
 
+import dataclasses
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +20,7 @@ import asyncrollout as ar
 from asyncrollout import Limits, Request, Trajectory
 from asyncrollout.journal.batches import RunRecords
 from asyncrollout.video import VideoRecorder
+from asyncrollout.video.budget import OVER_BUDGET
 from asyncrollout.video.encoder import Encoder, find_ffmpeg
 from asyncrollout.video.files import count_frames, is_written, new_part, new_take
 from tests.films import decode, full_disk, is_whole, names, painted, until
@@ -27,6 +30,7 @@ from tests.video_envs import ON_WORKER, PAINTER, TURNS
 
 ENDS = [[0, 2], [2, 2], [2, 3], [3, 6]]
 FILM = [*range(7)]
+PARTS = "*.part"
 
 
 def replies(request: Request) -> str:
@@ -121,7 +125,7 @@ async def test_killed_encoders_leave_partial_videos_and_the_same_rollouts(tmp_pa
     all_are_dead = anyio.Event()
 
     def kill_all() -> None:
-        until(lambda: sum(count_frames(part) >= 2 for part in tmp_path.iterdir()) == 4)
+        until(lambda: sum(count_frames(part) >= 2 for part in tmp_path.glob(PARTS)) == 4)
         killed = encoders()
         for one in killed:
             one.kill()
@@ -155,7 +159,7 @@ async def test_encoder_that_dies_after_the_last_frame_is_told(tmp_path: Path) ->
                 for _ in range(3):
                     await env.step(1)
                 await anyio.to_thread.run_sync(
-                    until, lambda: any(count_frames(part) >= 2 for part in tmp_path.iterdir())
+                    until, lambda: any(count_frames(part) >= 3 for part in tmp_path.glob(PARTS))
                 )
                 (encoder,) = encoders()
                 encoder.suspend()
@@ -311,10 +315,10 @@ async def test_killed_run_leaves_films_that_play_and_its_resume_has_whole_ones(t
     with running("filming.py", str(directory), way) as process:
         assert process.stdout is not None
         assert await anyio.to_thread.run_sync(process.stdout.readline) == "four wait\n"
-        until(lambda: sum(count_frames(part) >= 3 for part in videos.iterdir()) == 4)
+        until(lambda: sum(count_frames(part) >= 3 for part in videos.glob(PARTS)) == 4)
         process.kill()
-    until(lambda: not any(map(is_written, videos.iterdir())))
-    for part in videos.iterdir():
+    until(lambda: not any(map(is_written, videos.glob(PARTS))))
+    for part in videos.glob(PARTS):
         assert [actions for _, actions in painted(part)] == [0, 1, 2, 3]
     env = PAINTER if way == "loop" else ON_WORKER
     plain = await play(None, env=env)
@@ -392,8 +396,248 @@ async def test_env_restored_from_a_snapshot_has_the_rest_of_its_film(tmp_path: P
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             await env.step("go 1")
-        assert film.video(2) == ar.Video("a.mp4", 5.0, [[0, 0], [0, 0]], partial=True)
-    assert painted(tmp_path / "a.mp4") == [(0, 2)]
+        assert film.video(2) == ar.Video("a.mp4", 5.0, [[0, 0], [0, 1]], partial=True)
+    assert painted(tmp_path / "a.mp4") == [(0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("options", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("spec", ["has snapshots", "is replayed"])
+async def test_restored_env_never_overwrites_another_film(tmp_path: Path, options: dict[str, Any], spec: str) -> None:
+    env_of = dataclasses.replace(
+        PAINTER, factory=f"tests.video_envs:{'Painter' if spec == 'has snapshots' else 'Replayed'}"
+    )
+    first = 2 if spec == "has snapshots" else 0  # an env without snapshots is filmed from its reset
+    async with ar.EnvPool(**options) as pool, VideoRecorder(tmp_path) as recorder:
+        async with pool.open(env_of) as other:
+            await other.reset(seed=3)
+            await other.step("go 2")
+            foreign = await other.snapshot()
+        film = recorder.film("a")
+        assert film is not None
+        async with pool.open(env_of, record=film) as env:
+            await env.reset(seed=0)
+            await env.step("go 2")
+            own = await env.snapshot()
+            await env.step("go 3")
+            await env.restore(own)
+            await env.step("go 1")
+            await env.restore(foreign)
+            await env.restore(foreign)
+            await env.step("go 2")
+            await env.reset(seed=1)
+        assert film.video(0) == ar.Video("a_episode4.mp4", 5.0, [])
+        async with pool.open(env_of, record=recorder.film("b")) as env:
+            await env.restore(foreign)
+            await env.reset(seed=2)
+    assert {name: painted(tmp_path / name) for name in names(tmp_path)} == {
+        "a.mp4": [(0, actions) for actions in range(6)],
+        "a_episode1.mp4": [(0, actions) for actions in range(first, 4)],
+        "a_episode2.mp4": [(12, actions) for actions in range(first, 3)],
+        "a_episode3.mp4": [(12, actions) for actions in range(first, 5)],
+        "a_episode4.mp4": [(4, 0)],
+        "b.mp4": [(12, actions) for actions in range(first, 3)],
+        "b_episode1.mp4": [(8, 0)],
+    }
+
+
+async def test_worker_that_dies_after_a_restore_costs_no_film(tmp_path: Path) -> None:
+    async with (
+        ar.EnvPool(1) as pool,
+        VideoRecorder(tmp_path) as recorder,
+        pool.open(ON_WORKER, record=recorder.film("a")) as env,
+    ):
+        await env.reset(seed=0)
+        await env.step("go 1")
+        kept = await env.snapshot()
+        await env.step("go 2")
+        await env.restore(kept)
+        await env.step("go 1")
+        await anyio.to_thread.run_sync(
+            until, lambda: sum(count_frames(part) >= 1 for part in tmp_path.glob(PARTS)) == 2
+        )
+        pid = pool.stats().workers[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await env.step("go 1")
+    assert names(tmp_path) == ["a.mp4", "a_episode1.mp4"]
+    assert painted(tmp_path / "a.mp4")[0] == (0, 0)
+    assert painted(tmp_path / "a_episode1.mp4") == [(0, 1), (0, 2), (0, 3)]
+
+
+LIVES: dict[str, tuple[dict[str, Any], str]] = {
+    "loop": (BACKENDS["inline"], "light"),
+    "thread": (BACKENDS["inline"], "io"),
+    "worker": (BACKENDS["process"], "cpu"),
+    "thread of a worker": (BACKENDS["process"], "io"),
+}
+
+
+@pytest.mark.parametrize(("options", "runs"), LIVES.values(), ids=LIVES)
+async def test_recorder_that_is_left_before_its_env_has_every_frame(
+    tmp_path: Path, options: dict[str, Any], runs: Any
+) -> None:
+    spec = dataclasses.replace(PAINTER, runs=runs)
+    async with ar.EnvPool(**options) as pool:
+        with anyio.fail_after(PATIENCE):
+            async with VideoRecorder(tmp_path, keep="failures") as recorder:
+                film = recorder.film("a")
+                assert film is not None
+                env = await pool.open(spec, record=film)
+                await env.reset(seed=0)
+                await env.step("go 3")
+        assert film.footage[0].frames == 4
+        assert film.footage[0].trouble == ""
+        before = (tmp_path / "a.mp4").read_bytes()
+        assert (await env.step("go 1")).observation.text == "4 strokes"
+        await env.reset(seed=1)
+        await env.step("go 1")
+        await env.close()
+        await env.close()
+    assert painted(tmp_path / "a.mp4") == [(0, actions) for actions in range(4)]
+    assert is_whole(tmp_path / "a.mp4")
+    assert (tmp_path / "a.mp4").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+
+
+@pytest.mark.parametrize(("options", "runs"), LIVES.values(), ids=LIVES)
+async def test_pool_that_is_left_before_its_recorder_has_every_frame(
+    tmp_path: Path, options: dict[str, Any], runs: Any
+) -> None:
+    spec = dataclasses.replace(PAINTER, runs=runs)
+    async with VideoRecorder(tmp_path) as recorder, ar.EnvPool(**options) as pool:
+        env = await pool.open(spec, record=recorder.film("a"))
+        await env.reset(seed=0)
+        await env.step("go 3")
+    assert painted(tmp_path / "a.mp4") == [(0, actions) for actions in range(4)]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+
+
+async def test_env_whose_worker_dies_after_its_recorder_was_left_is_not_filmed(tmp_path: Path) -> None:
+    async with ar.EnvPool(1) as pool:
+        async with VideoRecorder(tmp_path) as recorder:
+            env = await pool.open("tests.video_envs:Asked", record=recorder.film("a"))
+            await env.reset(seed=0)
+            await env.step(1)
+        pid = pool.stats().workers[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await env.step(1)
+        await env.reset(seed=1)
+        assert isinstance(await env.render(), np.ndarray)  # it is made as before
+        await env.close()
+    assert painted(tmp_path / "a.mp4") == [(0, 0), (0, 1)]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+
+
+@pytest.mark.parametrize(("options", "runs"), [*LIVES.values()][1:], ids=[*LIVES][1:])
+@pytest.mark.parametrize("during", ["step", "reset"])
+async def test_cancelled_within_a_slow_call_leaves_no_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], runs: Any, during: str
+) -> None:
+    monkeypatch.setattr("asyncrollout.video.recorder._ABORTED_WAIT", 0.05)
+    spec = dataclasses.replace(PAINTER, factory="tests.video_envs:Slow", runs=runs)
+    gate, videos = tmp_path / "gate", tmp_path / "videos"
+
+    async def play() -> None:
+        async with VideoRecorder(videos) as recorder, pool.open(spec, gate=str(gate), record=recorder.film("a")) as env:
+            await env.reset(seed=0)
+            await env.step("go 1")
+            await anyio.to_thread.run_sync(until, lambda: any(map(count_frames, videos.glob(PARTS))))
+            gate.mkdir()
+            await (env.step("go 1") if during == "step" else env.reset(seed=1))
+
+    async with ar.EnvPool(**options) as pool:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(play)
+            await anyio.to_thread.run_sync(until, (gate / "waits").exists)
+            tasks.cancel_scope.cancel()
+        assert [path.name for path in videos.iterdir()] == ["a.mp4"]
+        (gate / "opens").touch()
+        async with pool.open(spec) as other:  # on a worker, it comes after the slow call
+            await other.reset(seed=0)
+    assert [path.name for path in videos.iterdir()] == ["a.mp4"]
+    assert painted(videos / "a.mp4") in ([(0, 0), (0, 1)], [(0, 0)])  # the encoder was not at its end
+
+
+async def test_films_are_never_two_of_one_name(tmp_path: Path) -> None:
+    async with (
+        ar.EnvPool(backend="inline") as pool,
+        VideoRecorder(tmp_path) as recorder,
+        pool.open(PAINTER, record=recorder.film("a")) as env,
+    ):
+        await env.reset(seed=0)
+        with pytest.raises(ar.UsageError, match="'a' is being filmed"):
+            recorder.film("a")
+        with pytest.raises(ar.UsageError, match="'a' is being filmed"):
+            recorder.film("a_episode1")  # where the second episode goes
+        assert recorder.film_rollout("a", "painter") is None
+        async with pool.open(PAINTER, record=recorder.film("b_episode2")) as other:
+            await other.reset(seed=1)
+            with pytest.raises(ar.UsageError, match="'b_episode2' is being filmed"):
+                recorder.film("b")
+            others = [recorder.film(name) for name in ("a_episode", "a_episode01", "ab", "b_episode", "b_episode2x")]
+        assert None not in others
+    assert painted(tmp_path / "a.mp4") == [(0, 0)]
+
+
+async def test_film_without_pictures_is_told_of(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with (
+            ar.EnvPool(backend="inline") as pool,
+            VideoRecorder(tmp_path) as recorder,
+            pool.open(PAINTER, record=recorder.film("a")),
+        ):
+            pass
+    told = [(entry["event"], entry["name"], entry["reason"]) for entry in logs]
+    assert told == [("episode_not_recorded", "a", "no picture was taken: was its env reset?")]
+
+
+@pytest.mark.parametrize("way", ["loop", "process"])
+async def test_all_bytes_are_for_one_film_or_shared(tmp_path: Path, way: str) -> None:
+    spec = dataclasses.replace(PAINTER if way == "loop" else ON_WORKER, factory="tests.video_envs:Noise", text=None)
+    lone, most = 140_000, 1_000_000  # bytes of a film of 41 frames, and of all
+
+    def size(directory: Path, pattern: str) -> int:
+        return sum(path.stat().st_size for path in directory.glob(pattern))
+
+    async def film(recorder: VideoRecorder, name: str, episodes: int) -> None:
+        async with pool.open(spec, record=recorder.film(name)) as env:
+            for episode in range(episodes):
+                await env.reset(seed=episode)
+                for _ in range(40):
+                    await env.step(0)
+
+    async with ar.EnvPool(1) as pool:
+        async with (
+            VideoRecorder(tmp_path / "lone", max_bytes=most) as recorder,
+            pool.open(spec, record=recorder.film("a")) as env,
+        ):
+            await env.reset(seed=0)
+            for _ in range(40):
+                await env.step(0)
+            await anyio.to_thread.run_sync(until, lambda: size(tmp_path / "lone", PARTS) > most / 10)
+            await env.step(0)
+        assert recorder.skipped == {}
+        assert len(decode(tmp_path / "lone" / "a.mp4")) == 42
+        with structlog.testing.capture_logs() as logs:
+            async with VideoRecorder(tmp_path / "many", max_bytes=most) as recorder:
+                await film(recorder, "a", 20)
+        assert 5 < recorder.skipped["max_bytes"] < 20
+        assert most / 2 < size(tmp_path / "many", "*.mp4") < most + 3 * lone  # frames were on their way
+        assert [entry["reason"] for entry in logs if "reason" in entry] == [OVER_BUDGET]
+
+
+async def test_films_of_short_episodes_are_no_crowd_of_encoders(tmp_path: Path) -> None:
+    async with (
+        ar.EnvPool(backend="inline") as pool,
+        VideoRecorder(tmp_path) as recorder,
+        pool.open(PAINTER, record=recorder.film("a")) as env,
+    ):
+        for episode in range(20):
+            await env.reset(seed=episode)
+            await env.step("go 1")
+            assert len(encoders()) <= 4
+    assert len(names(tmp_path)) == 20
 
 
 async def test_worker_that_films_stays_light(tmp_path: Path) -> None:
@@ -473,7 +717,7 @@ async def test_two_recorders_leave_each_other_alone(tmp_path: Path) -> None:
         assert film is not None
         async with pool.open(PAINTER, record=film) as env:
             await env.reset(seed=0)
-        (part,) = tmp_path.iterdir()
+        (part,) = tmp_path.glob(PARTS)
         until(lambda: not is_written(part))
         async with VideoRecorder(tmp_path) as other:
             assert names(tmp_path) == [part.name]
@@ -489,7 +733,7 @@ async def test_directory_that_goes_away_costs_videos_only(tmp_path: Path) -> Non
 
     recorder = VideoRecorder(videos)
     async with recorder:
-        videos.rmdir()
+        await anyio.to_thread.run_sync(shutil.rmtree, videos)
         async with ar.EnvPool(backend="inline") as pool:
             agent = ar.ChatAgent(ar.ScriptedPolicy(replies))
             group = await ar.run_group(pool, PAINTER, agent, seed=0, size=2, limits=Limits(turns=4), record=recorder)

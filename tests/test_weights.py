@@ -36,6 +36,7 @@ from tests.llm_server import llm_server
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
 from tests.virtual_time import run_virtually
+from tests.waiting import all_tasks_blocked
 
 ASKED = Request(messages=[{"role": "user", "content": "Hello"}])
 
@@ -115,13 +116,13 @@ async def test_one_update_at_a_time() -> None:
     with anyio.fail_after(PATIENCE):
         async with rollouts(model) as source, anyio.create_task_group() as tasks:
             tasks.start_soon(update, 1, first)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             tasks.start_soon(update, 2, second)
             tasks.start_soon(consume)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             assert (model.pushing, model.calls) == (1, 0)
             first.set()
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             assert (source.version, model.pushing, model.running) == (1, 1, 0)
             second.set()
     assert model.torn == 0
@@ -151,7 +152,7 @@ async def test_versions_only_rise() -> None:
                 await go.wait()
 
         tasks.start_soon(update, 5)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
 
         async def late() -> None:
             with pytest.raises(UsageError, match="below 5"):
@@ -159,7 +160,7 @@ async def test_versions_only_rise() -> None:
                     raise AssertionError
 
         tasks.start_soon(late)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         go.set()
     for policy in (Gated(Weighty()), BatchedPolicy(lambda requests: []), OpenAIPolicy("http://127.0.0.1:9/v1", "m")):
         policy.version = 4
@@ -246,7 +247,7 @@ async def test_update_waits_for_calls_that_run_and_not_for_the_queue(wrap: Any) 
     with anyio.fail_after(PATIENCE):
         async with rollouts(wrap(model)) as source, anyio.create_task_group() as tasks:
             tasks.start_soon(consume)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             assert (model.calls, model.running) == (1, 1)
             go.set()
             async with source.weight_update(1):
@@ -299,7 +300,7 @@ async def test_batched_policy_that_is_held_back_can_be_closed() -> None:
         async with anyio.create_task_group() as tasks, _batched() as policy:
             await policy.pause()
             tasks.start_soon(ask)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
 
 
 def _batched() -> Any:
@@ -506,10 +507,10 @@ async def test_two_rollouts_with_one_policy_share_its_gate_and_its_version() -> 
             async with anyio.create_task_group() as tasks:
                 async with trainer.weight_update(1):
                     tasks.start_soon(evaluate)
-                    await anyio.wait_all_tasks_blocked()
+                    await all_tasks_blocked()
                     assert model.calls == 0
                     await model.push(1)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
             assert trainer.version == evaluator.version == 1
             async with anyio.create_task_group() as tasks:
 
@@ -518,7 +519,7 @@ async def test_two_rollouts_with_one_policy_share_its_gate_and_its_version() -> 
                         await go.wait()
 
                 tasks.start_soon(update)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 with anyio.move_on_after(0) as scope:
                     async with evaluator.weight_update(3):
                         raise AssertionError
@@ -557,7 +558,7 @@ async def test_cache_keeps_no_reply_of_old_weights() -> None:
         async with rollouts(agent=ChatAgent(policy, seeded=False), limits=Limits(turns=1)) as source:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(consume)
-                await anyio.wait_all_tasks_blocked()
+                await all_tasks_blocked()
                 async with source.weight_update(1, "continue"):
                     model.weights = 1
                 go.set()
@@ -588,9 +589,9 @@ async def test_cache_asks_once_after_a_failure() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
         tasks.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         tasks.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_tasks_blocked()
         go.set()
     assert replies == ["go 2", "go 2"]
     assert not policy._asking
@@ -692,7 +693,7 @@ async def test_time_until_which_the_policy_was_held_back_is_known() -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(update)
-            await anyio.wait_all_tasks_blocked()
+            await all_tasks_blocked()
             told += [source._last_held, source._last_held]
             go.set()
         after = source._last_held

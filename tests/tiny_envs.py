@@ -443,7 +443,6 @@ class Awry(SnapshotCounter):
         super().__init__(**kwargs)
         self.how = how
         self.closed = 0
-        self.told: list[int] = []
         if how == "is outside its space":
             import gymnasium
 
@@ -456,12 +455,10 @@ class Awry(SnapshotCounter):
         text, info = super().reset(seed=seed, options=options)
         if self.how == "keeps its generator" and generator is not None:
             self.generator = generator
-        self.told = [0]
-        return self.told if self.how == "shares its state" else text, info
+        return text, info
 
     def step(self, action: Any) -> Step:
         text, reward, terminated, truncated, info = super().step(action)
-        self.told.append(self.total)
         match self.how:
             case "gives infinite rewards":
                 reward = float("inf")
@@ -469,16 +466,16 @@ class Awry(SnapshotCounter):
                 random.random()
             case "depends on hash":
                 text = f"{text} {hash('text')}"
-        return self.told if self.how == "shares its state" else text, reward, terminated, truncated, info
+        return text, reward, terminated, truncated, info
 
     def restore(self, state: bytes) -> None:
         super().restore(state)
         if self.how == "forgets its generator":
             self.generator = np.random.default_rng(0)
 
-    def render(self) -> np.ndarray[Any, Any]:
+    def render(self) -> Any:
         picture = super().render()
-        return picture / 255 if self.how == "renders fractions" else picture
+        return None if self.how == "renders nothing" else picture
 
     def close(self) -> None:
         self.closed += 1

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,43 @@ class Painter:
 
     def restore(self, state: bytes) -> None:
         self.painter, self.actions = state
+
+
+class Replayed(Painter):
+    """Has no snapshots of its own."""
+
+    snapshot = None  # type: ignore[assignment]
+    restore = None  # type: ignore[assignment]
+
+
+class Slow(Painter):
+    """Waits within a call, once there is a directory `gate`, until it has a file `opens`."""
+
+    def __init__(self, gate: str = "") -> None:
+        super().__init__()
+        self.gate = Path(gate) if gate else None
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        self._wait()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> Any:
+        self._wait()
+        return super().step(action)
+
+    def _wait(self) -> None:
+        if self.gate is not None and self.gate.exists():
+            (self.gate / "waits").touch()
+            while not (self.gate / "opens").exists():
+                time.sleep(0.002)
+
+
+class Noise(Painter):
+    """Frames of some 3400 bytes each, in a video."""
+
+    def render(self) -> Any:
+        chance = np.random.default_rng(self.actions)
+        return chance.integers(0, 256, (48, 64, 3), dtype=np.uint8)
 
 
 class Unseen:

@@ -1,13 +1,16 @@
 """A text interface at work: replies in, descriptions out, and what must be remembered in between."""
 
+import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from asyncrollout.errors import UsageError
+from asyncrollout.pool.digest import digest
 from asyncrollout.pool.failure import clip
+from asyncrollout.protocols import has_snapshots
 from asyncrollout.types import STEP_REWARDS, Observation, TextOptions, exact_sum
 
 Fields = tuple[Any, float, bool, bool, dict[str, Any]]
@@ -19,26 +22,54 @@ _LONGEST_TOLD = 100
 class Dialogue:
     """One env's text interface through an episode: the count of its actions, the last of them, the last observation."""
 
-    def __init__(self, interface: Any, options: TextOptions, *, expert: bool) -> None:
+    def __init__(self, interface: Any, options: TextOptions, *, expert: bool, env: Any = None) -> None:
+        """With `env`, if that one has snapshots: they keep the interface's own state apart from the env's."""
         self.interface = interface
+        self._env = env
+        self._own_snapshots = has_snapshots(interface)
         self._options = options
         self._expert = expert
         self._count = 0
         self._told: deque[str] = deque(maxlen=options.action_history)
         self._last: Any = None
+        self._untouched = None if env is None or self._own_snapshots else self._digest()
 
-    @property
-    def state(self) -> list[Any]:
-        """For a snapshot."""
-        return [self._count, list(self._told), self._last]
+    async def snapshot(self) -> list[Any]:
+        """What belongs into the env's snapshot."""
+        own = None
+        if self._own_snapshots:
+            own = self.interface.snapshot()
+            own = await own if inspect.isawaitable(own) else own
+        return [self._count, list(self._told), self._last, own]
 
-    @state.setter
-    def state(self, state: Sequence[Any]) -> None:
-        self._count, told, self._last = state
+    async def restore(self, state: Sequence[Any]) -> None:
+        count, told, last, *own = state  # files of format 1 have nothing of the interface's own
+        self._set(count, told, last)
+        if self._own_snapshots and own and own[0] is not None:
+            done = self.interface.restore(own[0])
+            if inspect.isawaitable(done):
+                await done
+
+    def _set(self, count: int, told: Sequence[str], last: Any) -> None:
+        self._count, self._last = count, last
         self._told = deque(told, maxlen=self._options.action_history)
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether a snapshot holds all of the interface: it has its own, or is still as it was made."""
+        return self._own_snapshots or (self._untouched is not None and self._digest() == self._untouched)
+
+    def _digest(self) -> int | None:
+        """Of what the interface keeps beside env and options; by value, as it may share objects with the env."""
+        given = (self._env, getattr(self._env, "unwrapped", self._env), self._options)
+        kept = {name: value for name, value in _attributes(self.interface) if not any(value is one for one in given)}
+        try:
+            return digest(kept)
+        except Exception:  # whatever is in there: nobody can say whether it changed
+            return None
+
     def begin(self, observation: Any, info: dict[str, Any]) -> Observation:
-        self.state = (0, [], observation)
+        self._set(0, [], observation)
         info["system_prompt"] = self.interface.system_prompt()
         if self._options.max_actions_per_traj is not None:
             info["actions_left"] = self._options.max_actions_per_traj
@@ -102,3 +133,13 @@ class Dialogue:
                 raise UsageError("it has no solve(): open it without expert=True")
             info["expert"] = self.interface.solve()
         return shown
+
+
+def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Those of the instance, in its dict and in slots."""
+    yield from sorted(getattr(thing, "__dict__", {}).items())
+    for kind in type(thing).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(thing, name) and name not in ("__dict__", "__weakref__"):
+                yield f"{kind.__qualname__}.{name}", getattr(thing, name)

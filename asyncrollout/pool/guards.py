@@ -99,6 +99,15 @@ def starting_interpreters() -> set[int]:
     return {pid for pid, command in commands.items() if b"anyio.to_process" in command}
 
 
+def has_zombies() -> bool:
+    """Whether the event loop has still to take note of the end of a process; unknown is no (only Linux tells)."""
+    try:
+        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        return any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z" for pid in children)
+    except OSError:
+        return False
+
+
 def resident_bytes(pid: int) -> int:
     """The memory that a process uses; 0 where the system does not tell (only Linux does)."""
     try:

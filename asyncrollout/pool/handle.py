@@ -1,22 +1,26 @@
 """One environment as its user sees it: reset, step, ask, fork, close; restored by itself when its worker dies."""
 
 import secrets
+from asyncio import get_running_loop
 from collections.abc import Awaitable, Generator
 from enum import Enum
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import msgspec
 import numpy as np
 import structlog
+from msgspec.structs import replace
 
 from asyncrollout import errors
 from asyncrollout.errors import ClosedError, EnvError, RolloutError, UsageError
 from asyncrollout.pool import wire
+from asyncrollout.pool.digest import outcome_digest
 from asyncrollout.pool.failure import Failure
-from asyncrollout.pool.history import dump_past, load_past
-from asyncrollout.pool.home import Lost, Reply
-from asyncrollout.pool.hosted import Called, Past, outcome_digest
+from asyncrollout.pool.home import CLOSE_GRACE, Lost, Reply
+from asyncrollout.pool.past import Called, Past, dump_past, life_key, load_past
+from asyncrollout.pool.replay import NotInPlaceError
 from asyncrollout.pool.seat import Seat
 from asyncrollout.pool.together import Begun
 from asyncrollout.pool.wire import OUTCOMES, Op, Undecodable
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_CLOSE_GRACE = 5.0
 _AT_WORK = "it is still at work on an earlier call: await that one first"
 
 
@@ -45,7 +48,10 @@ class Phase(Enum):
 
 
 _SHUT = (Phase.UNOPENED, Phase.CLOSED)
-_RUNNING, _UNSURE, _STEP = Phase.RUNNING, Phase.UNSURE, Op.STEP  # an enum's attributes are slow to find
+_SOUND = (Phase.NEW, Phase.RUNNING, Phase.ENDED)
+_GONE = ("EnvTimeout", "EnvCrashed", "EnvDiverged", "EnvResourceError")  # after which there is no env any more
+_RUNNING, _UNSURE = Phase.RUNNING, Phase.UNSURE  # an enum's attributes are slow to find
+_STEP, _RENDER, _SNAPSHOT = Op.STEP, Op.RENDER, Op.SNAPSHOT
 
 
 class EnvHandle:
@@ -55,15 +61,18 @@ class EnvHandle:
         self.name = seat.opening.spec.name
         self._pool = pool
         self._record = record
+        self._thread = pool.thread
         self.seat = seat
         self._history = seat.history
         self._phase = Phase.UNOPENED
         self._busy = False
         self._outcome: Outcome | None = None
+        if record is not None:
+            record.opened(seat.end_film)
 
     @property
     def outcome(self) -> Outcome:
-        """The last outcome."""
+        """The last outcome of the episode; there is none once a reset or a restore has begun, until it succeeds."""
         if self._outcome is None:
             raise self._misuse("show an outcome")
         return self._outcome
@@ -117,18 +126,28 @@ class EnvHandle:
         """A reset that is on its way at once, for who awaits its outcome later."""
         if self._phase in _SHUT:
             raise self._misuse("reset")
+        self._check_loop()
         if seed is None:
             seed = secrets.randbits(31)
         seed, member = self._whole(seed, "seed"), self._whole(member, "member")
         task = self._own(task, "task")
         if not self._busy:
-            self.seat.begin_episode(seed, anew=self._phase is Phase.FAILED)
+            self._end_episode(seed, reset=True)
         start = (seed, task, member, self._history.episode)
         return Begun(self, Op.RESET, start, self._begin(Op.RESET, start), self._was_reset)
+
+    def _end_episode(self, next_seed: int | None, *, reset: bool) -> None:
+        """Nothing is left of it, even if the next one cannot be begun."""
+        final = self._last_digest() if self._history.unkept and self._outcome is not None else None
+        self.seat.end_episode(next_seed, final)
+        if reset:
+            self.seat.find_place(anew=self._phase is Phase.FAILED)
+        self._phase, self._outcome = Phase.FAILED, None
 
     def _was_reset(self, start: tuple[int, Any, int, int], reply: Reply) -> Outcome:
         seed, task, member, _ = start
         self._history.begin(seed, task, member, reply[4])
+        self.seat.was_reset(reply[5])
         return self._took(reply)
 
     async def step(self, action: Any) -> Outcome:
@@ -170,7 +189,7 @@ class EnvHandle:
             self._phase = Phase.FAILED
             raise self._unreadable(value, info)
         if state is not None:
-            self._history.rebase(state)
+            self._history.rebase(state, (*value, info or {}))
         observation, reward, terminated, truncated = value
         self._phase = Phase.ENDED if terminated or truncated else _RUNNING
         self._outcome = outcome = Outcome(observation, reward, terminated, truncated, {} if info is None else info)
@@ -178,19 +197,48 @@ class EnvHandle:
 
     async def render(self) -> Any:
         """The env's picture of its state."""
-        return (await self._ask(Op.RENDER, None, "render"))[2]
+        picture = (await self._ask(Op.RENDER, None, "render"))[2]
+        self._check_readable(picture)
+        return picture
 
-    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Anything else that the env or its text interface offers: a method's result, or an attribute."""
-        called = Called(method, args, kwargs)
-        reply = await self._ask(Op.CALL, called, f"call {method}()")
-        if self._phase is Phase.RUNNING:
-            self._history.add_call(called)
-            if reply[6] is not None:
-                self._history.rebase(reply[6])
-        else:
-            self._history.add_setup(called)
-        return reply[2]
+    async def call(self, method: str, /, *args: Any, keep: bool | None = None, **kwargs: Any) -> Any:
+        """Anything else that the env or its text interface offers: a method's result, or an attribute.
+
+        `keep` says whether the call outlives its episode: True has it repeated whenever the env is made anew, False
+        (a read, say) promises that nothing of it is left after the episode. Unsaid, the episode is remembered with it.
+        """
+        args, kwargs = self._own((args, kwargs), f"call {method}()")
+        return (await self.make_call(Called(method, args, kwargs, keep)))[0]
+
+    async def make_call(self, called: Called) -> tuple[Any, bool]:
+        """What a call gives, and whether that is a plain attribute, which was only read."""
+        method, keep = called.method, called.keep
+        if not isinstance(method, str):
+            raise UsageError(f"env {self.name!r}: a method is called by its name, not by {method!r:.100}")
+        if keep is not None and not isinstance(keep, bool):
+            raise UsageError(f"env {self.name!r}: keep={keep!r:.100} is neither True nor False")
+        known = False
+        try:
+            reply = await self._ask(Op.CALL, called, f"call {method}()")
+            known = True
+        except RolloutError as error:
+            known = True
+            self._note_failed_call(called, error)
+            raise
+        finally:
+            if not known and keep is not False:
+                self._history.forget(method, "was cancelled half-way")
+        self._check_readable(reply[2], called)
+        result, is_read = reply[2]
+        self._history.add_call(replace(called, keep=False) if is_read else called)
+        return result, is_read
+
+    def _note_failed_call(self, called: Called, error: RolloutError) -> None:
+        """A call that raised in the env may have changed it all the same; one that never reached it has not."""
+        kind = getattr(error, "remote_type", None)
+        if kind is not None and not _is_gone(type(error).__name__, kind) and not isinstance(error, UsageError):
+            was_made = kind == wire.UnsendableError.__name__  # only what it returned is the trouble
+            self._history.add_call(replace(called, raised=not was_made))
 
     async def _ask(self, op: Op, payload: Any, what: str) -> Reply:
         if self._phase in _SHUT or self._phase is Phase.UNSURE:
@@ -198,60 +246,125 @@ class EnvHandle:
         phase = self._phase
         reply = await self._invoke(op, payload)
         self._phase = phase
-        if type(reply[2]) is Undecodable:
-            raise self._unreadable(reply[2])
         return reply
+
+    def _check_readable(self, value: Any, called: Called | None = None) -> None:
+        if type(value) is Undecodable:
+            if called is not None:
+                self._history.add_call(called)
+            raise self._unreadable(value)
 
     async def snapshot(self) -> bytes:
         """The state of an episode, to keep and to `restore`: the env's own snapshot, or its seed and actions."""
-        past = await self._past("take a snapshot", for_file=True)
-        return dump_past(self.name, past, msgspec.structs.astuple(self.outcome))
+        return dump_past(self.name, await self._past("take a snapshot", for_file=True))
 
     async def restore(self, snapshot: bytes) -> Outcome:
-        """Go on from a snapshot of an env of the same name, instead of from a reset."""
+        """Continue from a snapshot of an env of the same name, instead of from a reset."""
         if self._phase in _SHUT:
             raise self._misuse("restore")
-        past, fields = load_past(self.name, snapshot)
-        await self.become(past, Outcome(*fields))
+        await self.become(load_past(self.name, snapshot))
         return self.outcome
 
     async def fork(self, pool: "EnvPool | None" = None) -> "EnvHandle":
         """A second env in the same state, in this pool or another one, to be closed by its user or with the pool."""
-        outcome, past = self._outcome, await self._past("fork", for_file=False)
-        assert outcome is not None  # else there is no past
-        twin = await (pool or self._pool).reopen(self.seat)
+        target = self._pool if pool is None else pool
+        if not hasattr(target, "reopen"):
+            raise UsageError(f"env {self.name!r} cannot fork: {target!r:.100} is not a pool")
+        past = await self._past("fork", for_file=False, with_state=target.takes_states)
+        twin = await target.reopen(self._pool.describe(self.seat))
         became = False
         try:
-            await twin.become(past, outcome)
+            await twin.become(past)
             became = True
         finally:
             if not became:
                 await twin.close()
         return twin
 
-    async def _past(self, what: str, *, for_file: bool) -> Past:
+    async def _past(self, what: str, *, for_file: bool, with_state: bool = True) -> Past:
+        """The way to where the env is now: by its own snapshot if that holds everything, else by its actions."""
         if not self.has_episode:
             raise self._misuse(what)
-        state = (await self._ask(Op.SNAPSHOT, for_file, what))[2]
-        if state is not None:
-            return self._history.past_by_snapshot(state)
+        history = self._history
+        if history.forgotten:
+            raise UsageError(f"env {self.name!r} cannot {what}: {history.forgotten}")
+        final = self._last_digest()
+        lacks = f"{history.unkept}() was called without keep=" if history.unkept else "its state cannot travel there"
+        if with_state and not history.unkept:
+            answer = (await self._ask(Op.SNAPSHOT, for_file, what))[2]
+            self._check_readable(answer)
+            state, fields, lacks = answer
+            if state is not None:
+                return history.past_by_snapshot(state, self._as_given(fields, final), final)
         if not self.seat.opening.spec.replayable:
-            raise UsageError(f"env {self.name!r} cannot {what}: it has no snapshot() and is not replayable")
-        past = self._history.past(outcome_digest(msgspec.structs.astuple(self.outcome)))
-        assert past is not None  # an episode runs, or just ended
+            raise UsageError(f"env {self.name!r} cannot {what}: it is not replayable, and {lacks}")
+        past = None if with_state and not for_file else history.by_actions(final)
+        if past is None and with_state:
+            past = history.past(final)
+        if past is None:
+            raise UsageError(f"env {self.name!r} cannot {what} there: it was itself restored from its own snapshot()")
         return past
 
-    async def become(self, past: Past, outcome: Outcome) -> None:
-        """Go on from another env's past, whose last outcome is given."""
-        await self._invoke(Op.REPLAY, past)
+    def _last_digest(self) -> int:
+        """Of the last outcome as the env gave it. Where none was taken, nobody can have changed it since."""
+        digest = self._history.last_digest
+        return outcome_digest(msgspec.structs.astuple(self.outcome)) if digest is None else digest
+
+    def _as_given(self, fields: Any, digest: int) -> tuple[Any, ...]:
+        """The last outcome as the env gave it: where it lives, a call may have changed it since, and here its user."""
+        for candidate in (fields, msgspec.structs.astuple(self.outcome)):
+            if candidate is not None and outcome_digest(candidate) == digest:
+                return tuple(candidate)
+        text = "the observation was changed by a call of the env and by its user: there is no copy of it as it was"
+        raise self.seat.error(EnvError, text, self.worker)
+
+    async def become(self, past: Past) -> Outcome | None:
+        """Continue from another env's past, as a new episode of this env; its last outcome, if there is an episode."""
+        if self._busy:  # before its env is touched
+            raise self._misuse("restore")
+        self._check_loop()
+        if past.holds_states and not self._pool.takes_states:
+            text = "cannot restore a snapshot that holds an env's own state: it was not made by a remote pool"
+            raise UsageError(f"env {self.name!r} {text}")
+        lived = self._history.lived if self._phase in _SOUND else None
+        if past.in_place:
+            past = replace(past, life=self._history.life if lived is None else lived, in_place=False)
+        is_new = self._phase is Phase.NEW and not lived  # as new as another one
+        self._end_episode(None if past.present is None else past.present.seed, reset=False)
+        past = _as_episode(past, self._history.episode)
+        reply: Reply | None = None
+        try:
+            if lived is not None and life_key(lived) == life_key(past.life):
+                reply = await self._become_in_place(_to_send(past))
+            if reply is None:
+                if not is_new:
+                    self.seat.give_up()
+                reply = await self._invoke(Op.REPLAY, _to_send(past))
+        finally:
+            if reply is None:  # half-way there, it is neither what it was nor what it was to be
+                self.seat.give_up()
         self._history.adopt(past)
-        self._outcome = outcome
-        self._phase = Phase.ENDED if outcome.done else Phase.RUNNING
+        if past.present is None:
+            self._phase = Phase.NEW
+            return None
+        self._history.last_digest = reply[4]
+        return self._took(reply)
+
+    async def _become_in_place(self, past: Past) -> Reply | None:
+        """None if it takes a new env."""
+        try:
+            return await self._invoke(Op.REPLAY, replace(past, life=[], in_place=True))
+        except RolloutError as error:
+            if getattr(error, "remote_type", None) != NotInPlaceError.__name__:
+                raise
+        return None
 
     async def close(self) -> None:
         """Close the env; a second time does nothing. Never waits long: an env that hangs is left to its worker."""
         if self._phase is Phase.CLOSED:
             return
+        if self.seat.home is not None and self.seat.home.usable:
+            self._check_loop()
         unsure, self._phase = self._phase is Phase.UNSURE, Phase.CLOSED
         footage = None
         try:
@@ -268,7 +381,7 @@ class EnvHandle:
         if unsure:
             home.drop(self.seat.id)
             return None
-        with anyio.move_on_after(_CLOSE_GRACE, shield=True):
+        with anyio.move_on_after(CLOSE_GRACE, shield=True):
             try:
                 reply = await home.call(self.seat.id, Op.CLOSE, None)
             except Lost:
@@ -286,16 +399,25 @@ class EnvHandle:
         """Send a call; the phase to go back to if the env sees nothing of it, and what the reply will be."""
         if self._busy:
             raise self._misuse(op.name.lower())
-        phase, self._phase = self._phase, _UNSURE  # stays so if the caller is cancelled
+        if op is not _STEP or get_ident() != self._thread:  # to ask for the loop costs a tenth of a light step
+            self._check_loop()
+        phase = self._phase
+        if op is not _RENDER and op is not _SNAPSHOT:  # these only read
+            self._phase = _UNSURE  # stays so if the caller is cancelled
         self._busy = True
         seat = self.seat
         if seat.home is None:
             return phase, seat.call_elsewhere(None, op, payload)
         try:
-            return phase, seat.home.call(seat.id, op, payload, movable=seat.movable)
+            return phase, seat.home.call(seat.id, op, payload, caller=seat)
         except wire.UnsendableError as error:
             self._busy, self._phase = False, phase
             raise self._unsendable(op, error) from error
+
+    def _check_loop(self) -> None:
+        """Before anything is touched: pool and workers are not safe to use from another thread."""
+        if get_running_loop() is not self._pool.loop:
+            raise UsageError(f"env {self.name!r} was opened in another event loop: use it where its pool was entered")
 
     async def attend(self, op: Op, payload: Any, phase: Phase, call: Awaitable[Reply]) -> Reply:
         """The reply to a call that was sent; if the env's place is lost, the call is made in another one."""
@@ -321,11 +443,15 @@ class EnvHandle:
     def settle(self, op: Op, phase: Phase, reply: Reply) -> Reply:
         """What came of a call: the reply, or the failure that it tells."""
         self._busy = False
-        if self._phase is not _UNSURE:
+        if self._phase is Phase.CLOSED:
             raise self._misuse(op.name.lower())
         if reply[1] is not None:
-            self._phase = Phase.FAILED if op in OUTCOMES else phase
-            raise self._failed(_failure(reply[1]))
+            failure = _failure(reply[1])
+            is_gone = _is_gone(failure.raises, failure.kind)
+            if op in OUTCOMES and not is_gone and self.seat.home is not None:
+                self._history.note_failure()
+            self._phase = Phase.FAILED if op in OUTCOMES or is_gone else phase
+            raise self._failed(failure)
         return reply
 
     def abandon(self) -> None:
@@ -333,7 +459,7 @@ class EnvHandle:
         self._busy = False
 
     def _go_back_to(self, phase: Phase) -> None:
-        if self._phase is _UNSURE:  # else it was closed meanwhile
+        if self._phase is not Phase.CLOSED:  # meanwhile
             self._phase = phase
 
     def _failed(self, failure: Failure) -> RolloutError:
@@ -355,6 +481,22 @@ class EnvHandle:
         kind = ClosedError if self._phase is Phase.CLOSED else UsageError
         in_the_way = _AT_WORK if self._busy and kind is UsageError else self._phase.value
         return kind(f"env {self.name!r} cannot {what}: {in_the_way}")
+
+
+def _as_episode(past: Past, episode: int) -> Past:
+    present = past.present
+    return past if present is None else replace(past, present=replace(present, episode=episode))
+
+
+def _to_send(past: Past) -> Past:
+    """Without what only a history needs."""
+    now = None if past.present is None else replace(past.present, before=None)
+    return replace(past, present=now)
+
+
+def _is_gone(raises: str, kind: str) -> bool:
+    """Whether there is no env after this failure; an env may raise what is only called alike."""
+    return kind in _GONE and raises == kind
 
 
 def _failure(told: Any) -> Failure:

@@ -13,6 +13,15 @@ from asyncrollout.types import WorkerStats
 Reply = Sequence[Any]
 """Call id, failure or None, value, info, digest or None, seconds of work, snapshot or None."""
 
+CLOSE_GRACE = 5.0
+"""Seconds that an env may take to close; one that takes longer is left to its end."""
+
+LONG = 1.0
+"""Seconds; whoever waits for so long had better be elsewhere."""
+
+SOON = 0.05
+"""Seconds; a home that is free so soon is as good as one that is idle."""
+
 _RECENT = 1024
 
 
@@ -24,14 +33,14 @@ class Lost(Exception):  # noqa: N818 (a signal inside the pool, never an error t
 
     def __init__(self, kind: str, *, suspects: int = 0, cause: str = "", log: str = "") -> None:
         super().__init__(kind)
-        self.kind = kind  # "crash", "timeout", "memory", "moved" or "closed"
+        self.kind = kind  # "crash", "timeout", "memory", "moved", "recalled" or "closed"
         self.suspects = suspects
         self.cause = cause
         self.log = log
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Seconds and bytes that a call may take; after `soft` seconds, calls queued behind it may move elsewhere."""
+    """Seconds and bytes that a call may take; after `soft` seconds, steps queued behind it may move elsewhere."""
 
     step: float
     reset: float
@@ -42,7 +51,43 @@ class Limits(msgspec.Struct, frozen=True):
         return min(1.0, self.step / 2)
 
     def of(self, op: Op) -> float:
-        return self.reset if op in WITHOUT_EPISODE else self.step
+        return self.reset if op in WITHOUT_EPISODE or op is Op.CLOSE else self.step
+
+
+class Caller(Protocol):
+    """The env that a call is for, as far as its home must know it to tell what waits behind what."""
+
+    id: int
+    """By which its home knows it; those of later envs are larger."""
+
+    step_work: float
+    """Seconds of a home's time that a step is expected to take; 0 if it is too quick to matter."""
+
+    @property
+    def may_move(self) -> bool:
+        """Whether a call of it that was not begun may be made elsewhere."""
+
+    @property
+    def may_be_recalled(self) -> bool:
+        """Whether it may wait to be built by whichever home is free first."""
+
+    @property
+    def builds_slowly(self) -> bool:
+        """Whether it is known to take long to build."""
+
+    @property
+    def resets_slowly(self) -> bool:
+        """Whether it is known to take long to reset."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody knows how long it takes to build."""
+
+    def work(self, op: Op) -> float:
+        """Seconds of a home's time that a call is expected to take."""
+
+    def detour(self, op: Op) -> float:
+        """Seconds of work that it adds to make the call elsewhere: to build, reset and replay the env."""
 
 
 class Home(Protocol):
@@ -59,11 +104,18 @@ class Home(Protocol):
         """Whether it answers calls."""
 
     @property
-    def stuck(self) -> bool:
-        """Whether a slow step holds up what is queued behind it."""
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
 
-    def call(self, env_id: int, op: Op, payload: Any, *, movable: bool = False) -> Awaitable[Reply]:
-        """Send a call. Its awaitable raises `Lost` if the home goes away first, or if a movable call waits too long."""
+    @property
+    def is_held_up(self) -> bool:
+        """Whether one call has been at work for long."""
+
+    def wait(self) -> float:
+        """Seconds until a call that is sent now is expected to begin; what is quick counts for nothing."""
+
+    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Awaitable[Reply]:
+        """Send a call. Its awaitable raises `Lost` if the home goes away first, or if a better place is found."""
 
     def drop(self, env_id: int) -> None:
         """Close an env without waiting for the end of it."""
@@ -82,6 +134,9 @@ class Backend(Protocol):
 
     async def wait_usable(self, rank: int | None) -> Sequence[Home]:
         """The usable homes (that of the rank), as soon as there is one; PoolError if there never will be."""
+
+    async def wait_idle(self) -> None:
+        """Until one of the homes has nothing to do, as far as it is known."""
 
     def stats(self) -> list[WorkerStats]: ...
 

@@ -1,53 +1,28 @@
 """One environment where it lives: made from its spec, reset, stepped, described; the same code on every backend."""
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from asyncrollout.checks import nearest
-from asyncrollout.errors import EnvDiverged, EnvError, UsageError
+from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.pool import wire
 from asyncrollout.pool.dialogue import Dialogue, Fields
-from asyncrollout.pool.digest import Nowhere, encode_with_digest
 from asyncrollout.pool.failure import clip
 from asyncrollout.pool.filming import film
 from asyncrollout.pool.making import make_env
+from asyncrollout.pool.past import Called
+from asyncrollout.pool.replay import replay
 from asyncrollout.pool.wire import Op
-from asyncrollout.protocols import Camera, Snapshots
+from asyncrollout.protocols import Camera, has_snapshots
 from asyncrollout.registry import EnvSpec, load_factory
 from asyncrollout.types import TextOptions
 
 T = TypeVar("T")
 _SEQUENCES = (tuple, list)
-
-
-class Called(msgspec.Struct, frozen=True):
-    """A call of any other method than `step`, as an episode's log keeps it."""
-
-    method: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-
-
-class Past(msgspec.Struct, frozen=True):
-    """What brings a new env to the state of another: setup calls, then a snapshot or a reset, then what was done since.
-
-    `digests` has one entry for the reset, if there is one (`seed` is not None), and one for each of `done`; an
-    outcome whose entry is None is not checked.
-    """
-
-    setup: list[Called]
-    seed: int | None
-    task: Any
-    state: bytes | None
-    done: list[Any]
-    digests: list[int | None]
-    turns: int = 0  # that the snapshot stands for
-    trusted: bool = True  # made by this pool, not read from a file
-    member: int = 0
-    episode: int = 0
+_MISSING = object()
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -101,10 +76,11 @@ class HostedEnv:
     synchronous env never wait (see `run_now`).
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, *, shared: bool = True) -> None:
+        """`shared` is an opening that other envs are made of, too; one that came to a worker is not."""
         self.opening = opening
         spec = opening.spec
-        self.env = make_env(spec, filmed=opening.camera is not None)
+        self.env = make_env(spec, filmed=opening.camera is not None, shared=shared)
         for method in ("reset", "step"):
             if not callable(getattr(self.env, method, None)):
                 raise UsageError(f"{type(self.env).__qualname__} has no {method}() method: an env needs reset and step")
@@ -112,10 +88,12 @@ class HostedEnv:
         if self.awaits and not is_async(spec):
             raise UsageError(f"env {spec.name!r} has coroutines for methods: register its class with runs='io'")
         self.waits = spec.runs == "io"
+        self.last: Fields | None = None  # the present episode's last outcome, as the env gave it
         self._dialogue: Dialogue | None = None
         if opening.text:
             interface = load_factory(spec.text_interface)(self.env, opening.options)
-            self._dialogue = Dialogue(interface, opening.options, expert=opening.expert)
+            env = self.env if self.has_snapshots else None
+            self._dialogue = Dialogue(interface, opening.options, expert=opening.expert, env=env)
         self.camera: Camera | None = None
         if opening.camera is not None:
             factory, options = opening.camera
@@ -130,13 +108,16 @@ class HostedEnv:
             case Op.RESET:
                 return await self.reset(*payload)
             case Op.REPLAY:
-                return await self.replay(payload, tick)
+                return await replay(self, payload, tick)
             case Op.CALL:
-                return await self.call(payload)
+                return await self._call(payload)
             case Op.RENDER:
                 return await self.render()
             case Op.SNAPSHOT:
-                return self.snapshot(for_file=payload) if self.has_snapshots else None
+                state = await self.snapshot(for_file=payload)
+                return state, self.last, self.lacks if state is None else ""
+            case Op.END_FILM:
+                return None if self.camera is None else self.camera.end()
             case Op.CLOSE:
                 return await self.close()
         raise UsageError(f"an env knows no {op!r}")
@@ -154,17 +135,19 @@ class HostedEnv:
             self.camera.end_turn()
         if self._dialogue is not None:
             observation = self._dialogue.begin(observation, info)
-        return observation, 0.0, False, False, info
+        self.last = observation, 0.0, False, False, info
+        return self.last
 
     def step_now(self, action: Any) -> Fields:
         """A synchronous env's step. That of a raw env costs no coroutine."""
         if self._dialogue is not None or self.camera is not None:
             return run_now(self.step(action))
         try:
-            return _checked(self.env.step(action))
+            self.last = fields = _checked(self.env.step(action))
         except Exception as error:
             self._note_bad_action(error, action)
             raise
+        return fields
 
     async def step(self, action: Any) -> Fields:
         if self._dialogue is not None:
@@ -173,6 +156,7 @@ class HostedEnv:
             fields = await self._raw_step(action)
         if self.camera is not None:
             self.camera.end_turn()
+        self.last = fields
         return fields
 
     async def _raw_step(self, action: Any) -> Fields:
@@ -205,67 +189,75 @@ class HostedEnv:
 
     async def call(self, called: Called) -> Any:
         """A method or attribute of the text interface or of the env."""
+        return (await self._call(called))[0]
+
+    async def _call(self, called: Called) -> tuple[Any, bool]:
+        """What it gives, and whether it is a plain attribute, which was only read."""
         method = called.method
         if method.startswith("_"):
             raise UsageError(f"{method!r} is private to env {self.opening.spec.name!r}")
         interface = None if self._dialogue is None else self._dialogue.interface
         for owner in (interface, self.env, getattr(self.env, "unwrapped", None)):  # Gymnasium wraps its envs
-            if owner is not None and hasattr(owner, method):
-                found = getattr(owner, method)
+            found = getattr(owner, method, _MISSING)  # once: it may be a property that does something
+            if found is not _MISSING:
                 break
         else:
             offered = sorted({*dir(interface), *dir(self.env)} if interface else dir(self.env))
             raise UsageError(f"env {self.opening.spec.name!r} offers no {method!r}{nearest(method, offered)}")
         if not callable(found):
-            return found
+            if called.args or called.kwargs:
+                raise UsageError(
+                    f"{method!r} of env {self.opening.spec.name!r} is an attribute, and takes no arguments"
+                )
+            return found, True
         result = found(*called.args, **called.kwargs)
-        return await result if inspect.isawaitable(result) else result
-
-    async def replay(self, past: Past, tick: Callable[[], None]) -> Fields | None:
-        """Bring a new env to a past state, checking every outcome; `tick` is called before each part of the work."""
-        digests = iter(past.digests)
-        fields: Fields | None = None
-        for called in past.setup:
-            await self.call(called)
-        if past.state is not None:
-            self.restore(past.state, trusted=past.trusted)
-            if self.camera is not None:
-                self.camera.begin(past.episode, past.turns)
-        elif past.seed is not None:
-            fields = await self.reset(past.seed, past.task, past.member, past.episode)
-            _compare(fields, next(digests), 0)
-        for turn, (entry, expected) in enumerate(zip(past.done, digests, strict=True), start=1):
-            tick()
-            if self.camera is not None and self.camera.is_behind:
-                self.camera.catch_up()
-            try:
-                if isinstance(entry, Called):
-                    await self.call(entry)
-                    continue
-                fields = await self.step(entry)
-            except Exception as error:
-                raise EnvDiverged(f"replayed, it raised at action {turn}, where it had not: {error!r}") from error
-            _compare(fields, expected, turn)
-        return fields
+        return await result if inspect.isawaitable(result) else result, False
 
     @property
     def has_snapshots(self) -> bool:
-        return isinstance(self.env, Snapshots)
+        return has_snapshots(self.env)
 
-    def snapshot(self, *, for_file: bool = False) -> bytes:
-        """The state; `for_file` means without pickles."""
-        content = (None if self._dialogue is None else self._dialogue.state, self.env.snapshot())
+    @property
+    def is_described_by_snapshot(self) -> bool:
+        """Whether what the text interface keeps is part of a snapshot, if it keeps anything."""
+        return self._dialogue is None or self._dialogue.is_untouched
+
+    @property
+    def lacks(self) -> str:
+        """Why there is no snapshot; empty if there is one."""
+        if not self.has_snapshots:
+            return "it has no snapshot()"
+        if self.is_described_by_snapshot or self._dialogue is None:
+            return ""
+        name = type(self._dialogue.interface).__qualname__
+        return f"{name} keeps state of its own: give it `snapshot() -> bytes` and `restore(bytes)`, as the env has them"
+
+    async def snapshot(self, *, for_file: bool = False) -> bytes | None:
+        """The state, if the env and its text interface can give it; `for_file` means without pickles."""
+        if self.lacks:
+            return None
+        raw = self.env.snapshot()
+        raw = await raw if inspect.isawaitable(raw) else raw
+        content = (None if self._dialogue is None else await self._dialogue.snapshot(), raw)
         try:
             return wire.encode_exact(content) if for_file else wire.encode(content)
         except wire.INEXACT as error:
             name = self.opening.spec.name
             raise UsageError(f"env {name!r}: its observations have no safe file form: {error}") from error
 
-    def restore(self, state: bytes, *, trusted: bool = True) -> None:
-        told, raw = wire.Unpacker(trusted=trusted).decode(state)
+    async def restore(self, state: bytes, *, trusted: bool = True) -> None:
+        try:
+            told, raw = wire.Unpacker(trusted=trusted).decode(state)
+        except Exception as error:  # numpy raises all sorts for types that are none
+            raise UsageError(f"this is no snapshot of ours: {error}") from error
+        if (told is None) != (self._dialogue is None):
+            there, here = ("without", "with") if told is None else ("with", "without")
+            raise UsageError(f"this snapshot was taken {there} the text interface, and the env was opened {here} it")
+        done = self.env.restore(raw)
+        if inspect.isawaitable(done):
+            await done
         if self._dialogue is not None:
-            self._dialogue.state = told
-        self.env.restore(raw)
+            await self._dialogue.restore(told)
 
     async def close(self) -> list[Any] | None:
         """Close the env; what its camera has, if there is one."""
@@ -280,20 +272,6 @@ class HostedEnv:
     def _close_env(self) -> Any:
         close = getattr(self.env, "close", None)
         return close() if callable(close) else None
-
-
-def _compare(fields: Fields, expected: int | None, turn: int) -> None:
-    if expected is not None and outcome_digest(fields) != expected:
-        what = f"after action {turn}" if turn else "after its reset"
-        raise EnvDiverged(
-            f"replayed from the same seed and actions, it gave another outcome {what}: "
-            "it depends on something else, such as global random state, time or hash order"
-        )
-
-
-def outcome_digest(fields: Sequence[Any]) -> int:
-    """The digest of observation, reward and end; what is in `info` may depend on the clock."""
-    return encode_with_digest([*fields[:4]], Nowhere())[1]
 
 
 def _checked(result: Any) -> Fields:

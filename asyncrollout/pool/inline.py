@@ -3,27 +3,33 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import structlog
+from anyio.abc import TaskGroup
 
 from asyncrollout.errors import EnvError
+from asyncrollout.pool.digest import outcome_digest
 from asyncrollout.pool.failure import Failure, failure
-from asyncrollout.pool.home import Clock, Limits, Lost, Reply
-from asyncrollout.pool.hosted import HostedEnv, Opening, is_async, outcome_digest, run_now
+from asyncrollout.pool.home import CLOSE_GRACE, Caller, Clock, Limits, Lost, Reply
+from asyncrollout.pool.hosted import HostedEnv, Opening, is_async, run_now
 from asyncrollout.pool.thread import EnvThread
 from asyncrollout.pool.wire import OUTCOMES, PLAIN, Op, detach
 from asyncrollout.types import Durations, WorkerStats
 
 T = TypeVar("T")
 
+log = structlog.get_logger(__name__)
+
 _YIELD_AFTER = 0.001  # seconds of work after which other tasks get their turn
-_OPEN, _STEP, _CLOSE = Op.OPEN, Op.STEP, Op.CLOSE  # an enum's attribute is slow to find
+_OPEN, _STEP, _CLOSE, _END_FILM = Op.OPEN, Op.STEP, Op.CLOSE, Op.END_FILM  # an enum's attribute is slow to find
 
 
 class LoopHome:
@@ -34,7 +40,8 @@ class LoopHome:
 
     rank = -1
     usable = True
-    stuck = False
+    is_idle = True
+    is_held_up = False
 
     def __init__(self, limits: Limits) -> None:
         self.load = 0.0
@@ -43,11 +50,22 @@ class LoopHome:
         self._limits = limits
         self._hosted: dict[int, HostedEnv] = {}
         self._threads: dict[int, EnvThread] = {}
-        self._dropped: list[HostedEnv] = []
+        self._leaving: list[EnvThread] = []  # whose env was let go, and is being closed
+        self._awaited: dict[int, _Awaited] = {}
+        self._tasks: TaskGroup | None = None
+        self._closing = 0
+        self._all_closed = anyio.Event()
         self._worked = 0.0
 
-    async def call(self, env_id: int, op: Op, payload: Any, *, movable: bool = False) -> Reply:  # noqa: ARG002
-        if self._dropped or self._worked > _YIELD_AFTER or self._is_behind(env_id):
+    def open(self, tasks: TaskGroup) -> None:
+        """Envs that nobody waits for are closed in these tasks."""
+        self._tasks = tasks
+
+    def wait(self) -> float:
+        return 0.0
+
+    async def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Reply:  # noqa: ARG002
+        if self._worked > _YIELD_AFTER or self._is_behind(env_id):
             await self._wait_first(env_id)
         if op is not _OPEN:
             payload = detach(payload)
@@ -59,7 +77,9 @@ class LoopHome:
             if op is _OPEN:
                 await self._open(env_id, payload)
             elif hosted is None:
-                raise EnvError("it is not here any more")
+                raise Lost("closed")  # meanwhile, by its user or with the pool
+            elif op is _END_FILM:
+                value = await self._end_film(env_id, hosted)
             elif hosted.waits:
                 value, info = _split(op, await self._wait(env_id, hosted, op, payload))
             elif op is _STEP:
@@ -68,14 +88,14 @@ class LoopHome:
                 info = detach(told) if told else None
             else:
                 value, info = _split(op, run_now(hosted.perform(op, payload)))
+            if op in OUTCOMES and value is not None and type(value[0]) not in PLAIN:
+                digest = outcome_digest(value)  # now, since the caller may change what is not plain
         except Lost:
             raise
         except (Exception, SystemExit) as error:
             trouble = failure(error, op)
         if op is _CLOSE:
             self._forget(env_id)
-        if op in OUTCOMES and value is not None and type(value[0]) not in PLAIN:
-            digest = outcome_digest(value)  # now, since the caller may change what is not plain
         seconds = time.monotonic() - start
         self._worked += seconds
         self.clock.extend((seconds,))
@@ -86,9 +106,7 @@ class LoopHome:
         return hosted is not None and hosted.camera is not None and hosted.camera.is_behind
 
     async def _wait_first(self, env_id: int) -> None:
-        """For what comes before a call: the end of other envs, other tasks, this env's camera."""
-        if self._dropped:
-            await self._close_dropped()
+        """For what comes before a call: other tasks, this env's camera."""
         if self._worked > _YIELD_AFTER:
             self._worked = 0.0
             await anyio.lowlevel.checkpoint()
@@ -97,13 +115,19 @@ class LoopHome:
             await anyio.to_thread.run_sync(hosted.camera.catch_up, abandon_on_cancel=True)
 
     def drop(self, env_id: int) -> None:
+        if env_id in self._threads:
+            self._leaving = [*(other for other in self._leaving if not other.ended.is_set()), self._threads[env_id]]
+        self._let_go(env_id)
+
+    def _let_go(self, env_id: int) -> None:
         hosted, thread = self._hosted.pop(env_id, None), self._threads.pop(env_id, None)
         if thread is not None:
-            if hosted is not None:
-                thread.submit(lambda: _close_now(hosted))
+            thread.submit(partial(_close_made_in, thread))  # also what is only now being made there
             thread.end()
         elif hosted is not None and hosted.awaits:
-            self._dropped.append(hosted)
+            assert self._tasks is not None  # an env was opened
+            self._closing += 1
+            self._tasks.start_soon(self._close_dropped, hosted, self._awaited.get(env_id))
         elif hosted is not None:
             _close_now(hosted)
 
@@ -112,15 +136,44 @@ class LoopHome:
         if env_id in self._threads:
             self._threads.pop(env_id).end()
 
-    async def _close_dropped(self) -> None:
-        """Async envs that were let go where nobody could wait for their end."""
-        dropped, self._dropped = self._dropped, []
-        for hosted in dropped:
-            with anyio.move_on_after(self._limits.step), suppress(Exception):  # nobody is left to tell
+    async def _close_dropped(self, hosted: HostedEnv, awaited: "_Awaited | None") -> None:
+        """An async env that was let go where nobody could wait for its end; no call of it is under way then."""
+        try:
+            with (
+                anyio.move_on_after(CLOSE_GRACE, shield=True),
+                suppress(Exception, SystemExit),
+            ):  # nobody is left to ask
+                if awaited is not None:
+                    await awaited.give_up()
                 await hosted.close()
+        finally:
+            self._closing -= 1
+            if not self._closing:
+                self._all_closed.set()
 
     async def close(self) -> None:
-        await self._close_dropped()
+        """Close all envs at once. None of them is waited for longer than it may take to close one."""
+        for env_id in self._threads.keys() - self._hosted.keys():  # it is only now being made
+            self.drop(env_id)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, _wait_for, self._leaving)
+            for env_id in [*self._hosted]:
+                tasks.start_soon(self._close, env_id)
+        while self._closing:
+            self._all_closed = anyio.Event()
+            await self._all_closed.wait()
+
+    async def _close(self, env_id: int) -> None:
+        hosted = self._hosted.get(env_id)
+        if hosted is None:  # its user was quicker
+            return
+        with anyio.move_on_after(CLOSE_GRACE), suppress(Lost):
+            awaited = self._awaited.get(env_id)
+            if awaited is not None:
+                await awaited.give_up()
+            trouble = (await self.call(env_id, _CLOSE, None))[1]
+            if trouble is not None:
+                log.warning("env_close_failed", env=hosted.opening.spec.name, error=trouble.text)
 
     def stats(self) -> WorkerStats:
         return WorkerStats(
@@ -139,26 +192,100 @@ class LoopHome:
             return
         thread = self._threads[env_id] = EnvThread()
         with anyio.move_on_after(self._limits.of(Op.OPEN)) as scope:
-            self._hosted[env_id] = await _in_thread(thread, lambda: HostedEnv(opening))
+            self._hosted[env_id] = await _in_thread(thread, partial(_make_in, thread, opening))
         if scope.cancelled_caught:
-            self.drop(env_id)
-            raise Lost("timeout", suspects=1)
+            self._leave_hanging(env_id)
+
+    async def _end_film(self, env_id: int, hosted: HostedEnv) -> Any:
+        """It has no limit of its own and costs no env; behind a slow call it comes to its end even if nobody waits."""
+        ending = hosted.perform(_END_FILM, None)
+        if env_id not in self._threads:
+            return run_now(ending)
+        return await asyncio.shield(asyncio.wrap_future(_submit(self._threads[env_id], lambda: run_now(ending))))
 
     async def _wait(self, env_id: int, hosted: HostedEnv, op: Op, payload: Any) -> Any:
+        limit = self._limits.of(op)
+        loop = asyncio.get_running_loop()
         result = None
-        with anyio.move_on_after(self._limits.of(op)) as scope:
-            if hosted.awaits:
-                result = await hosted.perform(op, payload)
-            else:
-                result = await _in_thread(self._threads[env_id], lambda: run_now(hosted.perform(op, payload)))
+
+        def allow_from_thread() -> None:
+            loop.call_soon_threadsafe(_allow, scope, limit)
+
+        with anyio.move_on_after(limit) as scope:
+            awaited = self._awaited[env_id] = _Awaited(scope)
+            try:
+                if hosted.awaits:
+                    result = await _attributed(hosted.perform(op, payload, lambda: _allow(scope, limit)))
+                else:
+                    result = await _in_thread(
+                        self._threads[env_id], lambda: run_now(hosted.perform(op, payload, allow_from_thread))
+                    )
+            finally:
+                del self._awaited[env_id]
+                awaited.ended.set()
+                if op is _CLOSE:  # also if nobody waits for it any longer: no env is closed twice
+                    self._forget(env_id)
+        if awaited.is_given_up:
+            raise Lost("closed")
         if scope.cancelled_caught:
-            self.drop(env_id)
-            raise Lost("timeout", suspects=1)
+            self._leave_hanging(env_id)
         return result
+
+    def _leave_hanging(self, env_id: int) -> NoReturn:
+        """It took too long, so nobody waits for its end either."""
+        self._let_go(env_id)
+        raise Lost("timeout", suspects=1)
+
+
+class _Awaited:
+    """A call of an env that waits."""
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self.ended = anyio.Event()
+        self.is_given_up = False
+        self._scope = scope
+
+    async def give_up(self) -> None:
+        """Cancel it, and wait until it is over."""
+        self.is_given_up = True
+        self._scope.cancel()
+        await self.ended.wait()
+
+
+async def _attributed(steps: Coroutine[Any, Any, T]) -> T:
+    """An env that awaits a task of its own that was cancelled must not look like a caller who was."""
+    try:
+        return await steps
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise EnvError("it raised CancelledError, though nobody cancelled the call") from error
+
+
+def _allow(scope: anyio.CancelScope, seconds: float) -> None:
+    """Another part of a long call has its own time."""
+    scope.deadline = asyncio.get_running_loop().time() + seconds  # also in a callback, where anyio finds no loop
+
+
+def _make_in(thread: EnvThread, opening: Opening) -> HostedEnv:
+    thread.hosted = HostedEnv(opening)
+    return thread.hosted
+
+
+def _close_made_in(thread: EnvThread) -> None:
+    if thread.hosted is not None:
+        _close_now(thread.hosted)
+
+
+def _wait_for(threads: Sequence[EnvThread]) -> None:
+    deadline = time.monotonic() + CLOSE_GRACE
+    for thread in threads:
+        thread.ended.wait(max(deadline - time.monotonic(), 0.0))
 
 
 def _close_now(hosted: HostedEnv) -> None:
-    with suppress(Exception):  # nobody is left to tell
+    with suppress(Exception, SystemExit):  # nobody is left to hear of it
         run_now(hosted.close())
 
 
@@ -169,6 +296,10 @@ def _split(op: Op, result: Any) -> tuple[Any, Any]:
 
 
 async def _in_thread(thread: EnvThread, work: Callable[[], T]) -> T:
+    return await asyncio.wrap_future(_submit(thread, work))
+
+
+def _submit(thread: EnvThread, work: Callable[[], T]) -> "Future[T]":
     outcome: Future[T] = Future()
 
     def run() -> None:
@@ -179,4 +310,4 @@ async def _in_thread(thread: EnvThread, work: Callable[[], T]) -> T:
                 outcome.set_exception(error)
 
     thread.submit(run)
-    return await asyncio.wrap_future(outcome)
+    return outcome

@@ -2,18 +2,21 @@
 
 import asyncio
 import hmac
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from asyncrollout.pool import wire
 from asyncrollout.pool.arrays import ArrayReader
-from asyncrollout.pool.home import Clock, Lost, Reply
-from asyncrollout.pool.wire import Op
-
-Pending = tuple["asyncio.Future[Reply]", Op, bool]
-"""A call under way: who waits for it, what it is, and whether it may be made elsewhere."""
+from asyncrollout.pool.home import LONG, SOON, Caller, Clock, Lost, Reply
+from asyncrollout.pool.page import NO_PAGE, Page
+from asyncrollout.pool.wire import SKIPPED, Op
 
 _MOST_CALLS = 16  # calls; the worker plays them while the next ones are prepared
+_STEP = Op.STEP  # an enum's attribute is slow to find
+
+Pending = tuple["asyncio.Future[Reply]", Op, Caller | None, float]
+"""A call that was sent: its future, what it is, its env, and the seconds of work that it is expected to take."""
 
 
 class Link(asyncio.Protocol):
@@ -25,21 +28,28 @@ class Link(asyncio.Protocol):
         *,
         token: bytes,
         arrays: ArrayReader,
+        page: Page,
         clock: Clock,
         on_hello: Callable[["Link"], None],
+        on_idle: Callable[[], None],
         on_lost: Callable[[], None],
     ) -> None:
         self.rank = rank
         self.load = 0.0
         self.envs = 0
-        self.stuck = False
         self.pid = 0
         self.pending: dict[int, Pending] = {}
+        self.page = page
+        self.backlog = 0.0  # seconds of work that the calls in `pending` are expected to take
+        self.startup = 0.0  # as far as they are no steps
+        self._withdrawn: set[int] = set()  # and not yet skipped by the worker, as far as is known
+        self._reason = "moved"  # why calls are skipped
         self._ended: Lost | None = None
         self._token = token
         self._arrays = arrays
         self._clock = clock
         self._on_hello = on_hello
+        self._on_idle = on_idle
         self._on_lost = on_lost
         self._frames = wire.FrameReader()
         self._decode = wire.Unpacker(arrays.read).decode
@@ -52,14 +62,50 @@ class Link(asyncio.Protocol):
     def usable(self) -> bool:
         return self._ended is None
 
-    def call(self, env_id: int, op: Op, payload: Any, *, movable: bool = False) -> "asyncio.Future[Reply]":
+    @property
+    def is_idle(self) -> bool:
+        return not self.pending
+
+    @property
+    def is_held_up(self) -> bool:
+        call_id, start = self.page.main_call()
+        return call_id in self.pending and time.monotonic() - start > LONG
+
+    def wait(self) -> float:
+        at_work = self.pending.get(self.page.main_call()[0])
+        queued = self.backlog - at_work[3] if at_work is not None else self.backlog
+        return max(queued, 0.0) + self.remaining(time.monotonic())
+
+    def remaining(self, now: float) -> float:
+        """Seconds that the call at work may still take; one that is overdue, for all we know, as long again.
+
+        It is never taken for almost done just because it has run for as long as expected.
+        """
+        call_id, start = self.page.main_call()
+        pending = self.pending.get(call_id)
+        if pending is None:
+            return 0.0
+        _, op, caller, _ = pending
+        work = 0.0 if caller is None else caller.work(op)
+        return max(abs(now - start - work), work / 4)
+
+    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> "asyncio.Future[Reply]":
         future: asyncio.Future[Reply] = self._loop.create_future()
         if self._ended is not None:
             future.set_exception(self._ended)
             return future
         message = wire.embed(payload)
         self._last_id = call_id = self._last_id + 1
-        self.pending[call_id] = (future, op, movable)
+        work = 0.0
+        if caller is not None:
+            if op is _STEP:
+                work = caller.step_work
+            else:
+                work = caller.work(op)
+                self.startup += work
+            if work:
+                self.backlog += work
+        self.pending[call_id] = (future, op, caller, work)
         outbox = self._outbox
         if not outbox:
             self._loop.call_soon(self._flush)
@@ -69,26 +115,53 @@ class Link(asyncio.Protocol):
         return future
 
     def drop(self, env_id: int) -> None:
+        if self._ended is not None:
+            return
+        if self.backlog or self.wait() > SOON:  # among what waits may be calls of envs that nobody awaits any more
+            self.withdraw(
+                [call for call, (future, _, caller, _) in self.pending.items() if caller and future.cancelled()]
+            )
         self._last_id += 1
+        closing: asyncio.Future[Reply] = self._loop.create_future()
+        closing.cancel()
+        self.pending[self._last_id] = (closing, Op.CLOSE, None, 0.0)  # nobody awaits it, but it may take long
         self._outbox.append((self._last_id, env_id, Op.CLOSE, None))
         self._flush()
 
     def stop(self) -> None:
-        """Ask the worker to close its envs and end."""
+        """Ask the worker to close its envs and end, after the call that it is at."""
+        self._reason = "closed"
+        self._withdrawn.update(self.pending)
+        self.page.withdraw_all()
         self._outbox.append((0, 0, Op.STOP, None))
         self._flush()
 
-    def let_go(self, call_ids: Iterable[int], lost: Callable[[int], Lost]) -> None:
-        """Give up these calls: whoever awaits them hears why."""
+    def withdraw(self, call_ids: list[int], reason: str = "moved") -> None:
+        """Have the worker skip these calls, if it has not begun them; whoever awaits them makes them elsewhere."""
+        call_ids = self._have_skipped(call_ids)
+        begun, in_threads = self.page.last_begun(), {call for call, _ in self.page.running()}
+        moved = [call for call in call_ids if call > begun and call not in in_threads]  # of the others, the reply tells
+        self._give_up(moved, lambda _: Lost(reason))
+
+    def _have_skipped(self, call_ids: list[int]) -> list[int]:
+        """As many as there is room for."""
+        call_ids = [call for call in call_ids if call not in self._withdrawn][: self.page.room]
+        self._withdrawn.update(call_ids)
+        self.page.withdraw(call_ids)
+        return call_ids
+
+    def _give_up(self, call_ids: Iterable[int], lost: Callable[[int], Lost]) -> None:
         for call_id in call_ids:
-            future = self.pending.pop(call_id)[0]
+            future, op, _, work = self.pending.pop(call_id)
+            self._subtract(op, work)
             if not future.done():
                 future.set_exception(lost(call_id))
 
     def end(self, later: Lost, lost: Callable[[int], Lost]) -> None:
         """The worker is gone: give up all calls, and those to come."""
         self._ended = later
-        self.let_go(list(self.pending), lost)
+        self._give_up(list(self.pending), lost)
+        self.page = NO_PAGE  # a link may live on in what refers to it, and must not keep the file open
         self._arrays.close()
         if self._transport is not None:
             self._transport.abort()
@@ -110,9 +183,32 @@ class Link(asyncio.Protocol):
             waiting = self.pending
             for reply in replies:
                 pending = waiting.pop(reply[0], None)
-                if pending is not None and not pending[0].done():  # else it was moved or cancelled meanwhile
-                    pending[0].set_result(reply)
+                if self._withdrawn:
+                    self._note_skipped(reply, pending)
+                if pending is None:  # it was moved meanwhile
+                    continue
+                future, op, _, work = pending
+                if work:
+                    self._subtract(op, work)
+                if not future.done():  # else it was cancelled
+                    future.set_result(reply)
             self._clock.extend([reply[5] for reply in replies])
+            if not waiting:
+                self.backlog = self.startup = 0.0  # of differences of floats, something may be left
+                self._on_idle()
+
+    def _subtract(self, op: Op, work: float) -> None:
+        self.backlog -= work
+        if op is not _STEP:
+            self.startup -= work
+
+    def _note_skipped(self, reply: Reply, pending: Pending | None) -> None:
+        """A worker answers a withdrawn call, too: with nothing if it was skipped, else as usual."""
+        self._withdrawn.discard(reply[0])
+        if not self._withdrawn and self._reason == "moved":
+            self.page.forget_withdrawn()
+        if reply[1] == SKIPPED and pending is not None and not pending[0].done():
+            pending[0].set_exception(Lost(self._reason))
 
     def _greet(self, hello: Any) -> None:
         token, pid = hello

@@ -1,41 +1,66 @@
 """How an env is made from its spec, so that what cannot be right is told by name; and so that it shows pictures."""
 
+import contextlib
+import copy
 import inspect
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
+from asyncrollout.pool.wire import PLAIN
 from asyncrollout.registry import GYMNASIUM, EnvSpec, load_factory, make_gymnasium
 
 _MODE = "render_mode"
 
 
-def make_env(spec: EnvSpec, *, filmed: bool = False) -> Any:
-    """The env; one that is filmed is asked for pictures, if it has to be asked when it is made."""
+def make_env(spec: EnvSpec, *, filmed: bool = False, shared: bool = True) -> Any:
+    """The env; one that is filmed is asked for pictures, if it has to be asked when it is made.
+
+    A spec that is `shared` with other envs keeps its keyword arguments, and the env gets copies.
+    """
     if filmed and _MODE not in spec.kwargs:
         factory = load_factory(spec.factory)
         if factory is make_gymnasium or _MODE in _keywords(factory):
             try:
                 return _make(spec.with_kwargs(render_mode="rgb_array"))
             except Exception:  # it has no such mode; what else is wrong with it is told now
-                return _make(spec)
-    return _make(spec)
+                return _make(spec, shared=shared)
+    return _make(spec, shared=shared)
 
 
-def _make(spec: EnvSpec) -> Any:
+def _make(spec: EnvSpec, *, shared: bool = True) -> Any:
     factory = load_factory(spec.factory)
     named = spec.name.removeprefix(GYMNASIUM)
     if factory is make_gymnasium and spec.name != named != spec.kwargs.get("id"):  # by its name it was allowed
         raise UsageError(f"id={spec.kwargs.get('id')!r:.100}: its id is the one in its name, {named!r}")
     try:
-        return factory(**spec.kwargs)
+        return factory(**(own_copies(spec.kwargs) if shared else spec.kwargs))
     except TypeError as error:
         known = _keywords(factory)
         for key in spec.kwargs:
             if known and key not in known:
                 raise UsageError(f"it takes no keyword {key!r}{nearest(key, known)}") from error
         raise
+
+
+def own_copies(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies that share nothing mutable; what cannot be copied, such as a lock or a client, as it is."""
+    return {key: _copied(value) for key, value in kwargs.items()}
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in PLAIN:
+        return value
+    for copied in (_by_pickle, copy.deepcopy):  # of long lists, the first takes a quarter of the time
+        with contextlib.suppress(Exception):  # whatever its class does
+            return copied(value)
+    return value
+
+
+def _by_pickle(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
 def _keywords(factory: Callable[..., Any]) -> list[str]:

@@ -1,14 +1,16 @@
 """Which env lives where: the least loaded worker gets the next one, and at a reset an env may move."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from asyncrollout.errors import ClosedError
-from asyncrollout.pool.home import Backend, Home
+from asyncrollout.pool.home import LONG, SOON, Backend, Home
 from asyncrollout.pool.inline import LoopHome
+from asyncrollout.pool.wire import Op
 
 if TYPE_CHECKING:
     from asyncrollout.pool.seat import Seat
@@ -18,6 +20,10 @@ _ROUNDS_TO_PAY = 20
 _CLEARLY_LESS = 0.7
 _WEIGH_EVERY = 0.1  # seconds
 _FIRST_GUESS = 1e-5  # seconds of a step
+_CLEARLY_SOONER = 0.5
+_PATIENCE = 3.0  # how many times as long as expected calls may take
+_SMALL_PART = 0.1
+_LOOK_EVERY = 0.05  # seconds
 
 
 class Placement:
@@ -30,17 +36,17 @@ class Placement:
         self._loop_home = loop_home
         self._backend = backend
         self._ids = itertools.count(1)
+        self._turns: defaultdict[Any, anyio.Lock] = defaultdict(anyio.Lock)  # one for each `seat.queue`
 
     async def place(self, seat: "Seat") -> Home:
         """Give an env a place to live: the least loaded worker, or the one it is pinned to."""
         self.check_open()
         home: Home = self._loop_home
         if self._backend is not None and not seat.on_loop:
-            usable = await self._backend.wait_usable(seat.pinned)
+            usable = await self._wait_usable(self._backend, seat)
             near = seat.beside.home if seat.beside is not None else None
-            is_free = near is not None and near in usable and not near.stuck
-            home = near if near is not None and is_free else _least_loaded(usable, by_load=seat.weighs)
-            seat.beside = None  # from here on it may be anywhere
+            is_free = near is not None and near in usable and not near.is_held_up
+            home = near if near is not None and is_free else _least_loaded(usable, seat)
         if seat.weighs and not seat.load:
             seat.load = seat.last_seconds = self._usual_load()
         seat.home, seat.id = home, next(self._ids)  # a new id, since the old place may still be at work on its end
@@ -48,6 +54,31 @@ class Placement:
         home.envs += 1
         home.load += seat.load
         return home
+
+    async def _wait_usable(self, backend: Backend, seat: "Seat") -> Sequence[Home]:
+        """The homes to choose from. An env that builds slowly waits in its queue for an idle one.
+
+        So calls of built envs come first, and no worker is idle while another has two envs to build. An env waits at
+        most a few times as long as the calls under way should take. Envs that build quickly do not wait here.
+        """
+        usable = await backend.wait_usable(seat.pinned)
+        if seat.pinned is not None or seat.was_moved or not seat.builds_slowly:
+            return usable
+        async with self._turns[seat.queue]:
+            since = busy = anyio.current_time()
+            longest = 0.0
+            is_notified = True  # that a home is idle, after calls that wait elsewhere had the first choice
+            while seat.builds_slowly and not (is_notified and any(home.is_idle for home in usable)):
+                now, work, soonest = anyio.current_time(), seat.work(Op.OPEN), min(home.wait() for home in usable)
+                longest = max(longest, soonest)
+                busy = now if soonest > SOON else busy
+                if now - busy > _SMALL_PART * work or now - since > _PATIENCE * longest + _SMALL_PART * work:
+                    break
+                with anyio.move_on_after(_LOOK_EVERY) as look:
+                    await backend.wait_idle()
+                is_notified = not look.cancelled_caught
+                usable = await backend.wait_usable(None)
+            return usable
 
     def unseat(self, seat: "Seat") -> Home | None:
         """Take an env out of its place, which may be gone."""
@@ -60,17 +91,21 @@ class Placement:
     def leave(self, seat: "Seat") -> Home | None:
         """The env is closed for good."""
         self.seats.pop(seat, None)
-        return self.unseat(seat)
+        home = self.unseat(seat)
+        if home is not None and not home.usable:
+            home.drop(seat.id)  # nobody asks it now, and it may come back
+        return home
 
     def rebalance(self, seat: "Seat") -> None:
         """At a reset an env has no state: if that pays, let it be made anew on a worker with less to do."""
         home = seat.home
         if home is None or not home.usable or self._backend is None or seat.on_loop or seat.pinned is not None:
             return
-        target = _least_loaded(self._backend.homes or [home], by_load=seat.weighs)
+        target = _least_loaded(self._backend.homes or [home], seat)
         gain = home.load - (target.load + seat.load)
         pays = gain > _WORTH_MOVING and gain * _ROUNDS_TO_PAY > seat.build_seconds
-        freer = home.stuck and not target.stuck
+        wait = home.wait()
+        freer = wait > LONG and target.wait() + seat.build_seconds < _CLEARLY_SOONER * wait
         if freer or (pays and target.load < _CLEARLY_LESS * home.load):
             self.moved += 1
             self.unseat(seat)
@@ -93,7 +128,15 @@ class Placement:
         return sum(home.load for home in homes) / envs if envs else _FIRST_GUESS
 
 
-def _least_loaded(homes: Sequence[Home], *, by_load: bool) -> Home:
-    """By the work that envs make, to a tenth of a microsecond; by their number if it makes no work, or as much."""
-    free = [home for home in homes if not home.stuck]
-    return min(free or homes, key=lambda home: (round(home.load, 7) if by_load else 0.0, home.envs))
+def _least_loaded(homes: Sequence[Home], seat: "Seat") -> Home:
+    """By the work that their envs make, to a tenth of a microsecond, or by number; but first those that are free soon.
+
+    Where an env is quick to build, an even load counts for more than a short wait.
+    """
+    soon = SOON if seat.builds_slowly or seat.was_moved else LONG
+
+    def measure(home: Home) -> tuple[float, float, int]:
+        wait = home.wait()
+        return (wait if wait > soon else 0.0), (round(home.load, 7) if seat.weighs else 0.0), home.envs
+
+    return min(homes, key=measure)

@@ -1,14 +1,16 @@
 """The environment pool: opens envs, places them on the least loaded worker, and tells how it fares."""
 
+import asyncio
 import os
 import pickle
 import resource
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import anyio
 import msgspec
@@ -20,21 +22,30 @@ from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.home import Backend, Limits
 from asyncrollout.pool.hosted import Opening, is_async
 from asyncrollout.pool.inline import LoopHome
+from asyncrollout.pool.making import own_copies
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process import ProcessBackend, WorkerEnv
 from asyncrollout.pool.seat import Rules, Seat
 from asyncrollout.pool.supervisor import refuse_in_worker
 from asyncrollout.pool.together import Result, call_all
-from asyncrollout.pool.wire import Op
 from asyncrollout.protocols import Recorded
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
-_CLOSE_GRACE = 5.0  # seconds
 _BACKENDS = ("process", "inline")
 _RECOVERIES = ("replay", "snapshot", "none")
 _FDS_PER_WORKER = 8
 _FDS_SPARE = 16
+
+
+class Description(NamedTuple):
+    """How to open an env like another one, whichever pool that one is in; `kwargs` hold its text options, too."""
+
+    env: EnvSpec | str
+    kwargs: Mapping[str, Any]
+    text: bool | None
+    expert: bool
+    pinned: int | None
 
 
 class EnvPool:
@@ -44,6 +55,9 @@ class EnvPool:
     waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's environment variables.
     Workers' output is kept in `log_dir`, if given.
     """
+
+    takes_states = True
+    """Whether an env here can be restored from another one's own snapshot."""
 
     def __init__(
         self,
@@ -73,16 +87,20 @@ class EnvPool:
         self._backend: Backend | None = None
         self._placement = Placement(self._loop_home, None)
         self._tasks: TaskGroup | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # in which it was entered
+        self.thread = 0  # likewise
 
     async def __aenter__(self) -> Self:
         refuse_in_worker()
         if self._tasks is not None:
             raise UsageError("this pool was opened before: make another one")
         self._check_descriptors()
+        self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         self._backend = self._make_backend()
         self._placement = Placement(self._loop_home, self._backend)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
+        self._loop_home.open(self._tasks)
         try:
             if self._backend is not None:
                 await self._backend.start(self._tasks)
@@ -116,16 +134,14 @@ class EnvPool:
 
     async def _stop(self, tasks: TaskGroup) -> None:
         self._placement.open = False
-        on_loop = [seat for seat in self._placement.seats if seat.home is self._loop_home]
         with anyio.CancelScope(shield=True):  # each part is bounded
-            with anyio.move_on_after(_CLOSE_GRACE):
-                for seat in on_loop:
-                    await self._loop_home.call(seat.id, Op.CLOSE, None)
-            for seat in on_loop:
+            async with anyio.create_task_group() as closing:
+                closing.start_soon(self._loop_home.close)
+                if self._backend is not None:
+                    closing.start_soon(self._backend.stop)
+        for seat in [*self._placement.seats]:
+            if seat.home is self._loop_home:
                 self._placement.leave(seat)
-            await self._loop_home.close()
-            if self._backend is not None:
-                await self._backend.stop()
         self._placement.seats.clear()
         tasks.cancel_scope.cancel()
 
@@ -155,8 +171,10 @@ class EnvPool:
         spec = self.find(spec_or_name)
         if text is not None and not isinstance(text, bool):
             raise UsageError(f"env {spec.name!r}: text={text!r} is neither True nor False")
+        if record is not None and not all(hasattr(record, part) for part in ("camera", "opened", "ended")):
+            raise UsageError(f"env {spec.name!r}: record={record!r:.100} is not what VideoRecorder.film() gives")
         text = spec.text is not None if text is None else text
-        kwargs = {**spec.kwargs, **env_kwargs}
+        kwargs = own_copies({**spec.kwargs, **env_kwargs})
         if expert and not text:
             raise UsageError(f"env {spec.name!r}: expert=True needs the text interface, which is off")
         options = TextOptions()
@@ -175,14 +193,29 @@ class EnvPool:
         if worker is not None and (type(worker) is not int or worker not in range(self._workers)):
             raise UsageError(f"env {name!r}: worker={worker!r} is not a rank of this pool, which has {self._workers}")
 
-    def reopen(self, seat: Seat) -> EnvHandle:
-        """Another env like this one, which is not filmed."""
-        self._placement.check_open()
-        return self._handle(msgspec.structs.replace(seat.opening, camera=None), seat.pinned)
+    def describe(self, seat: Seat) -> Description:
+        """All that it takes to open another env like this one, here or in another pool."""
+        opening = seat.opening
+        options = msgspec.structs.asdict(opening.options) if opening.text else {}
+        kwargs = {**opening.spec.kwargs, **options}
+        return Description(opening.spec, kwargs, opening.text, opening.expert, seat.pinned)
+
+    def reopen(self, like: Description) -> EnvHandle:
+        """An env of this description, which is not filmed."""
+        worker = like.pinned if self._workers else None
+        if worker is not None and worker >= self._workers:
+            name = like.env if isinstance(like.env, str) else like.env.name
+            raise UsageError(
+                f"env {name!r} is pinned to worker {worker}, and the pool that it is to continue in has "
+                f"{self._workers}: open it there without worker=, or give that pool more workers"
+            )
+        return self.open(like.env, text=like.text, worker=worker, expert=like.expert, **like.kwargs)
 
     def _handle(
         self, opening: Opening, pinned: int | None, record: Recorded | None = None, beside: EnvHandle | None = None
     ) -> EnvHandle:
+        if beside is not None and not isinstance(beside, EnvHandle):
+            raise UsageError(f"env {opening.spec.name!r}: beside={beside!r:.100} is not an env that pool.open() gave")
         on_loop = self._lives_on_loop(opening, pinned)
         near = None if beside is None else beside.seat
         seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=near)
@@ -190,6 +223,9 @@ class EnvPool:
 
     def _lives_on_loop(self, opening: Opening, pinned: int | None) -> bool:
         """Whether an env lives here; one that does not must be able to travel."""
+        if pinned is not None and is_async(opening.spec):
+            name = opening.spec.name
+            raise UsageError(f"env {name!r}: worker={pinned}: async envs run on the event loop and cannot be pinned")
         if not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec))):
             return True
         _check_picklable(opening)

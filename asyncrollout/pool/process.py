@@ -1,5 +1,6 @@
 """The process backend: all worker ranks, and the watchdog that reads their pages."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,19 +9,21 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from asyncrollout.errors import UsageError
+from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.pool.directory import private_directory
-from asyncrollout.pool.home import Home, Limits
+from asyncrollout.pool.home import SOON, Home, Limits
 from asyncrollout.pool.link import Link
+from asyncrollout.pool.scheduling import plan_moves, plan_recalls
 from asyncrollout.pool.supervisor import Supervisor
 from asyncrollout.types import Durations, WorkerStats
 
 WorkerEnv = Callable[[int], Mapping[str, str]]
 """The environment variables of the worker of a rank."""
 
-_STOP_GRACE = 3.0
-_STOP_AGAIN = 0.2
+_STOP_GRACE = 3.0  # seconds for the call at work when the pool is closed, and for the end of an interpreter
+_STOP_LOOK = 0.1  # seconds
 _WATCH_EVERY = 0.1
+_LOOK_AFTER = 0.002  # seconds in which whoever got the last reply may make the next call
 
 
 class ProcessBackend:
@@ -40,6 +43,8 @@ class ProcessBackend:
         self._log_dir = _writable(log_dir) if log_dir is not None else None
         self._send_snapshots = send_snapshots
         self._changed = anyio.Event()
+        self._looks_soon = False
+        self._idle: anyio.Event | None = None  # for whoever waits for a worker that has nothing to do
         self._ranks: list[Supervisor] = []
         self._directory = private_directory()
 
@@ -58,6 +63,7 @@ class ProcessBackend:
                 log_dir=self._log_dir,
                 send_snapshots=self._send_snapshots,
                 on_change=self._on_change,
+                on_idle=self._on_idle,
             )
             for rank, environ in enumerate(self._environs)
         ]
@@ -74,19 +80,21 @@ class ProcessBackend:
         """Let the workers close their envs; kill those that do not come to an end."""
         for rank in self._ranks:
             rank.stop()
-        patience = _STOP_GRACE
+        self._on_change()
         while not all(rank.ended for rank in self._ranks):
-            with anyio.move_on_after(patience):
+            with anyio.move_on_after(_STOP_LOOK):
                 await self._all_ended()
             for rank in self._ranks:
-                rank.stop_now()
-            patience = _STOP_AGAIN
+                if rank.is_overdue(_STOP_GRACE):
+                    rank.stop_now()
         if self._ranks:
             await self._directory.__aexit__(None, None, None)
 
     async def wait_usable(self, rank: int | None) -> Sequence[Home]:
         wanted = self._ranks if rank is None else [self._ranks[rank]]
         while True:
+            if any(one.stopping for one in wanted):
+                raise ClosedError("the pool is closed")
             homes = [one.home for one in wanted if one.home is not None and one.home.usable]
             if homes:
                 return homes
@@ -120,9 +128,39 @@ class ProcessBackend:
         while True:
             await anyio.sleep(_WATCH_EVERY)
             now = time.monotonic()
-            free = {home.rank for home in self.homes if not home.stuck}
             for rank in self._ranks:
-                rank.watch(now, others=bool(free - {rank.rank}))
+                rank.watch(now)
+            self._relieve(now)
+
+    async def wait_idle(self) -> None:
+        self._idle = self._idle or anyio.Event()
+        await self._idle.wait()
+
+    def _on_idle(self) -> None:
+        """A worker has nothing to do: of use if an env waits to be built or to be reset, which is seldom."""
+        if self._looks_soon or (self._idle is None and not self._has_slow_startups()):
+            return
+        self._looks_soon = True
+        asyncio.get_running_loop().call_later(_LOOK_AFTER, self._look)
+
+    def _has_slow_startups(self) -> bool:
+        return any(rank.home is not None and rank.home.startup > SOON for rank in self._ranks)
+
+    def _look(self) -> None:
+        self._looks_soon = False
+        self._relieve(time.monotonic())
+        if self._idle is not None:
+            self._idle.set()
+            self._idle = None
+
+    def _relieve(self, now: float) -> None:
+        """Have calls that wait behind slow ones made elsewhere, if that is sooner."""
+        homes = self.homes
+        if len(homes) > 1 and any(home.wait() > SOON for home in homes):
+            for home, call in plan_recalls(homes, now):
+                home.withdraw([call], "recalled")
+            for home, calls in list(plan_moves(homes, now, self._limits.soft)):
+                home.withdraw(calls)
 
     def _on_change(self) -> None:
         self._changed.set()

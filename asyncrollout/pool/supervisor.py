@@ -20,10 +20,10 @@ import structlog
 from asyncrollout.errors import PoolError
 from asyncrollout.pool.arrays import ArrayReader
 from asyncrollout.pool.entry import WorkerConfig, serve
-from asyncrollout.pool.guards import kill_group, resident_bytes, starting_interpreters
-from asyncrollout.pool.home import Clock, Limits, Lost
+from asyncrollout.pool.guards import has_zombies, kill_group, resident_bytes, starting_interpreters
+from asyncrollout.pool.home import CLOSE_GRACE, Clock, Limits, Lost
 from asyncrollout.pool.link import Link
-from asyncrollout.pool.page import Page
+from asyncrollout.pool.page import CLOSING, Page
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +32,7 @@ _START_TRIES = 3
 _LOG_TAIL = 2_000
 _SWEEP_EVERY = 0.005  # seconds
 _SWEEP_LOOKS = 200
+_REAP_LIMIT = 0.5  # seconds
 _GUARD_HINT = (
     "The script that uses the pool is run again in every worker, so what it starts must stand behind this line:\n\n"
     '    if __name__ == "__main__":\n'
@@ -56,6 +57,7 @@ class Supervisor:
         log_dir: Path | None,
         send_snapshots: bool,
         on_change: Callable[[], None],
+        on_idle: Callable[[], None],
     ) -> None:
         self.rank = rank
         self.restarts = 0
@@ -69,14 +71,18 @@ class Supervisor:
         self._log_dir = log_dir
         self._send_snapshots = send_snapshots
         self._on_change = on_change
+        self._on_idle = on_idle
         self._lives = 0
         self._page: Page | None = None
+        self._log_start = 0  # bytes that earlier processes wrote to the same log
         self._process: Any = None  # anyio's, for its exit status
         self._doom: tuple[str, set[int]] | None = None  # why we kill it, and the calls to blame
         self._seen_running: set[tuple[int, float]] = set()
         self._calls_answered = 0
         self._answered = 0.0  # when a call was last begun or answered
         self.stopping = False
+        self._progress = 0.0  # when a process that was asked to end was last seen to do so
+        self._seen_closing: list[tuple[int, float]] = []
         self._starting = anyio.CancelScope()
         self._life = anyio.CancelScope(shield=True)  # ends by stop() alone, so that envs are closed in order
 
@@ -100,12 +106,22 @@ class Supervisor:
 
     def stop(self) -> None:
         self.stopping = True
+        self._progress = time.monotonic()
         if self.home is not None:
             self.home.stop()
 
+    def is_overdue(self, grace: float) -> bool:
+        """Whether a process that was asked to end has been at one thing, or at nothing, for too long."""
+        now, page = time.monotonic(), self._page
+        busy = page.running() if page is not None and self.home is not None else []
+        if busy != self._seen_closing:
+            self._seen_closing, self._progress = busy, now
+        limit = CLOSE_GRACE if any(call == CLOSING for call, _ in busy) else grace
+        return now - self._progress > limit
+
     def stop_now(self) -> None:
         """Kill the process. While an interpreter starts nothing is cancelled, because anyio would lose sight of it."""
-        starting = starting_interpreters() - {process.pid for process in _processes()}
+        starting = _unknown_interpreters()
         if self.home is not None or not starting:
             self._life.cancel()
             return
@@ -133,18 +149,25 @@ class Supervisor:
         finally:
             _starting.discard(self)
             server.close()
-            tail = _tail(config.log)
+            tail = _tail(config.log, self._log_start)
             served = self._bury(tail)
             shutil.rmtree(config.directory, ignore_errors=True)
-        return None if served or self.stopping else _start_error(self.rank, cause, tail)
+        if served or self.stopping:
+            return None
+        with anyio.move_on_after(_REAP_LIMIT):  # anyio does not wait for it, and a loop that is closed then complains
+            while has_zombies() or (not _starting and _unknown_interpreters()):  # noqa: ASYNC110 (nobody has an event)
+                await anyio.sleep(_SWEEP_EVERY)
+        return _start_error(self.rank, cause, tail)
 
     def _prepare(self, directory: Path) -> WorkerConfig:
         directory.mkdir(mode=0o700)
         self._page = Page.create(directory / "page")
+        output = (self._log_dir or directory) / f"worker-{self.rank}.log"
+        self._log_start = output.stat().st_size if output.exists() else 0
         return WorkerConfig(
             rank=self.rank,
             directory=directory,
-            log=(self._log_dir or directory) / f"worker-{self.rank}.log",
+            log=output,
             token=secrets.token_bytes(16),
             parent=os.getpid(),
             environ=self._environ,
@@ -183,8 +206,20 @@ class Supervisor:
             if self.home is not None:
                 self._sweep(self.home)
 
+        page = self._page
+        assert page is not None  # it was prepared
+
         def accept() -> Link:
-            return Link(self.rank, token=config.token, arrays=arrays, clock=self.clock, on_hello=greeted, on_lost=lost)
+            return Link(
+                self.rank,
+                token=config.token,
+                arrays=arrays,
+                page=page,
+                clock=self.clock,
+                on_hello=greeted,
+                on_idle=self._on_idle,
+                on_lost=lost,
+            )
 
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(accept, str(config.directory / "socket"))
@@ -222,8 +257,8 @@ class Supervisor:
         self._on_change()
         return True
 
-    def watch(self, now: float, others: bool) -> None:
-        """Kill a process whose call or memory is past its limit; let calls behind a slow step go elsewhere."""
+    def watch(self, now: float) -> None:
+        """Kill a process whose call or memory is past its limit."""
         link, page = self.home, self._page
         if link is None or page is None or self._doom is not None:
             return
@@ -246,13 +281,6 @@ class Supervisor:
         if self._limits.memory is not None and resident_bytes(link.pid) > self._limits.memory:
             self._kill(link, "memory", {call for call, _ in running})
             return
-        was_stuck, link.stuck = link.stuck, any(now - start > self._limits.soft for start in page.main_start())
-        if link.stuck and others:
-            under_way = {call for call, _ in running}
-            moving = [call for call, (_, _, movable) in link.pending.items() if movable and call not in under_way]
-            link.let_go(moving, lambda _: Lost("moved"))
-        if was_stuck and not link.stuck:
-            self._on_change()
 
     def _kill(self, link: Link, kind: str, blamed: set[int]) -> None:
         self._doom = (kind, blamed)
@@ -291,6 +319,11 @@ def _processes() -> Iterable[Any]:
     return processes
 
 
+def _unknown_interpreters() -> set[int]:
+    """Those that anyio has started, and does not count among its workers (yet)."""
+    return starting_interpreters() - {process.pid for process in _processes()}
+
+
 def _process_of(pid: int) -> Any:
     return next((process for process in _processes() if process.pid == pid), None)
 
@@ -307,10 +340,12 @@ def _cause_of_death(process: Any) -> str:
         return f"signal {-code}"
 
 
-def _tail(log_file: Path) -> str:
+def _tail(log_file: Path, start: int) -> str:
+    """The end of what was written since `start`; of all, if the file was cut since then."""
     try:
         with log_file.open("rb") as output:
-            output.seek(max(0, os.fstat(output.fileno()).st_size - _LOG_TAIL))
+            size = os.fstat(output.fileno()).st_size
+            output.seek(max(start if start <= size else 0, size - _LOG_TAIL))
             return output.read().decode(errors="replace")
     except OSError:  # it was never begun
         return ""

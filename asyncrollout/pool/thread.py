@@ -3,12 +3,18 @@
 import queue
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncrollout.pool.hosted import HostedEnv
 
 
 class EnvThread:
     """Runs what it is given, in order. It is a daemon: an env that never returns must not keep the process alive."""
 
     def __init__(self) -> None:
+        self.hosted: HostedEnv | None = None  # the env, once it is made
+        self.ended = threading.Event()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -20,5 +26,8 @@ class EnvThread:
         self._work.put(None)
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
+        try:
+            while (work := self._work.get()) is not None:
+                work()
+        finally:
+            self.ended.set()

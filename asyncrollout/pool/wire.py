@@ -26,6 +26,7 @@ class Op(IntEnum):
     REPLAY = 6
     CLOSE = 7
     STOP = 8
+    END_FILM = 9
 
 
 OUTCOMES = (Op.STEP, Op.RESET, Op.REPLAY)
@@ -33,6 +34,10 @@ OUTCOMES = (Op.STEP, Op.RESET, Op.REPLAY)
 
 WITHOUT_EPISODE = (Op.OPEN, Op.RESET, Op.REPLAY)
 """Ops that need no earlier state; they may build a whole env, and have the longer limit."""
+
+
+SKIPPED = 0
+"""In the place of a failure: the call was withdrawn before it was begun."""
 
 
 class Code:
@@ -68,6 +73,9 @@ PLAIN = frozenset({str, int, float, bool, type(None), bytes})
 _KEYS = frozenset({str, int})
 _NO_BUFFER = "MmUS"  # kinds of array without a plain buffer: dates and texts
 _SCALARS = "biufcMm"
+_SIMPLE = frozenset(np.dtype(code).str for code in "?bBhHiIlLqQefdFD")  # all of their bytes are their value
+_LONG = "gG"  # codes of numbers that have bytes beside their value
+_LONG_BYTES = 10 if np.finfo(np.longdouble).nmant == 63 else np.dtype(np.longdouble).itemsize
 _DEPTH = 100
 _ArrayFields = tuple[str, tuple[int, ...], bytearray]
 
@@ -103,19 +111,46 @@ def pack(value: Any, place: Place | None = None, depth: int = 0) -> Any:
     if kind is np.ndarray:
         return _pack_array(value, place)
     if isinstance(value, np.generic) and value.dtype.kind in _SCALARS:
-        return msgspec.msgpack.Ext(Code.SCALAR, _encode((value.dtype.str, value.tobytes())))
+        return msgspec.msgpack.Ext(Code.SCALAR, _encode((value.dtype.str, without_padding(value).tobytes())))
     raise OddTypeError(kind.__qualname__)
 
 
 def _pack_array(array: np.ndarray[Any, Any], place: Place | None) -> msgspec.msgpack.Ext:
-    if array.dtype.hasobject or array.dtype.names or not array.dtype.itemsize:
+    dtype = array.dtype.str
+    simple = dtype in _SIMPLE
+    if not (simple or _is_named(array.dtype)):
         raise OddTypeError(f"an array of {array.dtype}")
-    if place is not None and array.nbytes >= LARGE_ARRAY:
+    if place is not None and (array.nbytes >= LARGE_ARRAY or not (simple or array.dtype.isnative)):
         reference = place(array)
         if reference is not None:
             return reference
-    raw = array.tobytes() if array.dtype.kind in _NO_BUFFER else np.ascontiguousarray(array).data
-    return msgspec.msgpack.Ext(Code.ARRAY, _encode((array.dtype.str, array.shape, raw)))
+    if simple:
+        return msgspec.msgpack.Ext(Code.ARRAY, _encode((dtype, array.shape, np.ascontiguousarray(array).data)))
+    array = without_padding(array)
+    no_buffer = array.dtype.kind in _NO_BUFFER or not array.dtype.isnative
+    raw = array.tobytes() if no_buffer else np.ascontiguousarray(array).data
+    return msgspec.msgpack.Ext(Code.ARRAY, _encode((dtype, array.shape, raw)))
+
+
+def _is_named(dtype: np.dtype[Any]) -> bool:
+    """Whether the name says all, and the bytes of an array are its values."""
+    if dtype.hasobject or dtype.names or not dtype.itemsize:
+        return False
+    try:
+        return np.dtype(dtype.str) == dtype
+    except TypeError:  # a type that numpy does not know
+        return False
+
+
+def without_padding(value: Any) -> Any:
+    """An array or number whose bytes are its value alone: behind each long double there may be anything."""
+    if value.dtype.char not in _LONG:
+        return value
+    clean: np.ndarray[Any, Any] = np.array(value, order="C")
+    size = np.dtype(np.longdouble).itemsize
+    padding = slice(_LONG_BYTES, size) if value.dtype.isnative else slice(0, size - _LONG_BYTES)
+    clean.reshape(-1).view(np.uint8).reshape(-1, size)[:, padding] = 0
+    return clean
 
 
 INEXACT = (OddTypeError, OverflowError, UnicodeEncodeError)
@@ -133,14 +168,20 @@ def encode(value: Any, place: Place | None = None) -> bytes:
     try:
         return encode_exact(value, place)
     except INEXACT:
-        return _encode(msgspec.msgpack.Ext(Code.PICKLE, to_pickle(value)))
+        return encode_pickled(value)
+
+
+def encode_pickled(value: Any) -> bytes:
+    return _encode(msgspec.msgpack.Ext(Code.PICKLE, to_pickle(value)))
 
 
 def to_pickle(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except RecursionError as error:
+        raise UnsendableError("a value cannot be sent to another process: it is nested too deeply") from error
     except Exception as error:  # pickle raises all sorts
-        raise UnsendableError(f"{type(value).__name__} cannot be sent to another process: {error}") from error
+        raise UnsendableError(f"a value cannot be sent to another process: {error}") from error
 
 
 def embed(value: Any, place: Place | None = None) -> Any:
@@ -156,27 +197,44 @@ def detach(value: Any) -> Any:
         return value
     try:
         return _copy(value)
-    except RecursionError as error:
-        raise UnsendableError(f"{type(value).__name__} cannot be sent to another process: it is too deep") from error
+    except OddTypeError:  # as on the wire, the whole is pickled: what it shares with itself, or a cycle, stays
+        return pickle.loads(to_pickle(value))
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if kind in PLAIN:
         return value
-    if kind is dict:
-        return {key: _copy(item) for key, item in value.items()}
-    if kind is tuple:
-        return tuple([_copy(item) for item in value])
-    if kind is list:
-        return [_copy(item) for item in value]
     if kind is np.ndarray and not value.dtype.hasobject:
         return value.copy()
+    depth += 1
+    if depth > _DEPTH:
+        raise OddTypeError("a deeply nested value")
+    if kind is dict:
+        return {
+            key if type(key) in PLAIN else _copy(key, depth): item if type(item) in PLAIN else _copy(item, depth)
+            for key, item in value.items()
+        }
+    if kind is list:
+        return [item if type(item) in PLAIN else _copy(item, depth) for item in value]
+    if kind is tuple:
+        for item in value:
+            if type(item) not in PLAIN:
+                return tuple([_copy(item, depth) for item in value])
+        return value  # nothing in it can change
     if kind is Observation:
-        return Observation(value.text, _copy(value.images), _copy(value.data), value.anchor)
+        text, images, data, anchor = value.text, value.images, value.data, value.anchor
+        return Observation(
+            text if type(text) is str else _copy(text, depth),
+            _copy(images, depth),
+            data if type(data) in PLAIN else _copy(data, depth),
+            anchor if type(anchor) in PLAIN else _copy(anchor, depth),
+        )
     if isinstance(value, np.generic) and value.dtype.kind in _SCALARS:
         return value
-    return pickle.loads(to_pickle(value))
+    if kind is set or kind is frozenset:
+        return kind([_copy(item, depth) for item in value])
+    raise OddTypeError(kind.__qualname__)
 
 
 class Unpacker:

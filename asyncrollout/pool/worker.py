@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -18,8 +19,9 @@ from asyncrollout.pool.digest import encode_with_digest
 from asyncrollout.pool.entry import WorkerConfig
 from asyncrollout.pool.failure import failure
 from asyncrollout.pool.guards import kill_group, resident_bytes
+from asyncrollout.pool.home import CLOSE_GRACE
 from asyncrollout.pool.hosted import HostedEnv, Opening, run_now
-from asyncrollout.pool.page import PAGE_SLOTS, Page
+from asyncrollout.pool.page import CLOSING, PAGE_SLOTS, Page
 from asyncrollout.pool.thread import EnvThread
 from asyncrollout.pool.wire import Op
 from asyncrollout.protocols import Camera
@@ -37,6 +39,7 @@ _CAMERAS = 64  # more than one process should have at work
 _CAMERA_GRACE = 2.0  # seconds for their files to be closed at the end
 _MAIN = 0  # the main thread's slot in the page
 _STEP, _STOP = int(Op.STEP), int(Op.STOP)
+_NEVER_SKIPPED = (Op.CLOSE, Op.END_FILM)  # whoever awaits them or not
 
 Call = tuple[int, int, int, Any]
 """Call id, env id, op, arguments."""
@@ -49,7 +52,7 @@ class Resident:
     """One env of this worker: how long its steps and resets take, and where its large arrays go."""
 
     def __init__(self, opening: Opening, arena: Arena, *, send_snapshots: bool) -> None:
-        self.hosted = HostedEnv(opening)
+        self.hosted = HostedEnv(opening, shared=False)
         self.typical = _UNKNOWN
         self.typical_reset = _UNKNOWN
         self.arrays = ArrayWriter(arena)
@@ -60,26 +63,26 @@ class Resident:
         if op in (Op.RESET, Op.REPLAY) and result is not None:
             return self.outcome(result)
         self.arrays.begin()
-        return wire.embed(result, self.arrays.place), None, None, self._state() if op is Op.CALL else None
+        return wire.embed(result, self.arrays.place), None, None, None
 
     def outcome(self, fields: Fields) -> Answer:
         observation, reward, terminated, truncated, info = fields
         body, digest = encode_with_digest([observation, reward, terminated, truncated], self.arrays)
         sent_info = wire.embed(info, self.arrays.place) if info else None
-        return msgspec.Raw(body), sent_info, digest, self._state() if self.sends_snapshots else None
-
-    def _state(self) -> bytes | None:
-        return self.hosted.snapshot() if self.sends_snapshots else None
+        state = run_now(self.hosted.snapshot()) if self.sends_snapshots else None
+        return msgspec.Raw(body), sent_info, digest, state
 
 
 class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._page = Page.attach(config.directory / "page")
+        self._withdrawn = self._page.withdrawn
         self._arena = Arena(config.directory)
         self._residents: dict[int, Resident] = {}
         self._io_residents: dict[int, Resident] = {}
         self._threads: dict[int, tuple[EnvThread, int]] = {}  # of `io` envs, with their slots in the page
+        self._leaving: list[EnvThread] = []  # whose env is being closed
         self._free_slots = deque(range(1, PAGE_SLOTS))
         self._cameras: deque[Camera] = deque(maxlen=_CAMERAS)  # of envs that were closed last
         self._held: deque[tuple[Any, ...]] = deque()
@@ -94,7 +97,7 @@ class Worker:
         self._socket.sendall(wire.frame([self._config.token, os.getpid()]))
         threading.Thread(target=self._flush_late, daemon=True).start()
         frames, unpack = wire.FrameReader(), wire.Unpacker()
-        received = 0
+        received = last_call = 0
         while data := self._socket.recv(_RECEIVE):
             for frame in frames.feed(data):
                 for call in unpack.decode(frame):
@@ -102,8 +105,9 @@ class Worker:
                         self._close_all()
                         return
                     self._take(call)
+                last_call = call[0]
             self._flush()
-            self._page.end(_MAIN)  # only now: a step that closed our socket is still to blame
+            self._page.end_frame(last_call)  # only now: a step that closed our socket is still to blame
             received += 1
             if received % _LOG_CHECK == 0 and os.fstat(1).st_size > _LOG_LIMIT:
                 os.ftruncate(1, 0)
@@ -127,6 +131,7 @@ class Worker:
         if call[2] == Op.CLOSE:
             self._threads.pop(env_id)
             thread.end()
+            self._leaving = [*(other for other in self._leaving if not other.ended.is_set()), thread]
 
     def _play_io(self, call: Call, slot: int) -> None:
         resident = self._io_residents.get(call[1])
@@ -145,6 +150,9 @@ class Worker:
         self._let_camera_catch_up(resident, slot)
         start = monotonic()
         self._page.begin(slot, call_id, start)
+        if self._withdrawn[0] and self._page.is_withdrawn(call_id):
+            self._skip(call_id)
+            return
         try:
             value, info, digest, state = resident.outcome(resident.hosted.step_now(_loaded(action)))
             trouble = None
@@ -179,6 +187,9 @@ class Worker:
         self._send_before(resident.typical_reset if op is Op.RESET and resident is not None else _UNKNOWN)
         start = monotonic()
         self._page.begin(slot, call_id, start)
+        if self._withdrawn[0] and op not in _NEVER_SKIPPED and self._page.is_withdrawn(call_id):
+            self._skip(call_id)
+            return
         answer: Answer = None, None, None, None
         trouble = None
         try:
@@ -199,6 +210,9 @@ class Worker:
         if op is Op.RESET and resident is not None:
             resident.typical_reset += _SMOOTHING * (seconds - resident.typical_reset)
         self._held.append((call_id, trouble, value, info, digest, seconds, state))
+
+    def _skip(self, call_id: int) -> None:
+        self._held.append((call_id, wire.SKIPPED, None, None, None, 0.0, None))
 
     def _uses_too_much(self) -> bool:
         limit = self._config.memory_limit
@@ -245,17 +259,36 @@ class Worker:
             self._flush()
 
     def _close_all(self) -> None:
+        """Each env is closed in its own thread, and the page shows how long that takes: who hangs is killed."""
         self._flush()
-        for resident in [*self._residents.values(), *self._io_residents.values()]:
-            try:
-                run_now(resident.hosted.close())
-            except BaseException as error:  # the others are closed all the same
-                print(failure(error).trace)
-            if resident.hosted.camera is not None:
-                self._cameras.append(resident.hosted.camera)
+        for env_id, (thread, slot) in self._threads.items():
+            thread.submit(partial(self._close_io, env_id, slot))
+            thread.end()
+        threads = [*self._leaving, *(thread for thread, _ in self._threads.values())]
+        for resident in [*self._residents.values()]:
+            self._page.begin(_MAIN, CLOSING, monotonic())
+            self._close(resident)
+        self._page.end(_MAIN)
+        deadline = monotonic() + CLOSE_GRACE
+        for thread in threads:
+            thread.ended.wait(max(deadline - monotonic(), 0.0))
         deadline = monotonic() + _CAMERA_GRACE
         for camera in self._cameras:
             camera.wait(max(deadline - monotonic(), 0.0))
+
+    def _close_io(self, env_id: int, slot: int) -> None:
+        self._page.begin(slot, CLOSING, monotonic())
+        if env_id in self._io_residents:  # else it could not be made
+            self._close(self._io_residents[env_id])
+        self._page.end(slot)
+
+    def _close(self, resident: Resident) -> None:
+        try:
+            run_now(resident.hosted.close())
+        except BaseException as error:  # the others are closed all the same
+            print(failure(error).trace)
+        if resident.hosted.camera is not None:
+            self._cameras.append(resident.hosted.camera)
 
 
 def _loaded(payload: Any) -> Any:

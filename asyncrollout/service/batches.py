@@ -68,13 +68,15 @@ class EnvService:
         self.env_configs.clear()
 
     async def create_environments_batch(self, ids2configs: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Open envs, each from `{"env_name": ..., "env_config": {...}}`; one of the same id is replaced.
+        """Open envs, each from `{"env_name": ..., "env_config": {...}}`; one of the same id is closed first.
 
         `env_config` is what `EnvPool.open` takes. If an env cannot be made, `failures` has its id, with the reason.
         """
         await self._at_once(ids2configs, self._create, self.note_failure)
 
     async def _create(self, env_id: Any, config: Any) -> None:
+        if env_id in self.environments:  # whatever comes of this, the old one must not answer for the new one
+            await self.close_batch([env_id])
         if not isinstance(config, Mapping):
             raise UsageError(f"a configuration is a dict with 'env_name' and 'env_config', not {config!r:.100}")
         name, kwargs = config.get("env_name", self.env_name), config.get("env_config") or {}

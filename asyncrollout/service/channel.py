@@ -10,8 +10,9 @@ from aiohttp import web
 
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.wire import Op
+from asyncrollout.service.clients import Client
 from asyncrollout.service.exchange import CLIENT_HEADER, PROTOCOL, Answer, Call, Hello, Outbox, read_frame
-from asyncrollout.service.sessions import Client, Sessions
+from asyncrollout.service.sessions import Sessions
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +30,7 @@ class ServerChannel:
         self._outbox = Outbox()
         self._socket = web.WebSocketResponse(max_msg_size=largest, heartbeat=_HEARTBEAT, compress=False)
         self._stopping = False
+        self._scope = anyio.CancelScope()
 
     def send(self, answer: Answer) -> None:
         self._outbox.put(answer)
@@ -46,11 +48,12 @@ class ServerChannel:
         client = self._sessions.attach(client_id, self)
         log.info("pool_connected", pool=client_id[:8], envs=len(client.sessions))
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._write)
-                if await self._read(client):
-                    await self._sessions.close_client(client)
-                tasks.cancel_scope.cancel()
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._write)
+                    if await self._read(client):
+                        await self._sessions.close_client(client)
+                    tasks.cancel_scope.cancel()
         finally:
             self._sessions.detach(client, self)
             log.info("pool_left", pool=client_id[:8], envs=len(client.sessions))
@@ -61,19 +64,27 @@ class ServerChannel:
         async for message in self._socket:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 break
+            if client.channel is not self:  # its pool is here by another one
+                break
             try:
                 calls = read_frame(message.data, Call)
+                if self._begin(client, calls):
+                    return True
             except UsageError as error:
                 await self._socket.close(code=aiohttp.WSCloseCode.PROTOCOL_ERROR, message=str(error)[:100].encode())
                 break
-            for call in calls:
-                if call.op == Op.STOP:
-                    return True
-                if not self._stopping:
-                    self._sessions.begin(client, call)
             if len(self._outbox) > _MOST_UNSENT:
                 await self._socket.close(code=aiohttp.WSCloseCode.POLICY_VIOLATION, message=b"answers are not taken")
                 break
+        return False
+
+    def _begin(self, client: Client, calls: list[Call]) -> bool:
+        """Make these calls; whether the pool says that it is closed."""
+        for call in calls:
+            if call.op == Op.STOP:
+                return True
+            if not self._stopping:
+                self._sessions.begin(client, call)
         return False
 
     async def _write(self) -> None:
@@ -85,6 +96,10 @@ class ServerChannel:
     def stop(self) -> None:
         """Begin no more calls."""
         self._stopping = True
+
+    def leave(self) -> None:
+        """Take no more calls: the pool is connected by another channel."""
+        self._scope.cancel()
 
     async def close(self, code: int, reason: str) -> None:
         """Send what is ready, and leave."""

@@ -23,7 +23,13 @@ PATH = "/pool"
 CLIENT_HEADER = "X-Asyncrollout-Pool"
 """Names the remote pool, so that it finds its envs again after its connection was lost."""
 
-PROTOCOL = 1
+PROTOCOL = 2
+LIVE = 100
+"""The op of the first call after a reconnect: names the envs that still live; the server closes the pool's others."""
+
+PIECE = 101
+"""The op of a call that brings part of what is too long for one message: where it begins, and its bytes."""
+
 _PLAIN = 100  # a kind of msgpack extension beside those of `wire.Code`: what only `plain` can write exactly
 _OVERHEAD = 64  # bytes of a part beside its values, at most
 _NIL = msgspec.Raw(msgspec.msgpack.encode(None))
@@ -76,14 +82,15 @@ class _Unpacker(wire.Unpacker):
 _unpack = _Unpacker(trusted=False).decode
 
 
-def encode(value: Any) -> msgspec.Raw:
-    """The value, exactly; `UnsendableError` if that would take a pickle."""
+def encode(value: Any, *, exact: bool = True) -> msgspec.Raw:
+    """The value; `UnsendableError` if that would take a pickle. Not `exact`, values of subclasses are as their base."""
     try:
         return msgspec.Raw(wire.encode_exact(value))
     except wire.INEXACT:
         pass
     try:
-        return msgspec.Raw(msgspec.msgpack.encode(msgspec.msgpack.Ext(_PLAIN, msgspec.msgpack.encode(to_plain(value)))))
+        plain = msgspec.msgpack.encode(to_plain(value, exact=exact))
+        return msgspec.Raw(msgspec.msgpack.encode(msgspec.msgpack.Ext(_PLAIN, plain)))
     except UsageError as error:
         raise wire.UnsendableError(str(error).replace("written to a file", "sent over a network")) from error
 

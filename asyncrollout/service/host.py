@@ -1,8 +1,7 @@
 """A remote pool's end of the connection to one server, which is where some of its envs live."""
 
 import asyncio
-import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -11,18 +10,19 @@ import msgspec
 import structlog
 
 from asyncrollout import errors
-from asyncrollout.errors import PoolError, RolloutError, UsageError
+from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
 from asyncrollout.pool import wire
-from asyncrollout.pool.home import Clock, Lost, Reply
-from asyncrollout.pool.hosted import Called, Opening, Past
+from asyncrollout.pool.home import Caller, Clock, Lost, Reply
+from asyncrollout.pool.hosted import Opening
+from asyncrollout.pool.past import Called, write_past
 from asyncrollout.pool.wire import OUTCOMES, Op
+from asyncrollout.service.connection import Connection, leave
 from asyncrollout.service.exchange import (
     CLIENT_HEADER,
-    PATH,
-    PROTOCOL,
+    LIVE,
+    PIECE,
     Answer,
     Call,
-    Hello,
     Outbox,
     decode,
     encode,
@@ -33,12 +33,9 @@ from asyncrollout.types import Durations, WorkerStats
 
 log = structlog.get_logger(__name__)
 
-_HEARTBEAT = 10.0  # seconds
-_CONNECT_SECONDS = 5.0
-_LARGEST_ANSWER = 1 << 30
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-_MOST_LOSSES = 5  # of a connection with calls under way, one after the other, without an answer in between
 _CLOSE_GRACE = 5.0
+_LET_GO = 0.05  # seconds for those who waited to hear that the server is given up
+_PIECE_OVERHEAD = 32  # bytes of a piece beside its content, at most
 
 Pending = tuple["asyncio.Future[Reply]", Call]
 
@@ -46,12 +43,23 @@ Pending = tuple["asyncio.Future[Reply]", Call]
 class Host:
     """The home of the envs that live at one server. A call that was under way when the connection broke is asked again.
 
-    `usable` stays true while the server is tried again, for `patience` seconds; then all calls are `Lost`.
+    A lost connection is tried again for `patience` seconds, in which `usable` stays true. Then the server is given up:
+    calls are `Lost` until it is back, which `on_back` reports. Envs without a call under way may still live there then.
     """
 
-    stuck = False
+    is_idle = True  # as for `wait`
+    is_held_up = False
 
-    def __init__(self, rank: int, url: str, *, client_id: str, token: str | None, patience: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        url: str,
+        *,
+        client_id: str,
+        token: str | None,
+        patience: float,
+        on_back: Callable[[], None] = lambda: None,
+    ) -> None:
         self.rank = rank
         self.url = url
         self.load = 0.0
@@ -59,27 +67,44 @@ class Host:
         self.clock = Clock()
         self.reconnects = 0
         self.trouble: RolloutError | None = None
-        self._patience = patience
-        self._headers = {CLIENT_HEADER: client_id} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        self.just_lost = False  # calls that come now have waited for it already
+        self._on_back = on_back
+        headers = {CLIENT_HEADER: client_id} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        self._connection = Connection(url, headers, patience)
         self._pending: dict[tuple[int, int], Pending] = {}
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}  # of each env that lives here, its latest call
         self._outbox = Outbox()
-        self._largest = 0
-        self._losses = 0
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     @property
     def usable(self) -> bool:
         return self.trouble is None
 
-    def call(self, env_id: int, op: Op, payload: Any, *, movable: bool = False) -> "asyncio.Future[Reply]":  # noqa: ARG002
+    def wait(self) -> float:
+        """The server has a pool of its own to see to that."""
+        return 0.0
+
+    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Awaitable[Reply]:  # noqa: ARG002
+        content = encode(_PAYLOADS.get(op, _as_it_is)(payload))
+        if op is Op.REPLAY and len(content) > self._connection.largest // 2:
+            return self._replay_in_pieces(env_id, bytes(content))
+        return self._send(env_id, op, content)
+
+    async def _replay_in_pieces(self, env_id: int, past: bytes) -> Reply:
+        """A past that is too long for one message: the server puts it together and replays it."""
+        size = max(1, self._connection.largest // 2 - _PIECE_OVERHEAD)
+        for start in range(0, len(past), size):
+            reply = await self._send(env_id, PIECE, encode([start, past[start : start + size]]))
+            if reply[1] is not None:
+                return reply
+        return await self._send(env_id, Op.REPLAY, encode(None))
+
+    def _send(self, env_id: int, op: int, content: msgspec.Raw) -> "asyncio.Future[Reply]":
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        if op is Op.SNAPSHOT:  # an env's own state is never read from a network: its episode is played again instead
-            future.set_result((0, None, None, None, None, 0.0, None))
-        elif self.trouble is not None:
+        if self.trouble is not None:
+            self._numbers.pop(env_id, None)  # the env is about to leave
             future.set_exception(Lost("crash", cause=str(self.trouble)))
         else:
-            call = self._call(env_id, op, encode(_PAYLOADS.get(op, _as_it_is)(payload)))
+            call = self._call(env_id, op, content)
             self._pending[env_id, call.number] = (future, call)
             self._outbox.put(call)
         return future
@@ -87,13 +112,13 @@ class Host:
     def drop(self, env_id: int) -> None:
         if self.trouble is None:
             self._outbox.put(self._call(env_id, Op.CLOSE, encode(None)))
-            self._numbers.pop(env_id, None)
+        self._numbers.pop(env_id, None)  # if the server hears nothing of it now, it will by `LIVE`
 
-    def _call(self, env_id: int, op: Op, payload: msgspec.Raw) -> Call:
-        if len(payload) > self._largest // 2:
-            raise wire.UnsendableError(f"{len(payload):,} bytes are more than half of what {self.url} takes at a time")
+    def _call(self, env_id: int, op: int, content: msgspec.Raw) -> Call:
+        if len(content) > self._connection.largest // 2:
+            raise wire.UnsendableError(f"{len(content):,} bytes are more than half of what {self.url} takes at a time")
         number = self._numbers[env_id] = self._numbers.get(env_id, 0) + 1
-        return Call(env_id, number, int(op), payload)
+        return Call(env_id, number, int(op), content)
 
     def stats(self) -> WorkerStats:
         return WorkerStats(
@@ -107,89 +132,70 @@ class Host:
         )
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Hold the connection; ends when the server is given up. The first one must come at once."""
-        async with aiohttp.ClientSession(headers=self._headers) as http:
-            await self._connect(http)
+        """Hold the connection until the pool is closed. The first one must come at once."""
+        async with self._connection as connection:
+            await connection.make()
             task_status.started()
-            try:
-                while True:
+            while self.trouble is None:  # else the pool is closed
+                try:
                     await self._talk()
-                    if self.trouble is not None:
-                        return
-                    self._count_loss()
-                    await self._reconnect(http)
-                    self.reconnects += 1
-                    self._outbox = Outbox()
-                    for _, call in self._pending.values():
-                        self._outbox.put(call)
-            except RolloutError as error:
-                log.warning("host_lost", host=self.url, error=str(error))
-                self._end(error, Lost("crash", cause=str(error)))
+                    if self.trouble is None:
+                        await connection.make_again(len(self._pending))
+                        self._resume()
+                except RolloutError as error:
+                    self._give_up(error)
+                    await self._come_back()
 
-    def _count_loss(self) -> None:
-        log.warning("connection_lost", host=self.url, calls=len(self._pending))
-        self._losses += bool(self._pending)
-        if self._losses > _MOST_LOSSES:
-            raise PoolError(f"{self.url} closed the connection {self._losses} times without an answer")
+    def _give_up(self, error: RolloutError) -> None:
+        log.warning("host_lost", host=self.url, error=str(error))
+        self.just_lost = True
+        self._end(error, Lost("crash", cause=str(error)))
 
-    async def _reconnect(self, http: aiohttp.ClientSession) -> None:
-        pause = _FIRST_PAUSE
-        deadline = anyio.current_time() + self._patience
-        while True:
+    async def _come_back(self) -> None:
+        """Try the server again until it takes the connection."""
+        await anyio.sleep(_LET_GO)
+        self.just_lost = False
+        while self.trouble is not None:
+            await self._connection.rest(self.trouble)
             try:
-                return await self._connect(http)
-            except PoolError:
-                if anyio.current_time() + pause > deadline:
-                    raise
-            await anyio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (so that not all come back at once)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                await self._connection.make()
+                self.trouble = None
+            except RolloutError as error:
+                self.trouble = error
+        log.info("host_back", host=self.url)
+        self._resume()
+        self._on_back()
 
-    async def _connect(self, http: aiohttp.ClientSession) -> None:
-        """One try; `PoolError` if the server is not there, `UsageError` if it refuses."""
-        refused = 0
-        try:
-            with anyio.fail_after(_CONNECT_SECONDS):
-                socket = await http.ws_connect(
-                    self.url + PATH, heartbeat=_HEARTBEAT, max_msg_size=_LARGEST_ANSWER, compress=0
-                )
-                hello = msgspec.msgpack.decode(await socket.receive_bytes(), type=Hello)
-        except aiohttp.WSServerHandshakeError as error:
-            refused = error.status
-        except (aiohttp.ClientError, OSError, TimeoutError, TypeError, msgspec.DecodeError) as error:
-            raise PoolError(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from error
-        if refused:  # out of reach of aiohttp's own error, which shows the token among the headers
-            raise await self._refusal(http, refused)
-        if hello.protocol != PROTOCOL:
-            await socket.close()
-            raise UsageError(f"{self.url} speaks protocol {hello.protocol}, and this is {PROTOCOL}: use one version")
-        self._largest = hello.largest
-        self._socket = socket
-
-    async def _refusal(self, http: aiohttp.ClientSession, status: int) -> RolloutError:
-        """What the server says about it, which only a plain request is told."""
-        reason = f"status {status}"
-        try:
-            with anyio.fail_after(_CONNECT_SECONDS):
-                async with http.get(self.url + PATH) as response:
-                    reason += f", {msgspec.json.decode(await response.read())['error']}"
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, KeyError, TypeError):
-            reason += ", which is no answer of `asyncrollout serve`"
-        is_busy = status >= 500 or status == 429
-        return (PoolError if is_busy else UsageError)(f"{self.url} refused the connection: {reason}")
+    def _resume(self) -> None:
+        """Say which envs live, so that the server closes the others, and ask again what has no answer yet."""
+        self.reconnects += 1
+        for future, call in self._take_awaited():
+            if call.env in self._numbers:
+                self._pending[call.env, call.number] = (future, call)
+            else:
+                future.set_exception(self._closed())
+        self._outbox = Outbox()
+        self._outbox.put(Call(0, 0, LIVE, encode([*self._numbers])))
+        for _, call in self._pending.values():
+            self._outbox.put(call)
 
     async def _talk(self) -> None:
         """Send and receive until the connection is lost."""
-        socket = self._socket
+        socket = self._connection.socket
         assert socket is not None
-        async with task_group() as tasks:
-            tasks.start_soon(self._write, socket)
-            async for message in socket:
-                if message.type is not aiohttp.WSMsgType.BINARY:
-                    break
-                for answer in self._answers(message.data):
-                    self._losses = 0
-                    self._take(answer)
-            tasks.cancel_scope.cancel()
+        try:
+            async with task_group() as tasks:
+                tasks.start_soon(self._write, socket)
+                async for message in socket:
+                    if message.type is not aiohttp.WSMsgType.BINARY:
+                        break
+                    answers = self._answers(message.data)
+                    self._connection.heard()
+                    for answer in answers:
+                        self._take(answer)
+                tasks.cancel_scope.cancel()
+        finally:
+            await leave(socket)
 
     def _answers(self, frame: bytes) -> list[Answer]:
         try:
@@ -199,7 +205,7 @@ class Host:
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:
-            await self._outbox.run(socket.send_bytes, self._largest)
+            await self._outbox.run(socket.send_bytes, self._connection.largest)
         except (aiohttp.ClientError, OSError):  # the reader finds out, too
             return
 
@@ -208,8 +214,9 @@ class Host:
         if pending is None:
             return
         future, call = pending
-        if call.op == Op.CLOSE:
-            self._numbers.pop(answer.env, None)
+        is_over = call.op == Op.CLOSE or answer.gone
+        if is_over and self._numbers.get(call.env) == call.number:
+            del self._numbers[call.env]
         if future.done():  # whoever asked is gone
             return
         if answer.gone:
@@ -223,24 +230,35 @@ class Host:
 
     async def close(self) -> None:
         """Say that all envs of this pool are done with."""
-        socket = self._socket
+        socket = self._connection.socket
         if self.trouble is not None or socket is None:
             return
         self._end(PoolError("the pool is closed"), Lost("closed"))
         try:
             with anyio.move_on_after(_CLOSE_GRACE, shield=True):
                 self._outbox.put(Call(0, 0, int(Op.STOP)))
-                await self._outbox.flush(socket.send_bytes, self._largest)
+                await self._outbox.flush(socket.send_bytes, self._connection.largest)
                 await socket.close()
         except (aiohttp.ClientError, OSError):  # it is lost anyway
             return
 
     def _end(self, trouble: RolloutError, lost: Lost) -> None:
+        """Whoever waits for an answer is told, and takes its env elsewhere."""
         self.trouble = trouble
-        waiting, self._pending = self._pending, {}
-        for future, _ in waiting.values():
-            if not future.done():
-                future.set_exception(lost)
+        for future, call in self._take_awaited():
+            lives = self._numbers.pop(call.env, None) is not None
+            future.set_exception(lost if lives else self._closed())
+
+    def _take_awaited(self) -> list[Pending]:
+        """The calls that somebody waits for, and no others are kept; an env that was to be closed lives no more."""
+        pending, self._pending = [*self._pending.values()], {}
+        for future, call in pending:
+            if call.op == Op.CLOSE and future.done():
+                self._numbers.pop(call.env, None)
+        return [(future, call) for future, call in pending if not future.done()]
+
+    def _closed(self) -> ClosedError:
+        return ClosedError(f"it was closed during this call, and the connection to {self.url} was lost")
 
 
 def _reply(answer: Answer, call: Call) -> Reply:
@@ -250,7 +268,8 @@ def _reply(answer: Answer, call: Call) -> Reply:
             raise UsageError(f"no error is called {answer.failure.raises!r:.100}")
         return 0, answer.failure, None, None, None, answer.seconds, None
     value, info = decode(answer.value), decode(answer.info)
-    if call.op in OUTCOMES and call.op != Op.REPLAY and (not isinstance(value, list) or len(value) != 4):
+    has_outcome = call.op in OUTCOMES and not (call.op == Op.REPLAY and value is None)
+    if has_outcome and (not isinstance(value, list) or len(value) != 4):
         raise UsageError("an outcome has four parts")
     return 0, None, value, info, answer.digest, answer.seconds, None
 
@@ -264,14 +283,7 @@ def _opening(opening: Opening) -> list[Any]:
 
 
 def _called(called: Called) -> list[Any]:
-    return [called.method, called.args, called.kwargs]
+    return [called.method, called.args, called.kwargs, called.keep]
 
 
-def _past(past: Past) -> list[Any]:
-    if past.state is not None:
-        raise wire.UnsendableError("a snapshot that holds an env's own state: it was not made by a remote pool")
-    done = [[isinstance(entry, Called), _called(entry) if isinstance(entry, Called) else entry] for entry in past.done]
-    return [[_called(one) for one in past.setup], past.seed, past.task, past.member, done, past.digests]
-
-
-_PAYLOADS: dict[Op, Callable[[Any], Any]] = {Op.OPEN: _opening, Op.CALL: _called, Op.REPLAY: _past}
+_PAYLOADS: dict[Op, Callable[[Any], Any]] = {Op.OPEN: _opening, Op.CALL: _called, Op.REPLAY: write_past}

@@ -3,13 +3,14 @@
 import base64
 import binascii
 import io
+import math
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from asyncrollout.errors import MissingExtraError, UsageError
-from asyncrollout.pictures import IMAGE_MARK, encode_png
+from asyncrollout.pictures import IMAGE_MARK, encode_png, is_pil, pil_png
 from asyncrollout.types import Observation
 
 PICTURE, ARRAY = "__pil_image__", "__numpy_array__"
@@ -21,8 +22,7 @@ _NUMBERS = "biufcmM"  # the kinds of numpy's types that can be read back from li
 def observation_to_json(observation: Any) -> dict[str, Any]:
     """A text env's observation, or that of a raw env as text and as data."""
     if not isinstance(observation, Observation):
-        text = observation if isinstance(observation, str) else str(observation)
-        return {**_described(to_json(text), []), "data": to_json(observation)}
+        return {**_described(_text(observation), []), "data": to_json(observation)}
     return _described(to_json(observation.text), [_picture(image) for image in observation.images])
 
 
@@ -40,36 +40,57 @@ def _picture(image: Any) -> Any:
 
 
 def to_json(value: Any, depth: int = 0) -> Any:
-    """The value as JSON has it: sets and tuples as lists, numpy's numbers as Python's, anything unknown as text."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # msgpack, and many who read JSON, have no such
-        return str(value)
+    """The value as JSON has it: sets and tuples as lists, numpy's numbers as Python's, anything unknown as text.
+
+    JSON has no infinity and no NaN: they are the texts "Infinity", "-Infinity" and "NaN", which `float` reads.
+    """
     if value is None or (isinstance(value, bool | int | float) and not isinstance(value, np.generic)):
-        return value
+        return _number(value)
     if isinstance(value, str):
-        return value.encode(errors="replace").decode()  # lone surrogates have no JSON
+        return _text(value)
     if depth > _DEEPEST:
         raise UsageError(f"a value is nested more than {_DEEPEST} deep")
     if isinstance(value, dict):
-        return {to_json(key if type(key) is int else str(key)): to_json(item, depth + 1) for key, item in value.items()}
+        return {_key(key): to_json(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item, depth + 1) for item in value]
     if isinstance(value, set | frozenset):
         return sorted((to_json(item, depth + 1) for item in value), key=repr)
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         number = value.item()
-        return number if isinstance(number, bool | int | float | str) else str(number)
+        return to_json(number) if isinstance(number, bool | int | float | str) else str(number)
+    if isinstance(value, np.ma.MaskedArray):
+        return to_json(value.tolist(), depth)  # null is what lies behind the mask
     if isinstance(value, np.ndarray) and (value.dtype.kind in _NUMBERS or value.dtype.kind == "U"):
         return {ARRAY: {"data": _listed(value), "dtype": str(value.dtype), "shape": list(value.shape)}}
     if isinstance(value, msgspec.Struct):
         return to_json(msgspec.structs.asdict(value), depth + 1)
-    if hasattr(value, "mode") and hasattr(value, "save"):  # a PIL image, without loading PIL to find out
-        content = io.BytesIO()
-        value.save(content, format="PNG")
-        return {PICTURE: base64.b64encode(content.getvalue()).decode()}
+    if is_pil(value):
+        return {PICTURE: base64.b64encode(pil_png(value)).decode()}
+    return _text(value)
+
+
+def _key(key: Any) -> Any:
+    return _number(key) if type(key) is int else _text(key)
+
+
+def _text(value: Any) -> str:
     try:
-        return to_json(str(value))
+        text = str.__str__(value) if isinstance(value, str) else str(value)  # an enum's own str() is its name
+        return text.encode(errors="replace").decode()  # lone surrogates have no JSON
     except Exception as error:  # noqa: BLE001 (whatever its author's __str__ does)
         return f"<a {type(value).__name__}, of which no text can be made: {type(error).__name__}>"
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # msgpack, and many who read JSON, have no such
+        return str(value)
+    if isinstance(value, bool | None):
+        return value
+    # Of a subclass, which msgspec would refuse; its own methods may say something else.
+    return float.__float__(value) if isinstance(value, float) else int.__int__(value)
 
 
 def _listed(array: np.ndarray[Any, Any]) -> Any:

@@ -10,11 +10,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from asyncrollout import checks
-from asyncrollout.errors import PoolError, UnknownEnvError, UsageError
+from asyncrollout.errors import ClosedError, PoolError, UnknownEnvError, UsageError
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.home import Backend, Home
 from asyncrollout.pool.hosted import Opening
-from asyncrollout.pool.pool import EnvPool
+from asyncrollout.pool.making import own_copies
+from asyncrollout.pool.pool import Description, EnvPool
+from asyncrollout.pool.seat import Seat
 from asyncrollout.protocols import Recorded
 from asyncrollout.registry import EnvSpec
 from asyncrollout.service.access import VARIABLE
@@ -27,9 +29,11 @@ class RemoteEnvPool(EnvPool):
 
     An env is opened by a name that the server knows. `token` defaults to $ASYNCROLLOUT_TOKEN. A lost connection is
     tried again for `patience` seconds, and calls under way are never made twice. An env whose server is gone, or has
-    forgotten it, is played again to where it was, there or elsewhere, as after the death of a worker; if no server is
-    left, that is a `PoolError`.
+    forgotten it, is played again to where it was, there or elsewhere, as after the death of a worker; if no server can
+    be reached for `patience` seconds, that is a `PoolError`. A server that stays away is used again once it is back.
     """
+
+    takes_states = False  # an env may read its own with pickle, and no server takes that from a network
 
     def __init__(
         self,
@@ -48,13 +52,7 @@ class RemoteEnvPool(EnvPool):
         self._patience = patience
 
     def _make_backend(self) -> Backend:
-        client_id = secrets.token_hex(16)
-        return Hosts(
-            [
-                Host(rank, url, client_id=client_id, token=self._token, patience=self._patience)
-                for rank, url in enumerate(self._urls)
-            ]
-        )
+        return Hosts(self._urls, token=self._token, patience=self._patience)
 
     def find(self, spec_or_name: EnvSpec | str) -> EnvSpec:
         """What is known here of an env; the server may know more of them."""
@@ -84,10 +82,17 @@ class RemoteEnvPool(EnvPool):
         if record is not None:
             raise UsageError(f"env {spec.name!r} lives at a server: envs are filmed by the process that they live in")
         given = {"text": text, "expert": expert or None}
-        kwargs = {**spec.kwargs, **env_kwargs, **{key: value for key, value in given.items() if value is not None}}
+        kwargs = own_copies({**spec.kwargs, **env_kwargs})
+        kwargs |= {key: value for key, value in given.items() if value is not None}
         self._check_rank(spec.name, worker)
         there = EnvSpec(name=spec.name, factory=spec.name, kwargs=kwargs, replayable=spec.replayable)
         return self._handle(Opening(there, text=False, expert=False, options=TextOptions()), worker, beside=beside)
+
+    def describe(self, seat: Seat) -> Description:
+        opening = seat.opening
+        kwargs = dict(opening.spec.kwargs)
+        text, expert = kwargs.pop("text", None), bool(kwargs.pop("expert", False))
+        return Description(opening.spec.name, kwargs, text, expert, seat.pinned)
 
     def _lives_on_loop(self, opening: Opening, pinned: int | None) -> bool:  # noqa: ARG002
         return False
@@ -96,8 +101,12 @@ class RemoteEnvPool(EnvPool):
 class Hosts:
     """The servers of a pool, as its backend."""
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
-        self._hosts = hosts
+    def __init__(self, urls: Sequence[str], *, token: str | None, patience: float) -> None:
+        options: Any = {"client_id": secrets.token_hex(16), "token": token, "patience": patience}
+        self._hosts = [Host(rank, url, on_back=self._notify, **options) for rank, url in enumerate(urls)]
+        self._patience = patience
+        self._changed = anyio.Event()
+        self._closed = False
 
     @property
     def homes(self) -> Sequence[Home]:
@@ -108,16 +117,32 @@ class Hosts:
             await tasks.start(host.run)
 
     async def stop(self) -> None:
+        self._closed = True
+        self._notify()
         async with anyio.create_task_group() as tasks:
             for host in self._hosts:
                 tasks.start_soon(host.close)
 
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
     async def wait_usable(self, rank: int | None) -> Sequence[Home]:
-        usable = [host for host in self._hosts if host.usable and rank in (None, host.rank)]
-        if usable:
-            return usable
-        lost = self._hosts if rank is None else [self._hosts[rank]]
-        raise PoolError("no server is left: " + "; ".join(str(host.trouble) for host in lost))
+        wanted = self._hosts if rank is None else [self._hosts[rank]]
+        usable = [host for host in wanted if host.usable]
+        with anyio.move_on_after(self._patience):
+            while not usable and not self._closed and not any(host.just_lost for host in wanted):
+                await self._changed.wait()
+                usable = [host for host in wanted if host.usable]
+        if self._closed:
+            raise ClosedError("the pool is closed")
+        if not usable:
+            what = "no server is left" if rank is None else f"its server, {wanted[0].url} (worker={rank}), is away"
+            raise PoolError(f"{what}: " + "; ".join(str(host.trouble) for host in wanted))
+        return usable
+
+    async def wait_idle(self) -> None:
+        """Nobody waits for a server that is idle: each has a pool that sees to that."""
 
     def stats(self) -> list[WorkerStats]:
         return [host.stats() for host in self._hosts]

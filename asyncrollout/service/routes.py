@@ -10,6 +10,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer, read_body
+from asyncrollout.service.observations import to_json
 
 B = TypeVar("B")
 Ids = list[str]
@@ -71,8 +72,8 @@ class Routes:
         return [
             web.post("/environments", self._create),
             self._batch("/batch/reset", Seeds, "results", lambda body: service.reset_batch(body.ids2seeds)),
-            self._batch("/batch/step", Actions, "results", lambda body: service.step_batch(body.ids2actions)),
-            self._batch("/batch/reward", Named, "rewards", lambda body: service.compute_reward_batch(body.env_ids)),
+            self._batch("/batch/step", Actions, "results", lambda body: self._step(body.ids2actions)),
+            self._batch("/batch/reward", Named, "rewards", lambda body: self._rewards(body.env_ids)),
             self._batch(
                 "/batch/system_prompt",
                 Named,
@@ -108,7 +109,8 @@ class Routes:
         for env_id, config in configs.items():
             try:
                 if env_id in self._service.environments or env_id in self._making:
-                    raise UsageError(f"Environment {env_id} exists already: close it first, or choose another id")
+                    errors[env_id] = f"Environment {env_id} exists already: close it first, or choose another id"
+                    continue  # which is no reason why it is not there
                 spec, kwargs = self._admission.admit(config.get("env_name"), config.get("env_config") or {})
                 admitted[env_id] = {"env_name": spec, "env_config": kwargs}
             except UsageError as error:
@@ -126,6 +128,17 @@ class Routes:
             told = {"success": False, "error": "; ".join(f"{env_id}: {text}" for env_id, text in errors.items())[:2000]}
             return answer(request, told | {"errors": errors}, status=400)
         return answer(request, {"success": True, "errors": errors})
+
+    async def _step(self, ids2actions: dict[str, Any]) -> dict[str, Any]:
+        results = await self._service.step_batch(ids2actions)
+        return {
+            env_id: (observation, to_json(reward), done, info)
+            for env_id, (observation, reward, done, info) in results.items()
+        }
+
+    async def _rewards(self, env_ids: Ids) -> dict[str, Any]:
+        rewards = await self._service.compute_reward_batch(env_ids)
+        return {env_id: to_json(reward) for env_id, reward in rewards.items()}
 
     async def _init_embedder(self, body: Embedder) -> dict[str, dict[str, Any]]:
         self._admission.admit_value("service_url", body.service_url)
@@ -147,13 +160,13 @@ class Routes:
     async def _step_one(self, request: web.Request) -> web.Response:
         env_id = self._known(request)
         given = await read_body(request, OneAction, self._largest)
-        results = await self._service.step_batch({env_id: given.action})
+        results = await self._step({env_id: given.action})
         observation, reward, done, info = results[env_id]
         return _one(request, {"observation": observation, "reward": reward, "done": done, "info": info})
 
     async def _reward_one(self, request: web.Request) -> web.Response:
         env_id = self._known(request)
-        return answer(request, {"reward": (await self._service.compute_reward_batch([env_id]))[env_id]})
+        return answer(request, {"reward": (await self._rewards([env_id]))[env_id]})
 
     async def _system_prompt_one(self, request: web.Request) -> web.Response:
         env_id = self._known(request)

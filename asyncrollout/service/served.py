@@ -22,6 +22,15 @@ Stepped = tuple[dict[str, Any], float, bool, dict[str, Any]]
 _LONGEST_LOGGED = 200
 
 
+class Episode:
+    """What is kept of an episode; `trouble` is why it cannot be stepped, where the env's handle does not know it."""
+
+    def __init__(self, trouble: str = "") -> None:
+        self.trouble = trouble
+        self.prompt: str | None = None
+        self.earned: list[tuple[float, dict[str, Any]]] = []
+
+
 class ServedEnv:
     """An env under its id. `reward` is the sum since the reset; `idle_since` is None while it is at work."""
 
@@ -30,12 +39,11 @@ class ServedEnv:
         self.handle = handle
         self.idle_since: float | None = time.monotonic()
         self._own_seed = config.get("seed")
-        self._prompt: str | None = None
-        self._earned: list[tuple[float, dict[str, Any]]] = []
+        self._episode = Episode()
 
     @property
     def reward(self) -> float:
-        return total_reward(self._earned)
+        return total_reward(self._episode.earned)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -47,15 +55,20 @@ class ServedEnv:
                 self.idle_since = time.monotonic()
 
     async def reset(self, given: Any) -> Shown:
-        """From a seed, or `{"seed": ..., "extra_info": ...}`, of which the latter is the env's task."""
+        """From a seed, or `{"seed": ..., "extra_info": ...}`, of which the latter is the env's task.
+
+        Nothing is left of the episode before, even if this fails.
+        """
+        self._episode = episode = Episode("its last reset failed: call reset first")
         seed, task = given, None
         if isinstance(given, Mapping):
             _check_keys("reset", given, ("seed", "extra_info"))
             seed, task = given.get("seed"), given.get("extra_info")
         outcome = await self.handle.reset(seed=self._own_seed if seed is None else seed, task=task)
-        self._earned = []
-        self._prompt = outcome.info.get("system_prompt")
-        return await _shown(outcome)
+        shown = await _shown(outcome)
+        episode.trouble, episode.prompt = "", outcome.info.get("system_prompt")
+        self._episode = episode  # another reset may have failed meanwhile
+        return shown
 
     async def step(self, given: Any) -> Stepped:
         """A reply, or `{"llm_raw_response": ..., "verbose": ...}`."""
@@ -65,24 +78,30 @@ class ServedEnv:
             if "llm_raw_response" not in given and "action" not in given:
                 raise UsageError("step: neither 'llm_raw_response' nor 'action' is given")
             reply, verbose = given.get("llm_raw_response", given.get("action")), bool(given.get("verbose"))
+        episode = self._episode  # a reset that comes meanwhile begins another one
+        if episode.trouble:
+            raise UsageError(f"env {self.handle.name!r} cannot step: {episode.trouble}")
         outcome = await self.handle.step(reply)
-        self._earned.append((outcome.reward, {STEP_REWARDS: outcome.info.get(STEP_REWARDS)}))
+        episode.trouble = "its last step failed: call reset first"
+        observation, info = await _shown(outcome)
+        episode.trouble = ""
+        episode.earned.append((outcome.reward, {STEP_REWARDS: outcome.info.get(STEP_REWARDS)}))
         if verbose:
             told = str(reply)[:_LONGEST_LOGGED]
             log.info("env_step", env_id=self.id, reply=told, reward=outcome.reward, done=outcome.done)
-        observation, info = await _shown(outcome)
         return observation, outcome.reward, outcome.done, {**_metrics(outcome, reply), **info}
 
     async def system_prompt(self, _: Any = None) -> str:
-        if self._prompt is None:
-            self._prompt = str(await self.handle.call("system_prompt"))
-        return self._prompt
+        episode = self._episode
+        if episode.prompt is None:
+            episode.prompt = str(await self.handle.call("system_prompt", keep=False))
+        return episode.prompt
 
     async def split_size(self, split: Any) -> int:
-        return int(await self.handle.call("get_split_size", split))
+        return int(await self.handle.call("get_split_size", split, keep=False))
 
     async def init_embedder(self, service_url: Any) -> dict[str, Any]:
-        status = await self.handle.call("init_embedder", service_url)
+        status = await self.handle.call("init_embedder", service_url, keep=True)
         return to_json(status) if isinstance(status, Mapping) else {"ok": status is None or bool(status)}
 
 

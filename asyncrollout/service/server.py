@@ -23,7 +23,7 @@ from asyncrollout.service.admission import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer
 from asyncrollout.service.channel import ServerChannel
-from asyncrollout.service.exchange import PATH
+from asyncrollout.service.exchange import CLIENT_HEADER, PATH
 from asyncrollout.service.routes import Routes
 from asyncrollout.service.sessions import Sessions
 from asyncrollout.service.underway import UnderWay
@@ -34,6 +34,7 @@ log = structlog.get_logger(__name__)
 _LOOK_EVERY = 5.0  # seconds, at most, between two looks for idle envs
 _AWAY_SECONDS = 60.0  # for which the envs of a pool that lost its connection are kept
 _LEAVE_SECONDS = 1.0
+_MESSAGES_OF_A_PAST = 16  # that an env's past may be as long as
 _HEALTH = "/health"
 
 
@@ -78,7 +79,8 @@ class EnvServer:
         self._grace = grace
         self._pool = pool
         self._service = EnvService(max_workers=caps.envs, pool=pool)  # the pool has its own bound
-        self._sessions = Sessions(pool, self._admission, lambda: self._check_room(0))
+        longest_past = _MESSAGES_OF_A_PAST * caps.body_bytes
+        self._sessions = Sessions(pool, self._admission, lambda: self._check_room(0), longest_past)
         self._channels: dict[ServerChannel, web.Request] = {}
         self._background = Background()
         self._parts = AsyncExitStack()
@@ -142,8 +144,9 @@ class EnvServer:
                 await self._sessions.under_way.end()
                 await self._requests.end()
             with anyio.move_on_after(_LEAVE_SECONDS):
-                for channel in [*self._channels]:
-                    await channel.close(aiohttp.WSCloseCode.GOING_AWAY, "the server stops")
+                async with anyio.create_task_group() as tasks:
+                    for channel in self._channels:
+                        tasks.start_soon(channel.close, aiohttp.WSCloseCode.GOING_AWAY, "the server stops")
             await runner.cleanup()
 
     def hurry(self) -> None:
@@ -168,12 +171,13 @@ class EnvServer:
 
     async def close_expired(self) -> None:
         """Part from the remote pools whose token has expired since they came."""
-        for channel, request in [*self._channels.items()]:
-            reason = self._refused(request)
-            if reason is not None:
-                log.info("pool_refused", error=reason)
-                with anyio.move_on_after(_LEAVE_SECONDS):
-                    await channel.close(aiohttp.WSCloseCode.POLICY_VIOLATION, reason)
+        with anyio.move_on_after(_LEAVE_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                for channel, request in self._channels.items():
+                    reason = self._refused(request)
+                    if reason is not None:
+                        log.info("pool_refused", error=reason)
+                        tasks.start_soon(channel.close, aiohttp.WSCloseCode.POLICY_VIOLATION, reason)
 
     @property
     def _open(self) -> int:
@@ -263,7 +267,8 @@ class EnvServer:
         return answer(request, told)
 
     async def _channel(self, request: web.Request) -> web.StreamResponse:
-        if len(self._channels) >= self._caps.requests:
+        is_back = self._sessions.is_connected(request.headers.get(CLIENT_HEADER, ""))  # beside its old connection
+        if len(self._channels) >= self._caps.requests and not is_back:
             raise RefusedError(503, f"{len(self._channels)} remote pools are connected, which is all that can be")
         channel = ServerChannel(self._sessions, self._caps.body_bytes)
         self._channels[channel] = request

@@ -2,71 +2,48 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import anyio
+import msgspec
 import structlog
 
 from asyncrollout.errors import EnvCrashed, EnvError, RolloutError, UsageError
 from asyncrollout.pool import wire
 from asyncrollout.pool.failure import failure
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.hosted import Called, Past
+from asyncrollout.pool.past import Called, read_past
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.pool.wire import Op
 from asyncrollout.service.admission import Admission
-from asyncrollout.service.exchange import Answer, Call, as_failure, decode, encode, encode_outcome
+from asyncrollout.service.clients import Channel, Client, Session
+from asyncrollout.service.exchange import LIVE, PIECE, Answer, Call, as_failure, decode, encode, encode_outcome
 from asyncrollout.service.underway import UnderWay
+from asyncrollout.tasks import task_group
 from asyncrollout.types import Outcome
 
 log = structlog.get_logger(__name__)
 
 _MOST_WAITING = 2  # calls of an env: one at work, and one after it was given up
-
-
-class Session:
-    """One env of a remote pool: the number of its latest call, and the answer once there is one."""
-
-    def __init__(self) -> None:
-        self.handle: EnvHandle | None = None
-        self.number = 0
-        self.answer: Answer | None = None
-        self.waiting = 0
-        self.idle_since = time.monotonic()
-        self.turn = asyncio.Lock()  # of anyio's, each acquisition goes round the event loop
-
-
-class Channel(Protocol):
-    """Where answers go."""
-
-    def send(self, answer: Answer) -> None: ...
-
-
-class Client:
-    """One remote pool: its envs, and the channel by which it is reached, if it is."""
-
-    def __init__(self, client_id: str) -> None:
-        self.id = client_id
-        self.sessions: dict[int, Session] = {}
-        self.channel: Channel | None = None
-        self.left_at = time.monotonic()
-
-    def tell(self, answer: Answer) -> None:
-        if self.channel is not None:  # else it asks again when it is back
-            self.channel.send(answer)
+_MOST_READS = 100  # that were given up one after the other
+_READS = (Op.RENDER, Op.SNAPSHOT)
 
 
 class Sessions:
-    """All remote pools and their envs. `check_room` raises if no more env may be opened."""
+    """All remote pools and their envs. `check_room` raises if no more env may be opened.
 
-    def __init__(self, pool: EnvPool, admission: Admission, check_room: Callable[[], None]) -> None:
+    `longest_past` bounds the bytes of one env's past, which is put together here before it is replayed.
+    """
+
+    def __init__(self, pool: EnvPool, admission: Admission, check_room: Callable[[], None], longest_past: int) -> None:
         self.clients: dict[str, Client] = {}
         self.calls = 0
         self.under_way = UnderWay()
         self._pool = pool
         self._admission = admission
         self._check_room = check_room
+        self._longest_past = longest_past
         self._tasks = asyncio.TaskGroup()  # measured: a third of the cost of anyio's, and `_answer` never fails
         self._running: set[asyncio.Task[None]] = set()
 
@@ -83,14 +60,20 @@ class Sessions:
             task.cancel()
         with anyio.CancelScope(shield=True):  # to close an env never takes long
             await self._tasks.__aexit__(None, None, None)
-            for client in [*self.clients.values()]:
-                await self.close_client(client)
+            clients, self.clients = self.clients, {}
+            await _close([session for client in clients.values() for session in client.take()])
 
     def attach(self, client_id: str, channel: Channel) -> Client:
         """A pool that is new here, or is back; its newest channel is the one that counts."""
         client = self.clients.setdefault(client_id, Client(client_id))
+        if client.channel is not None:  # it hangs: its pool gave it up and is here again
+            client.channel.leave()
         client.channel = channel
         return client
+
+    def is_connected(self, client_id: str) -> bool:
+        client = self.clients.get(client_id)
+        return client is not None and client.channel is not None
 
     def detach(self, client: Client, channel: Channel) -> None:
         if client.channel is channel:
@@ -98,6 +81,9 @@ class Sessions:
 
     def begin(self, client: Client, call: Call) -> None:
         """Make a call, unless it was made before: then its answer is given again."""
+        if call.op == LIVE:
+            self._close_others(client, call)
+            return
         session = client.sessions.get(call.env)
         if session is None:
             if call.op != Op.OPEN:
@@ -110,17 +96,31 @@ class Sessions:
             return  # it is at work, or nobody waits for it any more
         session.number, session.answer = call.number, None
         session.waiting += 1
+        session.reads += call.op in _READS
         self.calls += 1
         task = self._tasks.create_task(self._answer(client, session, call))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
+    def _close_others(self, client: Client, call: Call) -> None:
+        """Close the envs that the pool does not name: it dropped them while its connection was lost."""
+        live = _listed(decode(call.payload))
+        if not all(type(env) is int for env in live):
+            raise UsageError("envs are named by numbers")
+        stale = client.take(client.sessions.keys() - live)
+        if stale:
+            log.info("stale_envs_closed", pool=client.id[:8], count=len(stale))
+            self._tasks.create_task(_close(stale))
+
     async def _answer(self, client: Client, session: Session, call: Call) -> None:
         try:
             with self.under_way:
-                if session.waiting > _MOST_WAITING:
+                most = _MOST_WAITING + (call.op == Op.CLOSE)  # which nobody asks again
+                if session.waiting - session.reads > most or session.reads > _MOST_READS:
                     raise UsageError("it is still at work on earlier calls")
                 async with session.turn:
+                    if call.op in _READS and call.number != session.number:
+                        raise UsageError("nobody waits for it any more")
                     answer = await self._made(session, call)
         except RolloutError as error:
             answer = Answer(call.env, call.number, failure=as_failure(error))
@@ -129,6 +129,7 @@ class Sessions:
             answer = Answer(call.env, call.number, failure=failure(error))
         finally:
             session.waiting -= 1
+            session.reads -= call.op in _READS
         session.idle_since = time.monotonic()
         is_kept = client.sessions.get(call.env) is session
         if session.handle is not None and not is_kept:  # its pool left while it was opened
@@ -153,14 +154,20 @@ class Sessions:
             outcome = await handle.step(payload)
         elif call.op == Op.RESET:
             seed, task, member, _ = _parts(payload, 4)  # which episode it is matters to films alone
+            session.forget_pieces()
             outcome = await handle.reset(seed=seed, task=task, member=member)
         elif call.op == Op.CALL:
             called = self._called(payload)
-            value = await handle.call(called.method, *called.args, **called.kwargs)
+            value = list(await handle.make_call(called))
         elif call.op == Op.RENDER:
             value = await handle.render()
         elif call.op == Op.REPLAY:
-            await self._replay(handle, payload)
+            outcome = await self._replay(handle, session.take_past() if payload is None else payload)
+        elif call.op == PIECE:
+            start, content = _parts(payload, 2)
+            session.add_piece(start, content, self._longest_past)
+        elif call.op == Op.SNAPSHOT:  # no env's own state is read from a network: its episode is played again instead
+            value = [None, msgspec.structs.astuple(handle.outcome), "a server gives no snapshot() of an env's own"]
         elif call.op == Op.CLOSE:
             session.handle = None
             await handle.close()
@@ -170,7 +177,9 @@ class Sessions:
         try:
             return _with_value(call, outcome, value, seconds)
         except wire.UnsendableError as error:
-            raise EnvError(f"what it returned cannot be sent over a network: {error}") from error
+            told = EnvError(f"what it returned cannot be sent over a network: {error}")
+            told.remote_type = type(error).__name__  # the call was made all the same
+            raise told from error
 
     async def _open(self, payload: Any) -> EnvHandle:
         name, kwargs = _parts(payload, 2)
@@ -178,58 +187,56 @@ class Sessions:
         self._check_room()
         return await self._pool.open(spec, **options)
 
-    async def _replay(self, handle: EnvHandle, payload: Any) -> None:
+    async def _replay(self, handle: EnvHandle, payload: Any) -> Outcome | None:
         """Bring an env to where it was on a server that is lost; every outcome is checked on the way."""
-        setup, seed, task, member, done, digests = _parts(payload, 6)
-        calls = [self._called(one) for one in _listed(setup)]
-        if seed is None:
-            for called in calls:
-                await handle.call(called.method, *called.args, **called.kwargs)
-            return
-        if not handle.seat.opening.spec.replayable:
+        try:
+            past = read_past(payload, self._called)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"this is no past of an env: {error}") from error
+        if past.holds_states:
+            raise UsageError("no env here takes its state from a network: an env may read it with pickle")
+        if past.episodes and not handle.seat.opening.spec.replayable:
             raise EnvCrashed("the server lost it within an episode, and it is not replayable")
-        played = [_parts(entry, 2) for entry in _listed(done)]
-        entries = [self._called(entry) if is_call else entry for is_call, entry in played]
-        past = Past(calls, seed, task, None, entries, _listed(digests), trusted=False, member=member)
-        await handle.become(past, Outcome(None))
+        return await handle.become(past)
 
     def _called(self, payload: Any) -> Called:
-        method, args, kwargs = _parts(payload, 3)
+        parts = _listed(payload)
+        method, args, kwargs, keep = _parts(parts[:4], 4)
         is_right = isinstance(method, str) and isinstance(args, list | tuple) and isinstance(kwargs, dict)
-        if not is_right or not all(isinstance(key, str) for key in kwargs):
-            raise UsageError("a call has a method's name, a list of arguments and a dict of those with names")
+        if not is_right or not isinstance(keep, bool | None) or not all(isinstance(key, str) for key in kwargs):
+            raise UsageError("a call has a method's name, a list of arguments, a dict of those with names, and keep")
         if method == "restore":
             raise UsageError("no env here takes its state from a network: an env may read it with pickle")
         admit = self._admission.admit_value
-        return Called(
-            method, tuple(admit("", one) for one in args), {key: admit(key, one) for key, one in kwargs.items()}
-        )
+        own = {key: admit(key, one) for key, one in kwargs.items()}
+        return Called(method, tuple(admit("", one) for one in args), own, keep, raised=parts[4:] == [True])
 
     async def close_client(self, client: Client) -> None:
         """A pool that is closed, or has been away for too long."""
         self.clients.pop(client.id, None)
-        await self._close(client, [*client.sessions])
+        await _close(client.take())
 
     async def close_idle(self, since: float, left_since: float) -> int:
         """Close envs that nobody used since a time, and all those of pools that have been away since another."""
-        closed = 0
+        closing: list[Session] = []
         for client in [*self.clients.values()]:
             if client.channel is None and client.left_at < left_since:
-                closed += len(client.sessions)
-                await self.close_client(client)
-                continue
-            sessions = client.sessions.items()
-            idle = [env for env, session in sessions if not session.waiting and session.idle_since < since]
-            closed += len(idle)
-            await self._close(client, idle)
-        return closed
+                del self.clients[client.id]
+                closing += client.take()
+            else:
+                sessions = client.sessions.items()
+                closing += client.take([env for env, one in sessions if not one.waiting and one.idle_since < since])
+        await _close(closing)
+        return len(closing)
 
-    async def _close(self, client: Client, envs: list[int]) -> None:
-        for env in envs:
-            session = client.sessions.pop(env, None)
-            if session is not None and session.handle is not None:  # else it left while others were closed
-                handle, session.handle = session.handle, None
-                await handle.close()
+
+async def _close(sessions: Iterable[Session]) -> None:
+    """All at once: each takes a few seconds at most."""
+    async with task_group() as tasks:
+        for session in sessions:
+            handle, session.handle = session.handle, None
+            if handle is not None:  # else it is being opened, and closed then
+                tasks.start_soon(handle.close)
 
 
 def _with_value(call: Call, outcome: Outcome | None, value: Any, seconds: float) -> Answer:
@@ -237,7 +244,7 @@ def _with_value(call: Call, outcome: Outcome | None, value: Any, seconds: float)
         return Answer(call.env, call.number, value=encode(value), seconds=seconds)
     fields = [outcome.observation, outcome.reward, outcome.terminated, outcome.truncated]
     body, digest = encode_outcome(fields)
-    info = encode(outcome.info or None)
+    info = encode(outcome.info or None, exact=False)
     return Answer(call.env, call.number, value=body, info=info, digest=digest, seconds=seconds)
 
 

@@ -45,6 +45,7 @@ class SpaceText:
         self._in_json = kind_of(self._space) in ("Dict", "Tuple")
         self._form = form_of(self._space, self._names) + (", written as JSON" if self._in_json else "")
         self._last: Any = None
+        self._restored_anchor: str | None = None
         self.default_action = members.default(self._space)
         self._prompt = self._write_prompt(env)
 
@@ -56,7 +57,7 @@ class SpaceText:
         return Parsed((), valid=False, reason=f"{parsed.reason}; an action is {self._form}")
 
     def describe(self, observation: Any) -> str | Observation:
-        self._last = observation
+        self._last, self._restored_anchor = observation, None
         pictures: list[Any] = []
         text = values.tell(observation, self._shown, pictures)
         if len(text) > LONGEST:
@@ -68,7 +69,13 @@ class SpaceText:
 
     def anchor(self) -> Hashable:
         """A key of the last observation described; of an array of more than 128 KB, of a sample."""
-        return values.digest(self._last)
+        return values.digest(self._last) if self._restored_anchor is None else self._restored_anchor
+
+    def snapshot(self) -> bytes:
+        return str(self.anchor()).encode()
+
+    def restore(self, state: bytes) -> None:
+        self._restored_anchor = state.decode()
 
     def tell(self, action: Any) -> str:
         """An action as a reply would give it."""

@@ -29,6 +29,16 @@ _NONSENSE_EVERY = 5
 
 
 @dataclass(frozen=True)
+class MethodCall:
+    """Among the actions of `check_env`: a call of another method of the env, as `EnvHandle.call` makes it."""
+
+    method: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    keep: bool | None = None
+
+
+@dataclass(frozen=True)
 class Episode:
     """The actions of one episode and what came of them; `error` if it broke off."""
 
@@ -40,6 +50,15 @@ class Episode:
     @property
     def half(self) -> int:
         return len(self.actions) // 2
+
+    @property
+    def ended(self) -> bool:
+        return self.error is None and self.outcomes[-1].done
+
+    @property
+    def places(self) -> list[int]:
+        """Where to interrupt it: at its start, and in its middle, be the next reply a good or a bad one."""
+        return sorted({place for place in (0, self.half, self.half + 1) if place <= len(self.actions)})
 
 
 @dataclass
@@ -54,6 +73,7 @@ class Case:
     played: int = 0
     steps: int = 0
     places: set[str] = field(default_factory=set)
+    hangs: bool = False  # nothing else can be checked
 
     @property
     def has_text(self) -> bool:
@@ -64,9 +84,14 @@ class Case:
     def has_workers(self) -> bool:
         return any(place.startswith("worker") for place in self.places)
 
+    def one_process(self, backend: Backend) -> dict[str, Any]:
+        """Options that keep envs in one process: between episodes, an env may move."""
+        return {"worker": 0} if backend == "process" and self.has_workers and "worker" not in self.kwargs else {}
+
     @asynccontextmanager
     async def open(self, backend: Backend, **options: Any) -> AsyncIterator[EnvHandle]:
-        async with self.pools[backend].open(self.spec, **{**self.kwargs, **options}) as env:
+        spec = self.spec.with_kwargs(**own_copy(dict(self.spec.kwargs)))
+        async with self.pools[backend].open(spec, **{**own_copy(dict(self.kwargs)), **options}) as env:
             rank = env.worker
             self.places.add("the event loop" if rank == -1 else f"worker {rank}")
             yield env
@@ -81,6 +106,9 @@ class Case:
         for action in actions:
             if outcomes[-1].done:
                 break
+            if isinstance(action, MethodCall):
+                await env.call(action.method, *action.args, keep=action.keep, **action.kwargs)
+                continue
             outcomes.append(await env.step(action))
             self.steps += 1
         return outcomes
@@ -111,6 +139,14 @@ class Case:
         return Episode(seed, actions, outcomes)
 
 
+def own_copy(value: Any) -> Any:
+    """A copy, so that no env sees what another one did with its arguments."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 (of what cannot be copied, nor sent to a worker)
+        return value
+
+
 def against(episode: Episode, seen: Sequence[Outcome]) -> list[str]:
     parted = difference(episode.outcomes, seen)
     return [f"seed {episode.seed}: {parted}"] if parted else []
@@ -130,7 +166,7 @@ async def find_actions(case: Case, backend: Backend, given: Actions | None) -> t
         await env.reset(seed=0, task=case.task)
         space = None
         with suppress(UsageError):  # it has none
-            space = await env.call("action_space")
+            space = await env.call("action_space", keep=False)
     if space is None:
         raise UsageError(
             f"env {case.spec.name!r} has neither a solve() nor an action_space to take actions from: give "

@@ -19,7 +19,7 @@ from asyncrollout.errors import (
 )
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import EnvSpec, find_env
-from asyncrollout.testing import direct, pooled, text
+from asyncrollout.testing import closing, direct, pooled, text
 from asyncrollout.testing.cases import Actions, Backend, Case, find_actions
 from asyncrollout.testing.compare import shown
 from asyncrollout.testing.points import Point, Skipped
@@ -29,14 +29,15 @@ POINTS = (
     pooled.finite_rewards,
     pooled.same_when_fresh,
     pooled.same_when_used,
+    pooled.same_after_end,
+    pooled.same_beside_others,
     pooled.same_on_workers,
     pooled.fork,
     pooled.snapshots,
     direct.own_randomness,
-    direct.lasting_observations,
+    direct.leaves_arguments,
     direct.observation_space,
     direct.render,
-    direct.closes_twice,
     text.parse_never_raises,
     text.describes,
     text.anchors,
@@ -92,7 +93,7 @@ async def check_env(
     """Put an env through the contract; raises one EnvCheckError that lists every point it breaks.
 
     `env_kwargs` are as for `EnvPool.open`, `task` as for `reset`. Without `actions`, those of `solve()` or of
-    `action_space` are played.
+    `action_space` are played. A `MethodCall` among the actions is a call of another method.
     """
     found = find_env(spec)
     if not backends or not seeds:
@@ -104,10 +105,11 @@ async def check_env(
         names = sorted(set(backends), reverse=True)
         pools = {name: await stack.enter_async_context(EnvPool(_WORKERS, name)) for name in names}
         case = Case(found, env_kwargs, pools, task)
-        if await _record(case, findings, seeds, max_steps, actions):
+        await _check(case, findings, closing.closes)
+        if not case.hangs and await _record(case, findings, seeds, max_steps, actions):
             for point in POINTS:
                 await _check(case, findings, point)
-            notes = await pooled.notes_on_seeds(case) if not findings.broken else []
+            notes = await _notes(case) if not findings.broken else []
     if findings.broken:
         raise _error(found.name, findings)
     return EnvReport(
@@ -120,6 +122,10 @@ async def check_env(
         skipped=findings.skipped,
         notes=tuple(notes),
     )
+
+
+async def _notes(case: Case) -> list[str]:
+    return [*await pooled.notes_on_seeds(case), *await direct.notes_on_observations(case)]
 
 
 async def _record(

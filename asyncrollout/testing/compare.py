@@ -1,6 +1,5 @@
 """Whether two values, or two episodes, are the same."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from asyncrollout.pool import wire
+from asyncrollout.pool.digest import digest
 from asyncrollout.types import Outcome
 
 _CLIP = 160
@@ -16,24 +17,36 @@ _COMPARED = ("observation", "reward", "terminated", "truncated")
 
 def same(a: Any, b: Any) -> bool:
     """Equal in value and in type, all the way down; NaN equals NaN."""
+    try:
+        return _same(a, b)
+    except RecursionError:  # it holds itself
+        return digest(a) == digest(b)
+
+
+def _same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
-    if isinstance(a, np.ndarray | np.generic):
+    if type(a) is np.ndarray or isinstance(a, np.generic):
         return _same_array(np.asarray(a), np.asarray(b))
-    if isinstance(a, dict):
-        return _typed(a) == _typed(b) and all(same(value, b[key]) for key, value in a.items())
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, set | frozenset):
+    if type(a) is dict:
+        return _typed(a) == _typed(b) and all(_same(value, b[key]) for key, value in a.items())
+    if type(a) is list or type(a) is tuple:
+        return len(a) == len(b) and all(map(_same, a, b))
+    if type(a) is set or type(a) is frozenset:
         return _typed(a) == _typed(b)
-    if isinstance(a, float | complex):
+    if type(a) is float or type(a) is complex:
         return bool(a == b) or bool(a != a and b != b)  # noqa: PLR0124 (NaN)
     if isinstance(a, msgspec.Struct):
-        return same(msgspec.structs.astuple(a), msgspec.structs.astuple(b))
-    if dataclasses.is_dataclass(a) or getattr(type(a), "__eq__", None) is object.__eq__:
-        state = a.__getstate__()
-        return a is b or (state is not None and same(state, b.__getstate__()))
-    return bool(a == b)
+        return _same(msgspec.structs.astuple(a), msgspec.structs.astuple(b))
+    return a is b or (type(a) in wire.PLAIN and bool(a == b)) or _same_object(a, b)
+
+
+def _same_object(a: Any, b: Any) -> bool:
+    """As the pool compares a replay with its original."""
+    try:
+        return digest(a) == digest(b)
+    except wire.UnsendableError:
+        return bool(a == b)
 
 
 def _same_array(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
@@ -42,7 +55,7 @@ def _same_array(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     if a.dtype.names:
         return all(_same_array(a[name], b[name]) for name in a.dtype.names)
     if a.dtype.hasobject:
-        return same(a.tolist(), b.tolist())
+        return _same(list(a.flat), list(b.flat))
     return np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM")
 
 
@@ -58,9 +71,18 @@ def difference(expected: Sequence[Outcome], seen: Sequence[Outcome]) -> str | No
             return f"{place} the one has ended, the other has not"
         for name in _COMPARED:
             first, second = getattr(one, name), getattr(other, name)
-            if not same(first, second):
-                return f"{place} its {name} was {shown(first)}, then {shown(second)}"
+            if not (same(first, second) and _same_object(first, second)):  # as values, and to the pool
+                return f"{place} its {name} was {shown(first)}, then {shown(second)}{_hint(first, second)}"
     return None
+
+
+def _hint(first: Any, second: Any) -> str:
+    try:
+        equal = bool(first == second)
+    except Exception:  # noqa: BLE001 (whatever a user's __eq__ does)
+        equal = False
+    told = " (equal by ==, but not in type, in the order of a dict, or in what a pickle keeps: ids, addresses, times)"
+    return told if equal else ""
 
 
 def shown(value: Any) -> str:

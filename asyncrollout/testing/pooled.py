@@ -3,8 +3,9 @@
 import math
 import os
 import signal
+from itertools import product
 
-from asyncrollout.protocols import Snapshots
+from asyncrollout.protocols import has_snapshots
 from asyncrollout.testing.cases import Case, against
 from asyncrollout.testing.direct import Direct
 from asyncrollout.testing.points import Skipped, point
@@ -14,6 +15,8 @@ _DETERMINE = (
     "draw from a numpy Generator that reset() makes anew from its seed; use no global random state, clock, hash() or "
     "order of a set"
 )
+
+_OWN = "keep the env's state in the env itself: none of it in its class, its module or its keyword arguments"
 
 
 @point(
@@ -48,10 +51,48 @@ async def same_when_fresh(case: Case) -> list[str]:
 async def same_when_used(case: Case) -> list[str]:
     seen = []
     for backend in case.pools:
-        async with case.open(backend) as env:
+        async with case.open(backend, **case.one_process(backend)) as env:
             for left, episode in zip([*case.episodes[1:], case.episodes[0]], case.episodes, strict=True):
                 await case.play(env, left.seed, left.actions[: left.half])
                 seen += [f"{backend}, {text}" for text in await case.replays(env, episode)]
+    return seen
+
+
+@point(
+    "an ended episode leaves nothing to the next one",
+    f"let reset() set all that step() changes, also at an end; {_OWN}",
+)
+async def same_after_end(case: Case) -> list[str]:
+    if not any(episode.ended for episode in case.episodes):
+        raise Skipped("none of its episodes came to an end: give more `actions` or `max_steps`")
+    seen = []
+    for backend in case.pools:
+        async with case.open(backend, **case.one_process(backend)) as env:
+            for ended, episode in zip(case.episodes, [*case.episodes[1:], case.episodes[0]], strict=True):
+                if ended.ended:
+                    await case.play(env, ended.seed, ended.actions)
+                    seen += [f"{backend}, {text}" for text in await case.replays(env, episode)]
+    return seen
+
+
+@point("envs in one process leave each other alone", _OWN)
+async def same_beside_others(case: Case) -> list[str]:
+    """One is opened and closed in the middle of another's episode; then two take turns."""
+    one, other = case.episodes[0], case.episodes[-1]
+    rest = one.actions[one.half :]
+    seen = []
+    for backend in case.pools:
+        options = case.one_process(backend)
+        async with case.open(backend, **options) as env:
+            outcomes = await case.play(env, one.seed, one.actions[: one.half])
+            async with case.open(backend, **options):
+                pass
+            async with case.open(backend, **options) as beside:
+                others = await case.play(beside, other.seed, ())
+                for turn in range(max(len(rest), len(other.actions))):
+                    outcomes = await case.go_on(env, rest[turn : turn + 1], outcomes)
+                    others = await case.go_on(beside, other.actions[turn : turn + 1], others)
+        seen += [f"{backend}, {text}" for text in [*against(one, outcomes), *against(other, others)]]
     return seen
 
 
@@ -65,19 +106,19 @@ async def same_on_workers(case: Case) -> list[str]:
     return seen
 
 
-@point("a fork goes on like the original", "keep the env's state in the env, and none of it in its class or module")
+@point("a fork goes on like the original", _OWN)
 async def fork(case: Case) -> list[str]:
     episode = case.episodes[0]
     if not case.spec.replayable and not await _offers_snapshots(case):
         raise Skipped("it is not replayable and has no snapshot()")
     seen = []
-    for backend in case.pools:
+    for backend, place in product(case.pools, episode.places):
         async with case.open(backend) as env:
-            begun = await case.play(env, episode.seed, episode.actions[: episode.half])
+            begun = await case.play(env, episode.seed, episode.actions[:place])
             twin = await env.fork()
             for name, which in (("the fork", twin), ("the original", env)):
-                outcomes = await case.go_on(which, episode.actions[episode.half :], begun)
-                seen += [f"{backend}, {name}, {text}" for text in against(episode, outcomes)]
+                outcomes = await case.go_on(which, episode.actions[place:], begun)
+                seen += [f"{backend}, {name} at step {place}, {text}" for text in against(episode, outcomes)]
             await twin.close()
     return seen
 
@@ -87,17 +128,17 @@ async def snapshots(case: Case) -> list[str]:
     if not await _offers_snapshots(case):
         raise Skipped("it has no snapshot() and restore()")
     episode = case.episodes[0]
-    rest = episode.actions[episode.half :]
     seen = []
-    for backend in case.pools:
+    for backend, place in product(case.pools, episode.places):
+        rest = episode.actions[place:]
         async with case.open(backend) as env, case.open(backend) as fresh:
-            begun = await case.play(env, episode.seed, episode.actions[: episode.half])
+            begun = await case.play(env, episode.seed, episode.actions[:place])
             kept = await env.snapshot()
             await case.go_on(env, rest, begun)
             for name, which in (("the same env", env), ("a fresh env", fresh)):
                 await which.restore(kept)
                 outcomes = await case.go_on(which, rest, begun)
-                seen += [f"{backend}, {name}, {text}" for text in against(episode, outcomes)]
+                seen += [f"{backend}, {name} at step {place}, {text}" for text in against(episode, outcomes)]
     return seen
 
 
@@ -139,4 +180,4 @@ def _workers(case: Case) -> list[WorkerStats]:
 
 async def _offers_snapshots(case: Case) -> bool:
     async with Direct(case) as direct:
-        return isinstance(direct.env, Snapshots)
+        return has_snapshots(direct.env)

@@ -61,6 +61,7 @@ class Encoder:
         self._bytes_of_frame = height * width * 3
         self._most_held = max(_MOST_HELD, _LEAST_HELD_FRAMES * self._bytes_of_frame)
         self._max_bytes = max_bytes
+        self._last_size = 0
         self._changed = threading.Condition()
         self._waiting: deque[memoryview] = deque()
         self._held = 0
@@ -81,6 +82,12 @@ class Encoder:
     @property
     def is_behind(self) -> bool:
         return self._held > self._most_held
+
+    @property
+    def written(self) -> int:
+        """Bytes that the file has so far."""
+        with self._changed:
+            return self._size()
 
     def write(self, frame: Frame) -> bool:
         """Whether the frame was taken."""
@@ -131,6 +138,7 @@ class Encoder:
             self._fail(f"the encoder cannot be started: {error.strerror or error}")
         finally:
             with self._changed:
+                self._last_size = self._size()
                 file, self._file = self._file, -1
                 os.close(file)
 
@@ -211,7 +219,7 @@ class Encoder:
             self._changed.notify_all()
 
     def _size(self) -> int:
-        return os.fstat(self._file).st_size if self._file >= 0 else 0
+        return os.fstat(self._file).st_size if self._file >= 0 else self._last_size
 
 
 def _tail(complaints: IO[bytes]) -> str:

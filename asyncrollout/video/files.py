@@ -7,6 +7,7 @@ import struct
 import subprocess
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -21,8 +22,10 @@ VIDEOS = "videos"
 
 _PART = ".part"
 _WHOLE = ".whole"
+_BUDGET = ".budget"
 _SUFFIX = ".mp4"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,149}")
+_LATER = re.compile(r"_episode[1-9]\d*")
 _LONGEST = 120
 _WAIT_FOR_ENCODER = 15.0  # seconds; more than an encoder is given to end
 _LOOK_EVERY = 0.02
@@ -50,6 +53,12 @@ def stem_of(name: str, episode: int) -> str:
     return name if episode == 0 else f"{name}_episode{episode}"
 
 
+def may_share_a_file(one: str, other: str) -> bool:
+    """Whether films of these names may have one file: they are the same, or one is a later episode of the other."""
+    short, long = sorted((one, other), key=len)
+    return one == other or bool(_LATER.fullmatch(long.removeprefix(short)) and long.startswith(short))
+
+
 def whole_file(directory: Path, stem: str) -> Path:
     return directory / f"{stem}{_SUFFIX}"
 
@@ -62,6 +71,11 @@ def new_take() -> str:
 def new_part(directory: Path, stem: str, take: str) -> Path:
     """Where an episode is written to; an env that moves writes another one, and the first may not have ended yet."""
     return directory / f"{stem}{_SUFFIX}.{take}.{os.getpid()}.{next(_numbers)}{_PART}"
+
+
+def budget_file(directory: Path, take: str) -> Path:
+    """It is hidden, and there while the recorder is open."""
+    return directory / f".{take}{_BUDGET}"
 
 
 def parts_in(directory: Path, name: str = "", take: str = "") -> dict[str, list[Path]]:
@@ -144,10 +158,10 @@ def finish(ffmpeg: str, part: Path, whole: Path) -> None:
         made.unlink(missing_ok=True)
 
 
-async def until_released(part: Path) -> None:
-    """An encoder holds a lock on its file until it has ended; one that never does is not waited for."""
+async def until_released(part: Path, is_late: Callable[[], bool]) -> None:
+    """An encoder holds a lock on its file until it has ended; one that never does, or is late, is not waited for."""
     with anyio.move_on_after(_WAIT_FOR_ENCODER):
-        while is_written(part):  # noqa: ASYNC110 (another process's doing)
+        while is_written(part) and not is_late():  # noqa: ASYNC110 (another process's doing)
             await anyio.sleep(_LOOK_EVERY)
 
 
@@ -181,8 +195,9 @@ def finish_left_parts(ffmpeg: str, directory: Path) -> int:
 def _sort_out_left_parts(directory: Path) -> dict[Path, Path]:
     """Those to be made whole; all others are removed, unless they are being written."""
     wanted: dict[Path, Path] = {}
-    for made in directory.glob(f"*{_SUFFIX}.*{_WHOLE}"):
-        made.unlink(missing_ok=True)
+    for pattern in (f"*{_SUFFIX}.*{_WHOLE}", f".*{_BUDGET}"):
+        for left in directory.glob(pattern):
+            left.unlink(missing_ok=True)
     for stem, parts in parts_in(directory).items():
         whole = whole_file(directory, stem)
         after = whole.stat().st_mtime_ns if whole.exists() else 0

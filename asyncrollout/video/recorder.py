@@ -1,5 +1,6 @@
 """Which episodes are filmed, within which bounds, and what becomes of their files."""
 
+import math
 import os
 from collections import Counter
 from itertools import count
@@ -14,13 +15,16 @@ import structlog
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, JournalError, UsageError
 from asyncrollout.tasks import Background
-from asyncrollout.video.camera import CameraOptions
+from asyncrollout.video.budget import OVER_BUDGET, Budget, Share
+from asyncrollout.video.camera import CameraOptions, Footage
 from asyncrollout.video.encoder import find_ffmpeg
 from asyncrollout.video.files import (
+    budget_file,
     check_name,
     claim,
     finish,
     finish_left_parts,
+    may_share_a_file,
     name_for,
     new_take,
     parts_in,
@@ -36,7 +40,10 @@ Keep = Literal["all", "failures", "extremes"]
 
 _FINISHED_AT_ONCE = 2  # each is a process at work
 _END_GRACE = 60.0  # seconds
-_BROKEN_OFF_GRACE = 3.0
+_END_WAIT = 15.0  # of these, for envs and encoders that are at work
+_ABORTED_GRACE = 4.0
+_ABORTED_WAIT = 2.0
+_LEAST_BYTES = 16 << 10  # with less, there is no film worth the name
 _MOST_TOLD = 100
 
 
@@ -46,7 +53,8 @@ class VideoRecorder:
     Of `every` so many groups of an env, one is filmed. `keep` is what is kept of these: "all", the "failures", or the
     "extremes", best and worst of each group. `fps` is the env's own (`metadata["render_fps"]`, or 10) if not given.
     `overlay` writes turn, action and reward above the picture. At most `max_encoders` episodes are filmed at a time,
-    and all files have at most `max_bytes`: an episode beyond that is not filmed, and counted in `skipped`.
+    and all files have at most `max_bytes`: an episode beyond that is not filmed, or not to its end, and counted in
+    `skipped`.
     """
 
     def __init__(
@@ -68,7 +76,7 @@ class VideoRecorder:
         self.every = every
         self.keep = keep
         self.skipped: Counter[str] = Counter()
-        """Episodes that were not filmed, by reason."""
+        """Episodes that were not filmed, or not to their end, by bound."""
         self.finished = 0
         """Files that were made whole."""
         self.is_shared: bool | None = None
@@ -77,9 +85,10 @@ class VideoRecorder:
         self._overlay = overlay
         self._max_encoders = max_encoders
         self._max_bytes = max_bytes
-        self._used = 0  # bytes of whole files
+        self._budget: Budget | None = None
         self._filming: dict[str, Recording] = {}  # by name: of several attempts at an episode, the last counts
         self._unsettled: set[Recording] = set()
+        self._shares: dict[Recording, Share] = {}  # of those whose encoders may be at work
         self._at_work: set[anyio.CancelScope] = set()
         self._all_settled = anyio.Event()
         self._sightless: set[str] = set()
@@ -91,6 +100,7 @@ class VideoRecorder:
         self._slots = anyio.CapacityLimiter(_FINISHED_AT_ONCE)
         self._ffmpeg = ""
         self._claim = -1
+        self._is_late_at = math.inf
         self.is_open = False
 
     async def __aenter__(self) -> Self:
@@ -113,26 +123,32 @@ class VideoRecorder:
         self._claim, self.is_shared = claim(directory)
         try:
             recovered = finish_left_parts(self._ffmpeg, directory) if self.is_shared is False else 0
+            self._budget = Budget(budget_file(directory, self._takes), self._max_bytes, self._max_encoders)
+            self._budget.keep(sum(size_of(path) for path in directory.glob("*.mp4")))
         except OSError:
             os.close(self._claim)
             raise
         if recovered:
             log.info("videos_recovered", videos=recovered, directory=str(directory))
-        self._used = sum(size_of(path) for path in directory.glob("*.mp4"))
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        """Files are made whole first; what takes too long is left as it is, and can be played."""
+        """Films of envs that still live end here, and files are made whole.
+
+        An env that is at work is waited for, but not for long; what takes too long is left as it is, and can be played.
+        """
+        wait, grace = (_END_WAIT, _END_GRACE) if kind is None else (_ABORTED_WAIT, _ABORTED_GRACE)
+        self._is_late_at = anyio.current_time() + wait
         for recording in [*self._unsettled]:
-            recording.ended(None)
-            recording.settle(keep=self.keep == "all")
+            recording.settle(keep=self.keep == "all" or not recording.is_held)
         self.is_open = False
-        with anyio.move_on_after(_END_GRACE if kind is None else _BROKEN_OFF_GRACE, shield=True):
+        with anyio.move_on_after(grace, shield=True):
             while self._unsettled:
                 self._all_settled = anyio.Event()
                 await self._all_settled.wait()
         for scope in self._at_work:
             scope.cancel()
         await self._work.close()
+        self._funds.close()
         if self._unsettled:
             left = len(self._unsettled)
             log.warning("videos_not_finished", videos=left, hint="they play as they are, and a resume finishes them")
@@ -151,27 +167,39 @@ class VideoRecorder:
         if not self.is_open:
             raise ClosedError("this VideoRecorder is not open: use it within 'async with'")
         directory, name = self._home(), check_name(name)
+        filmed = self._filmed_like(name)
+        if filmed is not None:
+            raise UsageError(f"{filmed!r} is being filmed, and two films cannot have one file: choose another name")
         if kind and kind in self._sightless:
             return None
-        slots = self._max_encoders - sum(not other.has_ended for other in self._unsettled)
-        free = self._max_bytes - self._used - sum(other.bytes for other in self._unsettled)
-        if slots < 1 or free < slots:
-            self._skip(name, "max_encoders" if slots < 1 else "max_bytes")
+        share = self._funds.take_share() if self._funds.left >= _LEAST_BYTES else None
+        if share is None:
+            self._skip(name, "max_bytes" if self._funds.left < _LEAST_BYTES else "max_encoders")
             return None
         take = f"{self._takes}.{next(self._numbers)}."
-        options = CameraOptions(directory, name, take, self._ffmpeg, self._fps, self._overlay, free // slots)
+        options = CameraOptions(directory, name, take, self._ffmpeg, self._fps, self._overlay, share)
         recording = self._filming[name] = Recording(self, options, kind, hold=hold)
         self._unsettled.add(recording)
+        self._shares[recording] = share
         return recording
 
     def film_rollout(self, uid: str, kind: str) -> Recording | None:
-        """As `film`, held; the file is named after the rollout."""
-        return self.film(name_for(uid), kind=kind, hold=True)
+        """As `film`, held; the file is named after the rollout. Of two with the same uid at a time, one is filmed."""
+        name = name_for(uid)
+        if self._filmed_like(name) is not None:
+            self._tell_once("another rollout of the same uid is being filmed", "episode_not_recorded", name=name)
+            return None
+        return self.film(name, kind=kind, hold=True)
+
+    def _filmed_like(self, name: str) -> str | None:
+        """The film under way that may have a file of this name, if there is one."""
+        films = self._filming.items()
+        return next((other for other, film in films if not film.has_ended and may_share_a_file(name, other)), None)
 
     def remove(self, uid: str) -> None:
         """A rollout's whole video, if there is one: an earlier process has left it, and it is not wanted any more."""
         path = whole_file(self._home(), name_for(uid))
-        self._used -= size_of(path)
+        self._funds.keep(-size_of(path))
         _unlink(path)
 
     def is_next(self, kind: str) -> bool:
@@ -180,17 +208,25 @@ class VideoRecorder:
         return self._groups[kind] % self.every == 1 % self.every
 
     def note(self, recording: Recording) -> None:
-        """A recording has ended: say what went wrong, but once."""
-        if not recording.footage or not recording.footage[-1].trouble:
-            return
-        last = recording.footage[-1]
-        if not last.sightless:
-            event = "video_not_whole" if last.frames else "episode_not_recorded"
-            self._tell_once(last.trouble, event, name=last.stem, frames=last.frames)
-        elif recording.kind not in self._sightless:
-            self._sightless.add(recording.kind)
-            tell = log.info if recording.kind else log.warning  # it was asked for by name
-            tell("env_not_recorded", env=recording.kind, name=last.stem, reason=last.trouble)
+        """A recording has ended: say what went wrong, but once; and let another one begin."""
+        if recording.footage:
+            self._funds.keep(recording.kept_bytes)
+            self._give_back(recording)
+        for film in recording.footage:
+            if film.doubt:
+                self._tell_once(film.doubt, "video_in_doubt", name=film.stem)
+            if film.sightless:
+                self._note_sightless(recording.kind, film)
+            elif film.trouble:
+                self.skipped["max_bytes"] += film.trouble == OVER_BUDGET
+                event = "video_not_whole" if film.frames else "episode_not_recorded"
+                self._tell_once(film.trouble, event, name=film.stem, frames=film.frames)
+
+    def _note_sightless(self, kind: str, film: Footage) -> None:
+        if kind not in self._sightless:
+            self._sightless.add(kind)
+            tell = log.info if kind else log.warning  # it was asked for by name
+            tell("env_not_recorded", env=kind, name=film.stem, reason=film.trouble)
 
     def settle(self, recording: Recording, *, keep: bool) -> None:
         """Make its files whole, or remove them, by and by."""
@@ -209,9 +245,13 @@ class VideoRecorder:
 
     async def _settle(self, recording: Recording, keep: bool) -> None:
         name = recording.options.name
-        for stem, parts in (await anyio.to_thread.run_sync(recording.parts)).items():
+        await recording.end_film(max(min(self._is_late_at - anyio.current_time(), _END_WAIT), 0.0))
+        found = await anyio.to_thread.run_sync(recording.parts)
+        if keep and not found and not any(film.trouble for film in recording.footage):
+            self._tell_once("no picture was taken: was its env reset?", "episode_not_recorded", name=name)
+        for stem, parts in found.items():
             is_wanted = keep and self._filming.get(name) is recording
-            best, missing = (await recording.best_of(parts) if is_wanted else None) or (None, 0)
+            best, missing = (await recording.best_of(parts, self._is_late) if is_wanted else None) or (None, 0)
             if missing:
                 self._tell_once("its encoder ended before the env", "video_not_whole", name=stem, missing=missing)
             if best is not None:
@@ -220,6 +260,8 @@ class VideoRecorder:
                 if part != best:
                     _unlink(part)
         self._unsettled.discard(recording)
+        self._funds.keep(-recording.kept_bytes)
+        self._give_back(recording)
         if self._filming.get(name) is recording:
             del self._filming[name]
 
@@ -230,7 +272,20 @@ class VideoRecorder:
             self.finished += 1
         except OSError as error:
             self._tell_once("it cannot be made whole", "video_not_whole", name=whole.stem, error=str(error))
-        self._used += size_of(whole) + size_of(part) - before
+        self._funds.keep(size_of(whole) + size_of(part) - before)
+
+    def _give_back(self, recording: Recording) -> None:
+        share = self._shares.pop(recording, None)
+        if share is not None:
+            self._funds.give_back(share)
+
+    def _is_late(self) -> bool:
+        return anyio.current_time() >= self._is_late_at
+
+    @property
+    def _funds(self) -> Budget:
+        assert self._budget is not None, "open it first"
+        return self._budget
 
     def _skip(self, name: str, bound: str) -> None:
         self.skipped[bound] += 1

@@ -1,9 +1,11 @@
 """The film of one env, from its camera to its files."""
 
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -14,6 +16,8 @@ from asyncrollout.video.files import count_frames, parts_in, size_of, until_rele
 if TYPE_CHECKING:
     from asyncrollout.video.recorder import VideoRecorder
 
+_CAMERA = "asyncrollout.video.camera:Camera"
+
 
 class Recording:
     """The film of one env, which is opened with `record=`. Made by `VideoRecorder.film`."""
@@ -23,31 +27,47 @@ class Recording:
         self.kind = kind
         self.footage: list[Footage] = []
         self.has_ended = False
-        self.bytes = options.max_bytes or 0  # that it has, or may come to have
+        self.is_held = hold
+        self.kept_bytes = 0  # that it has since it ended
         self._recorder = recorder
-        self._hold = hold
+        self._end_film: Callable[[tuple[str, Any]], Awaitable[Any]] | None = None
         self._is_settled = False
 
     @property
     def camera(self) -> tuple[str, CameraOptions]:
         """What makes the camera where the env lives, and its options."""
-        return "asyncrollout.video.camera:Camera", self.options
+        return _CAMERA, self.options
 
     @property
     def path(self) -> Path:
         """Where the video of the first episode will be."""
         return whole_file(self.options.directory, self.options.name)
 
+    def opened(self, end_film: Callable[[tuple[str, Any]], Awaitable[Any]]) -> None:
+        """The env has a handle, by which its camera can be ended before the env is."""
+        self._end_film = end_film
+
+    async def end_film(self, seconds: float) -> None:
+        """If the env still lives, film it no more; a camera that does not answer in time is left to its worker."""
+        if self.has_ended:
+            return
+        footage = None
+        if self._end_film is not None:
+            with anyio.move_on_after(seconds):
+                footage = await self._end_film((_CAMERA, msgspec.structs.replace(self.options, is_over=True)))
+        self.ended(footage)
+
     def ended(self, footage: list[Any] | None) -> None:
-        """The env is closed; this is what its camera told, if it could be asked."""
+        """The env is closed, or filmed no more; this is what its camera told, if it could be asked."""
         if self.has_ended:
             return
         self.has_ended = True
+        self._end_film = None
         if footage is not None:
             self.footage = msgspec.convert(footage, list[Footage])
-            self.bytes = sum(size_of(self.options.directory / film.part) for film in self.footage)
+            self.kept_bytes = sum(size_of(self.options.directory / film.part) for film in self.footage)
         self._recorder.note(self)
-        if not self._hold:
+        if not self.is_held:
             self.settle(keep=True)
 
     def settle(self, *, keep: bool) -> None:
@@ -71,7 +91,7 @@ class Recording:
         """The files of each episode; several, if the env was moved, or its process killed."""
         return parts_in(self.options.directory, self.options.name, self.options.take)
 
-    async def best_of(self, parts: list[Path]) -> tuple[Path, int] | None:
+    async def best_of(self, parts: list[Path], is_late: Callable[[], bool]) -> tuple[Path, int] | None:
         """Once its encoder has ended: the part that the camera told of, or else the longest; None if all are empty.
 
         And how many of its frames are missing, if that was not known when the env was closed.
@@ -79,7 +99,7 @@ class Recording:
         told = {film.part for film in self.footage}
         candidates = [part for part in parts if part.name in told] or parts
         for part in candidates:
-            await until_released(part)
+            await until_released(part, is_late)
         lengths = await anyio.to_thread.run_sync(lambda: {part: count_frames(part) for part in candidates})
         best = max(candidates, key=lambda part: lengths[part])
         promised = next((film.frames for film in self.footage if film.part == best.name and not film.trouble), 0)

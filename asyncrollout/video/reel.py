@@ -6,17 +6,19 @@ from typing import Any
 from asyncrollout.errors import UsageError
 from asyncrollout.video.captions import with_caption
 from asyncrollout.video.encoder import Encoder
-from asyncrollout.video.frames import fitted, to_rgb, video_size
+from asyncrollout.video.frames import PictureReader, declared_bounds, fitted, video_size
 
 
 class Reel:
     """Begins an encoder with the first picture, whose size all have; `trouble` says why there is nothing more."""
 
-    def __init__(self, path: Path, *, fps: float, ffmpeg: str, max_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, *, fps: float, ffmpeg: str, max_bytes: int | None = None, space: Any = None) -> None:
         self.path = path
         self.fps = fps
         self._ffmpeg = ffmpeg
         self._max_bytes = max_bytes
+        self._space = space  # of what the env observes, which may be what it shows
+        self._reader: PictureReader | None = None
         self._size = (0, 0)
         self._encoder: Encoder | None = None
         self._trouble = ""
@@ -26,8 +28,18 @@ class Reel:
         return 0 if self._encoder is None else self._encoder.frames
 
     @property
+    def written(self) -> int:
+        """Bytes that the file has so far; frames may be on their way to it."""
+        return 0 if self._encoder is None else self._encoder.written
+
+    @property
     def trouble(self) -> str:
         return ("" if self._encoder is None else self._encoder.trouble) or self._trouble
+
+    @property
+    def doubt(self) -> str:
+        """What may look wrong, though every frame is there."""
+        return "" if self._reader is None else self._reader.doubt
 
     @property
     def is_behind(self) -> bool:
@@ -35,7 +47,9 @@ class Reel:
 
     def write(self, picture: Any, caption: str | None = None) -> None:
         """Take a picture; a `UsageError` says what is wrong with it. What goes wrong with the file is `trouble`."""
-        frame = to_rgb(picture)
+        if self._reader is None:
+            self._reader = PictureReader(declared_bounds(self._space, picture))
+        frame = self._reader.read(picture)
         if caption is not None:
             frame = with_caption(frame, caption)
         if self._encoder is None and not self._trouble:

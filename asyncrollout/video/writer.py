@@ -6,10 +6,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+import structlog
+
 from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.video.encoder import find_ffmpeg
 from asyncrollout.video.files import check_name, count_frames, finish, new_part, new_take, whole_file
 from asyncrollout.video.reel import Reel, check_fps
+
+log = structlog.get_logger(__name__)
 
 
 class VideoWriter:
@@ -45,6 +49,11 @@ class VideoWriter:
         """Why the video is not whole; empty if it is."""
         return self._reel.trouble
 
+    @property
+    def doubt(self) -> str:
+        """What may look wrong, such as pictures whose range of values changed; it is logged, too."""
+        return self._reel.doubt
+
     def write(self, picture: Any) -> None:
         if not self._finish.alive:
             raise ClosedError(f"{self.path} is closed: make another VideoWriter")
@@ -53,7 +62,7 @@ class VideoWriter:
             self._reel.catch_up()
 
     def close(self) -> None:
-        """Without any picture there is no file."""
+        """Wait until the file is whole; without any picture there is none, and `trouble` says so."""
         self._finish()
 
     def __enter__(self) -> Self:
@@ -68,10 +77,14 @@ def _finish(reel: Reel, directory: Path, stem: str, ffmpeg: str, pid: int) -> No
         return
     reel.end()
     reel.wait()
+    if reel.doubt:
+        log.warning("video_in_doubt", name=stem, reason=reel.doubt)
     part = reel.path
     try:
         if count_frames(part):
             finish(ffmpeg, part, whole_file(directory, stem))
+        elif not reel.trouble:
+            reel.fail("no picture was written, so there is no file")
         part.unlink(missing_ok=True)
     except OSError as error:
         reel.fail(str(error))

@@ -38,11 +38,11 @@ class Member:
 
     async def get_attr(self, name: str) -> Any:
         async with self._turn:
-            return await self.handle.call("get_attr", name)
+            return await self.handle.call("get_attr", name, keep=False)
 
     async def described(self) -> dict[str, Any]:
         async with self._turn:
-            told: dict[str, Any] = await self.handle.call("described")
+            told: dict[str, Any] = await self.handle.call("described", keep=False)
         return told
 
     def obeying(self, command: tuple[str, Any]) -> Callable[[], Awaitable[tuple[str, Any]]]:

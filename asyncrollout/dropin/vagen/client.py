@@ -68,7 +68,8 @@ class BatchEnvClient:
         return {env_id: _stepped(results[str(env_id)]) for env_id in ids2actions}
 
     def compute_reward_batch(self, env_ids: Iterable[Any]) -> dict[Any, float]:
-        return self._of_each("batch/reward", env_ids, "rewards")
+        rewards = self._of_each("batch/reward", env_ids, "rewards")
+        return {env_id: float(reward) for env_id, reward in rewards.items()}
 
     def get_system_prompts_batch(self, env_ids: Iterable[Any]) -> dict[Any, str]:
         return self._of_each("batch/system_prompt", env_ids, "system_prompts")
@@ -161,4 +162,4 @@ def _shown(result: Any) -> Shown:
 
 def _stepped(result: Any) -> Stepped:
     observation, reward, done, info = from_json(result)
-    return observation, reward, done, info
+    return observation, float(reward), done, info  # infinity and NaN come as texts
