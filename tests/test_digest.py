@@ -22,6 +22,7 @@ from asyncrollout.pool import wire
 from asyncrollout.pool.arrays import Arena, ArrayReader, ArrayWriter
 from asyncrollout.pool.digest import digest, encode_with_digest, outcome_digest
 from asyncrollout.service import exchange
+from tests.naming import stable_name
 from tests.odd_values import (
     KINDS,
     Bag,
@@ -81,7 +82,7 @@ def copies(value: Any) -> Iterator[Any]:
     yield wire.Unpacker().decode(wire.encode(value))
 
 
-@pytest.mark.parametrize("value", DISTINCT[:-14], ids=repr)
+@pytest.mark.parametrize("value", DISTINCT[:-14], ids=stable_name)
 def test_copies_have_the_same_digest(value: Any) -> None:
     for shown in (value, [value, 1j]):
         assert {digest(copied) for copied in copies(shown)} == {digest(shown)}

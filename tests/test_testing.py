@@ -12,6 +12,7 @@ from asyncrollout import EnvCheckError, EnvSpec, Observation, Outcome, UnknownEn
 from asyncrollout.testing import EnvReport, check_env, same
 from asyncrollout.testing.compare import difference
 from tests import leaky_envs
+from tests.naming import stable_name
 from tests.tiny_envs import Bag, Point
 
 ENVS = "tests.tiny_envs"
@@ -239,7 +240,7 @@ RECORD = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
         (Observation("a", (np.zeros(2),)), Observation("a", (np.zeros(2),)), True),
         (Observation("a", (np.zeros(2),)), Observation("a", (np.ones(2),)), False),
     ],
-    ids=repr,
+    ids=stable_name,
 )
 def test_same(a: Any, b: Any, equal: bool) -> None:
     assert same(a, b) is equal
