@@ -4,5 +4,7 @@ import re
 
 
 def stable_name(value: object) -> str:
-    """The value's repr without its address, so that every process collects the same tests."""
+    """The same in every process that collects the test: without addresses, and without the order of a set."""
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__} of {sorted(map(stable_name, value))}"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

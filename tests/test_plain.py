@@ -19,6 +19,7 @@ from asyncrollout import EnvError, EnvTimeout, Generation, Observation, RolloutE
 from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.testing import same
 from asyncrollout.trajectories import Group, StopReason, Trajectory, Turn, Verdict
+from tests.naming import stable_name
 
 ALL_ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, RolloutError)]
 
@@ -129,7 +130,7 @@ def test_what_is_plain_is_nothing_but_json(value: Any) -> None:
         Group("g", [Trajectory("u", "maze", 7, [Turn("a", reward=np.float64(0.5))], 1, StopReason.TURNS)]),
         [[[[[[[[[()]]]]]]]]],
     ],
-    ids=lambda value: repr(value)[:40] if not isinstance(value, int) else f"{type(value)} {value.bit_length()}",
+    ids=lambda value: stable_name(value)[:40] if not isinstance(value, int) else f"{type(value)} {value.bit_length()}",
 )
 def test_odd_values(value: Any) -> None:
     assert same(there_and_back({"inside": (value, [value])}), {"inside": (value, [value])})
