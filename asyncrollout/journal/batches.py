@@ -44,7 +44,7 @@ class RunRecords:
         for members in self._places.values():
             if uid in members:
                 return self._read(members[uid])
-        known = [one for members in self._places.values() for one in members]
+        known = sorted((one for members in self._places.values() for one in members), key=lambda one: (len(one), one))
         what = f"such as {', '.join(known[:3])}" if known else "none is finished yet"
         raise UsageError(f"{self._path.parent} has no finished rollout {uid!r}: {len(known)} are finished, {what}")
 
