@@ -32,6 +32,7 @@ from tests.scripts.processes import (
     until,
     wait_until,
 )
+from tests.waiting import freeze
 
 uvloop_only = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -455,7 +456,7 @@ async def test_a_new_worker_is_not_taken_for_stuck_before_its_first_call(monkeyp
                 await env.reset(seed=0)
 
         async with anyio.create_task_group() as tasks:
-            os.kill(rank.home.pid, signal.SIGSTOP)
+            freeze(rank.home.pid)
             tasks.start_soon(play)
             await until(lambda: bool(rank.home.pending))
             rank.watch(time.monotonic())

@@ -16,6 +16,7 @@ from asyncrollout.policies.endpoint import Endpoint
 from tests.llm_faults import Cut
 from tests.llm_server import LLMServer, llm_server
 from tests.playing import PATIENCE
+from tests.scripts.processes import until
 from tests.waiting import all_tasks_blocked
 
 
@@ -174,8 +175,8 @@ async def test_server_that_comes_back_while_one_of_its_lifelines_is_made_anew() 
             tasks.start_soon(listener.serve, serve)
             async with OpenAIPolicy(url, "m", kind="openai", logprobs=False) as asked:
                 await update(asked, 1)
-                while len(silent) < 2:
-                    await all_tasks_blocked()
+                (lines,) = asked._health._lines.values()
+                await until(lambda: len(lines) == 2)
                 replies: list[Generation] = []
 
                 async def ask_once() -> None:

@@ -14,9 +14,9 @@ from asyncrollout.service.admission import Admission
 from asyncrollout.testing import same
 from tests.playing import PATIENCE, Gate, kill_worker_of
 from tests.recovery_envs import Changing
-from tests.test_pool_recovery import CHANGING, LONG, MENU, cancelled, opened, places, play
+from tests.test_pool_recovery import CHANGING, LONG, MENU, opened, places, play
 from tests.test_remote_pool import remote
-from tests.waiting import all_tasks_blocked
+from tests.waiting import all_tasks_blocked, cancelled
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 

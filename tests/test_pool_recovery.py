@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from asyncrollout.testing import same
 from tests.playing import PATIENCE, Gate, kill_worker_of
 from tests.recovery_envs import Changing, Framed, Saving
 from tests.test_remote_pool import Leaving, remote
-from tests.waiting import all_tasks_blocked
+from tests.waiting import all_tasks_blocked, cancelled
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # many processes are killed here
 
@@ -565,13 +565,6 @@ async def test_calls_at_a_server_that_starts_anew() -> None:
 
 
 # Reads that are cancelled, envs that cannot be pinned
-
-
-async def cancelled(call: Callable[[], Any], begun: Callable[[], Any]) -> None:
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call)
-        await begun()
-        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from asyncrollout.pool.wire import Op
 from tests.playing import COUNTER, PATIENCE
 from tests.scripts.processes import until
 from tests.slow_envs import read
-from tests.waiting import all_tasks_blocked
+from tests.waiting import all_tasks_blocked, cancelled
 
 HELD = EnvSpec(name="held", factory="tests.slow_envs:Held")
 
@@ -62,8 +62,7 @@ async def test_opens_that_wait_for_a_worker_fail_when_the_pool_is_closed(diary: 
         async with anyio.create_task_group() as tasks, EnvPool(workers=1) as pool:
             env = await pool.open(HELD, diary=str(diary), hold=str(holds[0]), worker=0)
             await env.reset(seed=1)
-            with anyio.move_on_after(0.01):
-                await env.step("hold")
+            await cancelled(lambda: env.step("hold"), lambda: until(lambda: words(diary)["step"] == 1))
             for _ in range(4):
                 tasks.start_soon(wait, pool)
             await all_tasks_blocked()
@@ -144,8 +143,7 @@ async def test_an_env_is_closed_though_nobody_awaits_it_any_more(
             tasks.start_soon(slow.step, "hold")
             await until(lambda: words(diary)["step"] == 1)
             await other.close()
-            with anyio.move_on_after(0.01):
-                await pool.open(HELD, diary=str(diary), worker=0)
+            await cancelled(lambda: pool.open(HELD, diary=str(diary), worker=0), all_tasks_blocked)
             holds[0].unlink()
         await slow.step(1)
         assert [name for what, name, *_ in read(diary) if what == "closed"] == ["other"]
@@ -156,8 +154,7 @@ async def test_an_env_that_takes_long_to_close_counts_as_work(diary: Path, holds
         left = await pool.open(HELD, diary=str(diary), hold=str(holds[0]), close_hold=str(holds[1]), worker=0)
         await left.reset(seed=0)
         others = [await pool.open(COUNTER) for _ in range(3)]
-        with anyio.move_on_after(0.01):
-            await left.step("hold")
+        await cancelled(lambda: left.step("hold"), lambda: until(lambda: words(diary)["step"] == 1))
         await left.close()
         holds[0].unlink()
         await until(lambda: words(diary)["closing"] == 1)
@@ -180,8 +177,7 @@ async def test_a_pool_that_is_closed_skips_any_number_of_calls(diary: Path, hold
         await slow.reset(seed=0)
         envs = [await pool.open(HELD, diary=str(diary)) for _ in range(1100)]
         await pool.reset_many(envs)
-        with anyio.move_on_after(0.01):
-            await slow.step("hold")
+        await cancelled(lambda: slow.step("hold"), lambda: until(lambda: words(diary)["step"] == 1))
         for env in envs:
             tasks.start_soon(step, env)
         await all_tasks_blocked()
@@ -203,12 +199,12 @@ async def test_a_pool_waits_for_io_envs_that_were_let_go(diary: Path, holds: lis
         async with EnvPool(backend="inline") as pool:
             env = await pool.open(spec, **kwargs)
             await env.reset(seed=1)
-            with anyio.move_on_after(0.01):
-                await env.step("hold")
+            await cancelled(lambda: env.step("hold"), lambda: until(lambda: words(diary)["step"] == 1))
             await env.close()
-            with anyio.move_on_after(0.01):
-                await pool.open(spec, **kwargs, build_hold=str(holds[2]))
-            await until(lambda: words(diary)["building"] == 2)
+            await cancelled(
+                lambda: pool.open(spec, **kwargs, build_hold=str(holds[2])),
+                lambda: until(lambda: words(diary)["building"] == 2),
+            )
             tasks.start_soon(let_go)
         assert words(diary)["closed"] == 2
 

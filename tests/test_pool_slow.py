@@ -20,7 +20,7 @@ from asyncrollout.testing import same
 from tests.playing import ACTIONS, COUNTER, PATIENCE, expected, pid_of
 from tests.scripts.processes import until
 from tests.slow_envs import AsyncLong, Confused, read
-from tests.waiting import all_tasks_blocked
+from tests.waiting import all_tasks_blocked, cancelled
 
 ENVS = "tests.slow_envs"
 uvloop_only = pytest.mark.asyncio(loop_factories=["uvloop"])  # it takes seconds
@@ -210,8 +210,7 @@ async def test_nobody_waits_for_the_end_of_others() -> None:
         light = await pool.open(replace(COUNTER, runs="light"))
         await stuck.reset(seed=1)
         await light.reset(seed=1)
-        with anyio.move_on_after(0.01):
-            await stuck.step("stay")
+        await cancelled(lambda: stuck.step("stay"), all_tasks_blocked)
         await stuck.close()
         await until(lambda: AsyncLong.entered == ["stuck"])
         assert same(await light.step(1), expected(COUNTER, 1, [1])[-1])

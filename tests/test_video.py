@@ -3,7 +3,6 @@
 import os
 import random
 import resource
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from asyncrollout.video.frames import PictureReader, declared_bounds, fitted, vi
 from tests.films import boxes, decode, full_disk, is_whole, names, painted, until
 from tests.playing import PATIENCE
 from tests.video_envs import colour
+from tests.waiting import freeze
 
 
 def paint(actions: int, size: tuple[int, int] = (32, 48), painter: int = 0) -> Any:
@@ -317,7 +317,7 @@ def test_encoder_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
         assert taker is not None
         until(lambda: taker._process is not None)
         assert taker._process is not None
-        os.kill(taker._process.pid, signal.SIGSTOP)
+        freeze(taker._process.pid)
         write_until_trouble(writer, paint(1, (128, 128)))
     assert "has taken nothing" in writer.trouble
 
@@ -333,7 +333,7 @@ def test_encoder_that_hangs_at_the_end_is_given_up(tmp_path: Path, monkeypatch: 
     reel = writer._reel
     assert reel._encoder is not None
     assert reel._encoder._process is not None
-    os.kill(reel._encoder._process.pid, signal.SIGSTOP)
+    freeze(reel._encoder._process.pid)
     for actions in range(3, 6):
         writer.write(paint(actions, (128, 128)))
     reel.end()
