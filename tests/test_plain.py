@@ -117,7 +117,7 @@ def test_what_is_plain_is_nothing_but_json(value: Any) -> None:
         np.void(b"abc"),
         np.float16(0.1),
         np.bool_(True),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),
         np.timedelta64(3, "s"),
         np.zeros((0, 3)),
         np.zeros((), dtype=np.float32),

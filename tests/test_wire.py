@@ -120,7 +120,7 @@ def test_arrays_come_back_writable(array: Any) -> None:
         datetime.timedelta(days=1),
         np.str_(""),
         np.bytes_(b""),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),
         np.timedelta64(3, "s"),
         np.array((1, 2.0), dtype=[("a", "i4"), ("b", "f8")])[()],
         np.zeros((0, 3)),
