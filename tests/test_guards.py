@@ -2,10 +2,10 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -73,12 +73,15 @@ def running(script: str, *args: str, pythonpath: str = str(ROOT)) -> Iterator["s
 
 
 def read_line(process: "subprocess.Popen[str]") -> str:
+    """The next line; a program that has none within the limit is killed."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], LIMIT)
-    if not ready:
-        process.kill()
-        pytest.fail(f"it says nothing: {process.communicate()}")
-    line = process.stdout.readline()
+    killer = threading.Timer(LIMIT, process.kill)  # not select(): a line that was read ahead is no longer in the pipe
+    killer.start()
+    try:
+        line = process.stdout.readline()
+    finally:
+        killer.cancel()
+        killer.join()
     assert line, process.communicate()
     return line
 
