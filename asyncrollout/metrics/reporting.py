@@ -13,7 +13,7 @@ import structlog
 from asyncrollout.errors import UsageError
 from asyncrollout.metrics.figures import Figures, flat
 from asyncrollout.metrics.sinks import Sink
-from asyncrollout.tasks import Background
+from asyncrollout.tasks import Background, run_to_end
 
 log = structlog.get_logger(__name__)
 
@@ -44,14 +44,13 @@ class Reporting:
         self._background.start_soon(self._write_always)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         try:
-            await self._background.close()
+            await self._background.close(error)
         finally:
             self.write()
             if self._threads:
-                with anyio.CancelScope(shield=True):  # bounded by itself
-                    await anyio.to_thread.run_sync(_close, self._threads)
+                await run_to_end(anyio.to_thread.run_sync, _close, self._threads)  # bounded by itself
 
     def write(self) -> None:
         """Let the sinks have the figures of this moment."""

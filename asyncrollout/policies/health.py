@@ -76,8 +76,8 @@ class Health:
         self._client = client
         await self._tasks.open()
 
-    async def close(self) -> None:
-        await self._tasks.close()
+    async def close(self, error: BaseException | None = None) -> None:
+        await self._tasks.close(error)
 
     def lose(self, endpoint: Endpoint) -> None:
         """No answer: others are asked until it is healthy again, and for longer if that did not last."""

@@ -120,7 +120,10 @@ class Placement:
 
     def check_open(self) -> None:
         if not self.open:
-            raise ClosedError("the pool is not open: use `async with EnvPool(...) as pool:` and stay inside")
+            raise ClosedError(
+                "the pool is not open: use it within `async with EnvPool(...) as pool:`, or between "
+                "`await pool.start()` and `await pool.close()`"
+            )
 
     def _usual_load(self) -> float:
         homes = self._backend.homes if self._backend else ()

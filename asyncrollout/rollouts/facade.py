@@ -22,6 +22,7 @@ from asyncrollout.journal.run import RunJournal
 from asyncrollout.metrics import METRICS, Figures, JsonLines, Meter, Sink
 from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.policies.compose import nested
+from asyncrollout.policies.learning import Learning
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec, find_env
@@ -49,7 +50,7 @@ from asyncrollout.sampler.ledger import ENDS, Ledger
 from asyncrollout.sampler.shares import SharesOf
 from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
 from asyncrollout.sampler.tray import OnExhausted
-from asyncrollout.tasks import Background
+from asyncrollout.tasks import Background, run_to_end
 from asyncrollout.trajectories import Group, Limits, Verdict
 from asyncrollout.types import PauseMode
 from asyncrollout.video.recorder import VideoRecorder
@@ -206,7 +207,7 @@ class Rollouts:
         self._open = False
         self._delivery.close()
         try:
-            await self._streams.close()
+            await self._streams.close(error)
         finally:
             self._evaluator.close()
             self._delivery.account()
@@ -297,11 +298,14 @@ class Rollouts:
                 yield
                 changed = True
             finally:
-                with anyio.move_on_after(_RESUME_GRACE, shield=True):
-                    await policy.resume(version if changed else None)
-                    if changed:
-                        self._watch.updated(version)
-                        await self._watch.flush()
+                await run_to_end(self._resume_policy, policy, version if changed else None)
+
+    async def _resume_policy(self, policy: Learning, version: int | None) -> None:
+        with anyio.move_on_after(_RESUME_GRACE):
+            await policy.resume(version)
+            if version is not None:
+                self._watch.updated(version)
+                await self._watch.flush()
 
     async def evaluate(
         self,
