@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from asyncrollout import checks
-from asyncrollout.errors import PoolError, UsageError
+from asyncrollout.errors import ClosedError, PoolError, UsageError
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.home import Backend, Limits
 from asyncrollout.pool.hosted import Opening, is_async
@@ -152,6 +152,13 @@ class EnvPool:
                 self._placement.leave(seat)
         self._placement.seats.clear()
 
+    def check_open(self) -> None:
+        """An error if envs cannot be opened, with the reason."""
+        failure = self._background.failure
+        if failure is not None:
+            raise ClosedError(f"the pool has failed: {type(failure).__name__}: {failure}") from failure
+        self._placement.check_open()
+
     def find(self, spec_or_name: EnvSpec | str) -> EnvSpec:
         """What an env of this name is in this pool."""
         return find_env(spec_or_name)
@@ -174,7 +181,7 @@ class EnvPool:
         the worker of another env, with which it may share what is costly to make; with `expert`, each outcome carries
         the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
         """
-        self._placement.check_open()
+        self.check_open()
         spec = self.find(spec_or_name)
         if text is not None and not isinstance(text, bool):
             raise UsageError(f"env {spec.name!r}: text={text!r} is neither True nor False")

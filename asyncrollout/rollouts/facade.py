@@ -24,6 +24,7 @@ from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.policies.compose import nested
 from asyncrollout.policies.learning import Learning
 from asyncrollout.pool.pool import EnvPool
+from asyncrollout.pool.process import keep_processes
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rollout.group import Failures, Slots, run_group
@@ -183,7 +184,7 @@ class Rollouts:
 
     async def __aenter__(self) -> Self:
         if self._opened:
-            raise UsageError("these Rollouts were opened before: make others")
+            raise UsageError("Rollouts cannot be reopened: create a new instance")
         self._opened = True
         async with AsyncExitStack() as parts:
             if self._given_pool is None:
@@ -212,6 +213,16 @@ class Rollouts:
             self._evaluator.close()
             self._delivery.account()
             await self._parts.__aexit__(kind, error, trace)
+
+    async def start(self) -> Self:
+        """Open these Rollouts until `close()`, which another task of the same event loop may call: for notebooks."""
+        keep_processes()
+        return await self.__aenter__()
+
+    async def close(self) -> None:
+        """Cancel what is playing, and close all that was opened. Closing again has no effect."""
+        if self._open:
+            await self.__aexit__(None, None, None)
 
     @property
     def version(self) -> int:
@@ -467,7 +478,10 @@ class Rollouts:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ClosedError("these Rollouts are not open: use them within 'async with'")
+            raise ClosedError(
+                "these Rollouts are not open: use them within 'async with', or between 'await rollouts.start()' and "
+                "'await rollouts.close()'"
+            )
 
 
 class _Taken(Generic[T]):
