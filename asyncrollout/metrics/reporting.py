@@ -8,14 +8,14 @@ from typing import Self
 
 import anyio
 import anyio.to_thread
-import structlog
 
 from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.metrics.figures import Figures, flat
 from asyncrollout.metrics.sinks import Sink
 from asyncrollout.tasks import Background, run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _EVERY = 2.0  # seconds
 _MOST_WAITING = 1_000  # figures of batches, for a sink that is slow; about 5 MB

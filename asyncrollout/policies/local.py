@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import anyio
-import structlog
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from asyncrollout.errors import MissingExtraError, ProviderError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.policies import local_server
 from asyncrollout.policies.openai import OpenAIPolicy
 from asyncrollout.tasks import run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 5.0

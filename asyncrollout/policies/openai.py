@@ -14,10 +14,10 @@ import aiohttp
 import anyio
 import msgspec
 import numpy as np
-import structlog
 
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, ContextError, ProviderError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.policies import codec
 from asyncrollout.policies.answers import clipped, refusal
 from asyncrollout.policies.call import SERVERS_OWN, Call, Key
@@ -35,7 +35,7 @@ from asyncrollout.policies.weights import PAUSES, RESUMES, Page, post_page
 from asyncrollout.tasks import run_to_end
 from asyncrollout.types import Generation, PauseMode, Request, Sampling, Timings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _PATHS: dict[Mode, str] = {"chat": "/chat/completions", "completions": "/completions"}
 _TOKENS_OF_A_PROMPT = 16  # what reading a prompt costs, in tokens of a reply

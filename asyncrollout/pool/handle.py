@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import msgspec
 import numpy as np
-import structlog
 from msgspec.structs import replace
 
 from asyncrollout import errors
 from asyncrollout.errors import ClosedError, EnvError, RolloutError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool import wire
 from asyncrollout.pool.digest import outcome_digest
 from asyncrollout.pool.failure import Failure
@@ -32,7 +32,7 @@ from asyncrollout.types import Outcome
 if TYPE_CHECKING:
     from asyncrollout.pool.pool import EnvPool
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _AT_WORK = "it is still at work on an earlier call: await that one first"
 

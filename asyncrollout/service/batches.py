@@ -6,16 +6,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
-import structlog
 
 from asyncrollout import checks
 from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.service.config import BaseServiceConfig
 from asyncrollout.service.served import ServedEnv, Shown, Stepped
 from asyncrollout.tasks import run_to_end, task_group
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 T = TypeVar("T")
 

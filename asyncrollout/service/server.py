@@ -10,11 +10,11 @@ from typing import Any, Self
 import aiohttp
 import anyio
 import msgspec
-import structlog
 from aiohttp import web
 
 from asyncrollout import checks
 from asyncrollout.errors import PoolError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import env_names
 from asyncrollout.secrets import hide, known_secrets
@@ -29,7 +29,7 @@ from asyncrollout.service.sessions import Sessions
 from asyncrollout.service.underway import UnderWay
 from asyncrollout.tasks import Background, run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _LOOK_EVERY = 5.0  # seconds, at most, between two looks for idle envs
 _AWAY_SECONDS = 60.0  # for which the envs of a pool that lost its connection are kept

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import anyio
 import msgspec
-import structlog
 from anyio.abc import TaskStatus
 
 from asyncrollout.errors import EnvCrashed, EnvError, RolloutError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool import wire
 from asyncrollout.pool.failure import failure
 from asyncrollout.pool.handle import EnvHandle
@@ -25,7 +25,7 @@ from asyncrollout.service.underway import UnderWay
 from asyncrollout.tasks import Background, task_group
 from asyncrollout.types import Outcome
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _MOST_WAITING = 2  # calls of an env: one at work, and one after it was given up
 _MOST_READS = 100  # that were given up one after the other

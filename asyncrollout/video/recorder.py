@@ -10,10 +10,10 @@ from typing import Any, Literal, Self
 
 import anyio
 import anyio.to_thread
-import structlog
 
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, JournalError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.tasks import Background, run_to_end
 from asyncrollout.video.budget import OVER_BUDGET, Budget, Share
 from asyncrollout.video.camera import CameraOptions, Footage
@@ -34,7 +34,7 @@ from asyncrollout.video.files import (
 from asyncrollout.video.recording import Recording
 from asyncrollout.video.reel import check_fps
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Keep = Literal["all", "failures", "extremes"]
 
