@@ -18,7 +18,9 @@ from asyncrollout.testing import same
 from tests.playing import ACTIONS, COUNTER, PATIENCE, expected
 from tests.scripts.processes import ROOT, wait_until
 
-BOTH_WAYS = r"`async with EnvPool\(\.\.\.\) as pool:`, or between `await pool\.start\(\)` and `await pool\.close\(\)`"
+BOTH_WAYS = (
+    r"`async with EnvPool\(\.\.\.\) as pool:` .*, or call `await pool\.start\(\)` first and `await pool\.close\(\)`"
+)
 
 
 async def cell(code: Any) -> Any:
@@ -89,13 +91,13 @@ async def test_a_pool_that_was_never_started_says_how_to() -> None:
 async def test_closing_twice_is_closing_once_and_opening_twice_is_an_error() -> None:
     pool = await EnvPool(backend="inline").start()
     for again in (pool.start, pool.__aenter__):
-        with pytest.raises(UsageError, match="create another EnvPool"):
+        with pytest.raises(UsageError, match="make another one"):
             await again()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pool.close)
         tasks.start_soon(pool.close)
     await pool.close()
-    with pytest.raises(UsageError, match="create another EnvPool"):
+    with pytest.raises(UsageError, match="make another one"):
         await pool.start()
     async with EnvPool(backend="inline") as other:
         await other.close()

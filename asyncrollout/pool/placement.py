@@ -121,8 +121,8 @@ class Placement:
     def check_open(self) -> None:
         if not self.open:
             raise ClosedError(
-                "the pool is not open: use it within `async with EnvPool(...) as pool:`, or between "
-                "`await pool.start()` and `await pool.close()`"
+                "the pool is not open: use `async with EnvPool(...) as pool:` and stay inside, or call "
+                "`await pool.start()` first and `await pool.close()` at the end"
             )
 
     def _usual_load(self) -> float:

@@ -116,7 +116,7 @@ class EnvPool:
     async def _start(self, *, cancels_body: bool) -> None:
         refuse_in_worker()
         if self._was_opened:
-            raise UsageError("a pool cannot be opened twice: create another EnvPool")
+            raise UsageError("a pool cannot be opened twice: make another one")
         self._check_descriptors()
         self._was_opened = True
         self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
