@@ -17,6 +17,7 @@ import msgspec
 
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, PoolError, UsageError
+from asyncrollout.pool.blocking import LoopWatch, watch_loop
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.home import Backend, Limits
 from asyncrollout.pool.hosted import Opening, is_async
@@ -88,6 +89,7 @@ class EnvPool:
         self._placement = Placement(self._loop_home, None)
         self._background = Background(self._stop)
         self._was_opened = False
+        self._loop_watch: LoopWatch | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # in which it was entered
         self.thread = 0  # likewise
 
@@ -123,6 +125,7 @@ class EnvPool:
         self._backend = self._make_backend()
         self._placement = Placement(self._loop_home, self._backend)
         async with self._background.opening(cancels_body=cancels_body):
+            self._loop_watch = watch_loop()
             self._loop_home.open(self._background.group)
             if self._backend is not None:
                 await self._backend.start(self._background.group)
@@ -151,6 +154,8 @@ class EnvPool:
             if seat.home is self._loop_home:
                 self._placement.leave(seat)
         self._placement.seats.clear()
+        if self._loop_watch is not None:
+            self._loop_watch.release()
 
     def check_open(self) -> None:
         """An error if envs cannot be opened, with the reason."""
