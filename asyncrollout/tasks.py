@@ -1,11 +1,24 @@
-"""Task groups: one whose failures read like those of a plain call, and one that lives as long as an object."""
+"""Task groups: one whose failures read like those of a plain call, and one that lives as long as an object.
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+An object's background tasks belong to a host task, not to the task that enters the object. A cancel scope on the user's
+task would have to tell its own cancellation from all others when it is left, and before Python 3.13 it cannot: an
+`asyncio.TaskGroup` that failed inside leaves `Task.cancelling()` raised. A host task also lets an object be opened in
+one notebook cell and closed in another, which are different tasks.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+
+T = TypeVar("T")
+
+_running: set[asyncio.Task[Any]] = set()
+"""Host tasks and clean-up: the event loop itself has only weak references to tasks."""
 
 
 @asynccontextmanager
@@ -15,39 +28,145 @@ async def task_group() -> AsyncIterator[TaskGroup]:
         async with anyio.create_task_group() as tasks:
             yield tasks
     except ExceptionGroup as failures:
-        failure: Exception = failures
-        while isinstance(failure, ExceptionGroup):
-            failure = failure.exceptions[0]
+        failure = failures.exceptions[0]
         raise failure from failure.__cause__
 
 
 class Background:
-    """The tasks of an object that is entered and left; the object can be made where no event loop runs yet."""
+    """The tasks of an object that is entered and left; the object can be made where no event loop runs yet.
 
-    def __init__(self) -> None:
+    If a task fails, whoever entered is cancelled, and leaving raises that failure instead of the cancellation. Any
+    other error of the body passes as it is. `finish` is the first part of closing: it ends tasks that are shielded.
+    """
+
+    def __init__(self, finish: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._finish = finish
         self._group: TaskGroup | None = None
+        self._host: asyncio.Task[None] | None = None
+        self._body: asyncio.Task[Any] | None = None
+        self._ready = anyio.Event()
+        self._closing = anyio.Event()
+        self._cancels = True
+        self._has_cancelled_body = False
+        self._is_failure_raised = False
 
-    async def open(self) -> None:
-        self._group = anyio.create_task_group()
-        await self._group.__aenter__()
+    @property
+    def group(self) -> TaskGroup:
+        assert self._group is not None, "open it first"
+        return self._group
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What one of the tasks failed with, once all of them have ended."""
+        host = self._host
+        return host.exception() if host is not None and host.done() and not host.cancelled() else None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(error)
+
+    async def open(self, *, cancels_body: bool = True) -> None:
+        """Without `cancels_body`, nobody is cancelled if a task fails, and only `close` raises the failure."""
+        self._body = asyncio.current_task() if cancels_body else None
+        self._host = _spawn(self._live())
+        try:
+            await self._ready.wait()
+        except BaseException as error:
+            await self.close(error)
+            raise
+
+    @asynccontextmanager
+    async def opening(self, *, cancels_body: bool = True) -> AsyncIterator[None]:
+        """Open it for a block that starts what belongs to it; if the block fails, it is closed again."""
+        await self.open(cancels_body=cancels_body)
+        try:
+            yield
+        except BaseException as error:
+            await self.close(error)
+            raise
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
-        assert self._group is not None, "open it first"
-        self._group.start_soon(work, *arguments)
+        self.group.start_soon(work, *arguments)
 
     async def start(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
         """Wait until the task says that it has started, and for what it says then; if it fails before, raise that."""
-        assert self._group is not None, "open it first"
-        return await self._group.start(work, *arguments)
+        return await self.group.start(work, *arguments)
 
-    async def close(self, *, cancel: bool = True) -> None:
+    async def close(self, error: BaseException | None = None, *, cancel: bool = True) -> None:
         """Cancel the tasks, or wait for them, even if whoever leaves is cancelled; they must come to their end.
 
-        An error of whoever leaves is not made part of a group of exceptions.
+        `error` is what the body raised. To close again does nothing.
         """
-        assert self._group is not None, "open it first"
-        if cancel:
-            self._group.cancel_scope.cancel()
-        else:
-            self._group.cancel_scope.shield = True
-        await self._group.__aexit__(None, None, None)
+        if self._host is None:
+            return
+        self._cancels = cancel
+        self._closing.set()
+        cancelled = await _outlast(self._host)
+        if self._has_cancelled_body:
+            self._has_cancelled_body, cancelled = False, None
+            if self._body is not None:
+                self._body.uncancel()
+        failure = self.failure
+        is_in_place = error is None or isinstance(error, asyncio.CancelledError)
+        if failure is not None and is_in_place and not self._is_failure_raised:
+            self._is_failure_raised = True
+            raise failure from failure.__cause__
+        if cancelled is not None:
+            raise cancelled
+
+    async def _live(self) -> None:
+        async with task_group() as self._group:
+            self._ready.set()
+            try:
+                await self._closing.wait()
+            except asyncio.CancelledError:  # a task has failed, or the event loop is being closed
+                self._cancel_body()
+                raise
+            finally:
+                if self._finish is not None:
+                    with anyio.CancelScope(shield=True):
+                        await self._finish()
+            if self._cancels:
+                self._group.cancel_scope.cancel()
+
+    def _cancel_body(self) -> None:
+        if self._body is not None and not self._body.done() and not self._closing.is_set():
+            self._has_cancelled_body = True
+            self._body.cancel("a background task failed")
+
+
+async def run_to_end(work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+    """Run clean-up in a task of its own: it must be bounded, and whatever happens to who waits does not disturb it."""
+    task = _spawn(work(*arguments))
+    cancelled = await _outlast(task)
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
+
+
+def _spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """The one place where a task is made without a group: whoever calls this awaits the task's end before going on."""
+    task = asyncio.create_task(work)  # noqa: TID251
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return task
+
+
+async def _outlast(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:
+    """Wait for a task to end, even if the caller is cancelled; gives that cancellation, to be raised later."""
+    cancelled = None
+    has_ended = False
+    with anyio.CancelScope(shield=True):  # anyio would repeat its cancellation in each iteration of the loop
+        while not has_ended:
+            try:
+                await asyncio.wait([task])
+                has_ended = True
+            except asyncio.CancelledError as error:  # a native one, which no shield holds off
+                cancelled = error
+    return cancelled

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrollout import notebook
 from asyncrollout.errors import RolloutError
 from asyncrollout.types import FinishReason, Generation, Observation, Outcome, Usage
 
@@ -174,6 +175,12 @@ class Trajectory(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     video: Video | None = None
 
+    def __repr__(self) -> str:
+        return notebook.trajectory_line(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.trajectory_html(self)
+
     @property
     def valid(self) -> bool:
         """Whether it has an outcome, good or bad."""
@@ -224,6 +231,12 @@ class Group(msgspec.Struct, frozen=True):
     trajectories: list[Trajectory]
     tag: str = ""
     verdict: Verdict | None = None
+
+    def __repr__(self) -> str:
+        return notebook.group_line(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.group_html(self)
 
     @property
     def rewards(self) -> NDArray[np.float64]:

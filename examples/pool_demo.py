@@ -3,6 +3,7 @@
 Run it with `make demo`. Afterwards everything is played again without worker processes, and compared.
 """
 
+import logging
 import os
 import random
 import signal
@@ -13,7 +14,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import structlog
 import uvloop
 from rich.console import Console
 from rich.live import Live
@@ -113,7 +113,7 @@ async def shown(pool: ar.EnvPool, progress: Progress, console: Console) -> Async
 
 
 async def main() -> None:
-    structlog.configure(processors=[structlog.dev.ConsoleRenderer()], logger_factory=_to_nowhere)
+    logging.getLogger("asyncrollout").setLevel(logging.ERROR)  # the table shows what happens to workers
     console = Console()
     console.print(f"Playing on {WORKERS} worker processes; one of them is about to be killed with SIGKILL.")
     progress = Progress()
@@ -127,10 +127,6 @@ async def main() -> None:
     console.print(f"[bold]{same} of {len(alone)} envs have the same transcript, step by step.[/bold]")
     if same != len(alone):
         raise SystemExit(1)
-
-
-def _to_nowhere(*_: Any) -> Any:
-    return structlog.ReturnLogger()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import anyio.to_thread
 import msgspec
 import numpy as np
-import structlog
 
 from asyncrollout import checks
 from asyncrollout.agents.joining import TokenSequence, unsampled
@@ -17,12 +16,13 @@ from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.agents.templates import TEMPLATES, Template
 from asyncrollout.checks import nearest
 from asyncrollout.errors import ProviderError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pictures import IMAGE_MARK, data_url, raw_size
 from asyncrollout.protocols import Policy
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation, Observation, Outcome, Request, Sampling
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Message = dict[str, Any]
 Encode = Callable[[list[Message], bool], Sequence[int] | Awaitable[Sequence[int]]]

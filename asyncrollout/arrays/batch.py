@@ -6,6 +6,7 @@ from typing import Any, Literal, Self, get_args
 import anyio.to_thread
 import msgspec
 
+from asyncrollout import notebook
 from asyncrollout.arrays.credit import GIGPO, Advantage, Normalization, credit, normalized
 from asyncrollout.arrays.files import read, write
 from asyncrollout.arrays.played import Played, lay_out
@@ -29,6 +30,12 @@ class Batch(msgspec.Struct, frozen=True):
     index: int
     groups: list[Group]
     stats: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return notebook.batch_line(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.batch_html(self)
 
     @property
     def trajectories(self) -> list[Trajectory]:

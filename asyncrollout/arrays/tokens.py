@@ -3,15 +3,15 @@
 from typing import Any, Literal
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from asyncrollout.arrays.played import Floats, Ints, Played
 from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
 
 Pad = Literal["left", "right"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
 

@@ -66,25 +66,21 @@ async def live(
     if console.quiet:
         yield Display(console)
         return
-    drawing = Background()
-    await drawing.open()
     file = console.file
     outlet = Outlet(file)
     console.file = cast("IO[str]", outlet)
     try:
-        if console.is_interactive and file.isatty():  # a pipe may be forced to have colours, but has no place to redraw
-            with _table(Board(read(), title), console) as table:
-                drawing.start_soon(_redraw, table, lambda: Board(read(), title), outlet, every or _REDRAWN_EVERY)
+        async with Background() as drawing:
+            if console.is_interactive and file.isatty():  # a pipe may be forced to have colours, but cannot be redrawn
+                with _table(Board(read(), title), console) as table:
+                    drawing.start_soon(_redraw, table, lambda: Board(read(), title), outlet, every or _REDRAWN_EVERY)
+                    yield Display(console)
+            else:
+                drawing.start_soon(_tell, console, read, every or _LINE_EVERY)
                 yield Display(console)
-        else:
-            drawing.start_soon(_tell, console, read, every or _LINE_EVERY)
-            yield Display(console)
     finally:
-        try:
-            await drawing.close()
-        finally:
-            console.file = file
-            await outlet.aclose()
+        console.file = file
+        await outlet.aclose()
 
 
 def _table(board: "Board", console: Console) -> Live:

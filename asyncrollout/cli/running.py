@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
-import structlog
 from cyclopts import Parameter
 from rich.console import Console
 
@@ -34,13 +33,14 @@ from asyncrollout.config import Config, read_config
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
+from asyncrollout.logs import get_logger
 from asyncrollout.metrics import Figures
 from asyncrollout.report.page import REPORT
 from asyncrollout.report.recordings import recordings
 from asyncrollout.rollouts.facade import Rollouts
 from asyncrollout.video.files import VIDEOS
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _LONG_TO_READ = 50_000_000  # bytes; some seconds
 

@@ -9,7 +9,7 @@ import anyio.lowlevel
 
 from asyncrollout.cli.display import Display
 from asyncrollout.rollouts.facade import Rollouts
-from asyncrollout.tasks import task_group
+from asyncrollout.tasks import Background, task_group
 
 _DRAIN_SECONDS = 2.0
 
@@ -53,8 +53,7 @@ async def _drain(rollouts: Rollouts, display: Display, scope: anyio.CancelScope)
 async def stoppable() -> AsyncIterator[Stop]:
     """From here to the end, signals stop what is in a scope of it, and nothing else."""
     stop = Stop()
-    async with task_group() as watching:
+    async with Background() as watching:
         watching.start_soon(stop.wait)
         await anyio.lowlevel.checkpoint()
         yield stop
-        watching.cancel_scope.cancel()

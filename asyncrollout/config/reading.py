@@ -6,7 +6,6 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import msgspec
-import structlog
 import yaml
 
 from asyncrollout.checks import nearest
@@ -18,10 +17,11 @@ from asyncrollout.config.schema import Config, Local
 from asyncrollout.config.suggestions import shown
 from asyncrollout.config.tasks import ENDINGS
 from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.registry import env_names
 from asyncrollout.secrets import is_secret
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _LARGEST_FILE = 1_000_000  # bytes; PyYAML takes seconds for more
 _LEAST = "the least is a line such as 'env: frozen_lake'"

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import structlog
 
 from asyncrollout.checks import nearest
 from asyncrollout.config.evaluation import EvaluationConfig, as_evaluation, read_evaluation
@@ -17,11 +16,12 @@ from asyncrollout.evaluation.acting import DEVICES, open_manner
 from asyncrollout.evaluation.plan import make_plan
 from asyncrollout.evaluation.playing import play
 from asyncrollout.evaluation.results import Episode, Summary, decided, summarize
+from asyncrollout.logs import get_logger
 from asyncrollout.ranks import Worker, parse_placement, spread
 from asyncrollout.registry import find_env
 from asyncrollout.video import VideoWriter
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _FPS = 30
 _OF_ONE_PICTURE = 3  # axes

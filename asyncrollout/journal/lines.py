@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import structlog
 
 from asyncrollout.arrays.records import told_at
 from asyncrollout.errors import JournalError
+from asyncrollout.logs import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _BLOCK = 65_536  # bytes that are read at a time, from the end
 

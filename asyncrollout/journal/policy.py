@@ -6,18 +6,18 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
-import structlog
 
 from asyncrollout.errors import EnvDiverged, UsageError
 from asyncrollout.journal.events import Replied, decode_reply, encode_reply
 from asyncrollout.journal.reader import Past
 from asyncrollout.journal.writer import Writer
+from asyncrollout.logs import get_logger
 from asyncrollout.policies.holding import held_back
 from asyncrollout.pool.digest import digest
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Journalled:

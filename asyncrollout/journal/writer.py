@@ -14,7 +14,7 @@ import anyio
 
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.events import AnyEvent, encode
-from asyncrollout.tasks import Background
+from asyncrollout.tasks import Background, run_to_end
 
 JOURNAL = "journal.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
@@ -55,14 +55,15 @@ class Writer:
         self._background.start_soon(self._write_to_the_end)
         return self
 
-    async def __aexit__(self, kind: object, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """All that is queued is written first; if that fails, and nobody has been told, it is told now."""
         self._closing = True
         self._hurry.set()
         self._notify()
-        await self._background.close(cancel=False)
-        with anyio.CancelScope(shield=True):  # bounded by the disk, as is what was written last
-            await self._files.aclose()
+        try:
+            await self._background.close(error, cancel=False)
+        finally:
+            await run_to_end(self._files.aclose)  # bounded by the disk, as is what was written last
         if kind is None and not self._is_failure_told:
             self._check()
 

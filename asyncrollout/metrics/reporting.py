@@ -8,14 +8,14 @@ from typing import Self
 
 import anyio
 import anyio.to_thread
-import structlog
 
 from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.metrics.figures import Figures, flat
 from asyncrollout.metrics.sinks import Sink
-from asyncrollout.tasks import Background
+from asyncrollout.tasks import Background, run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _EVERY = 2.0  # seconds
 _MOST_WAITING = 1_000  # figures of batches, for a sink that is slow; about 5 MB
@@ -44,14 +44,13 @@ class Reporting:
         self._background.start_soon(self._write_always)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         try:
-            await self._background.close()
+            await self._background.close(error)
         finally:
             self.write()
             if self._threads:
-                with anyio.CancelScope(shield=True):  # bounded by itself
-                    await anyio.to_thread.run_sync(_close, self._threads)
+                await run_to_end(anyio.to_thread.run_sync, _close, self._threads)  # bounded by itself
 
     def write(self) -> None:
         """Let the sinks have the figures of this moment."""

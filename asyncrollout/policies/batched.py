@@ -74,12 +74,12 @@ class BatchedPolicy:
         self.is_open = True
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self.is_open = False
         assert self._send is not None
         self._send.close()
         try:
-            await self._serving.close(cancel=kind is not None or not self._gate.is_open)
+            await self._serving.close(error, cancel=kind is not None or not self._gate.is_open)
         finally:
             for asked in self._asked:
                 asked.answered.set()

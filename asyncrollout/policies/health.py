@@ -6,15 +6,15 @@ from contextlib import suppress
 import aiohttp
 import anyio
 import anyio.abc
-import structlog
 
 from asyncrollout.errors import ProviderError
+from asyncrollout.logs import get_logger
 from asyncrollout.policies.endpoint import Endpoint
 from asyncrollout.policies.gate import Gate
 from asyncrollout.policies.probing import is_healthy
 from asyncrollout.tasks import Background
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 OnBack = Callable[[Endpoint], Awaitable[None]]
 
@@ -76,8 +76,8 @@ class Health:
         self._client = client
         await self._tasks.open()
 
-    async def close(self) -> None:
-        await self._tasks.close()
+    async def close(self, error: BaseException | None = None) -> None:
+        await self._tasks.close(error)
 
     def lose(self, endpoint: Endpoint) -> None:
         """No answer: others are asked until it is healthy again, and for longer if that did not last."""

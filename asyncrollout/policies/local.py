@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import anyio
-import structlog
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from asyncrollout.errors import MissingExtraError, ProviderError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.policies import local_server
 from asyncrollout.policies.openai import OpenAIPolicy
+from asyncrollout.tasks import run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 5.0
@@ -60,10 +61,14 @@ async def _served(file: Path, parallel: int, context: int) -> AsyncIterator[str]
             is_up = True
             yield address
         finally:
-            with anyio.move_on_after(_STOP_SECONDS, shield=True):
-                await process.aclose()  # closes its standard input, upon which it ends, and kills it if it does not
+            await run_to_end(_stop, process)
             if is_up and process.returncode != 0:
                 log.warning("local_llm_died", returncode=process.returncode, words=_last(words))
+
+
+async def _stop(process: Process) -> None:
+    with anyio.move_on_after(_STOP_SECONDS):
+        await process.aclose()  # closes its standard input, upon which it ends, and kills it if it does not
 
 
 async def _address(process: Process, file: Path, words: IO[bytes]) -> str:

@@ -14,10 +14,10 @@ import aiohttp
 import anyio
 import msgspec
 import numpy as np
-import structlog
 
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, ContextError, ProviderError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.policies import codec
 from asyncrollout.policies.answers import clipped, refusal
 from asyncrollout.policies.call import SERVERS_OWN, Call, Key
@@ -32,14 +32,16 @@ from asyncrollout.policies.probing import kind_of_server
 from asyncrollout.policies.retries import backoff, failure_of, read_retry_after
 from asyncrollout.policies.routing import Router
 from asyncrollout.policies.weights import PAUSES, RESUMES, Page, post_page
+from asyncrollout.tasks import run_to_end
 from asyncrollout.types import Generation, PauseMode, Request, Sampling, Timings
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _PATHS: dict[Mode, str] = {"chat": "/chat/completions", "completions": "/completions"}
 _TOKENS_OF_A_PROMPT = 16  # what reading a prompt costs, in tokens of a reply
 _LEAST_WAIT = 1.0  # seconds; a server that says "at once" is not asked in a loop
 _FDS_SPARE = 64
+_CLOSE_SECONDS = 5.0
 
 
 class OpenAIPolicy:
@@ -127,17 +129,16 @@ class OpenAIPolicy:
         await self._health.open(self._client)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         client, self._client = self._client, None
         self._gate.stop_all()
         for scope in tuple(self._waits):
             scope.cancel()
         try:
-            await self._health.close()
+            await self._health.close(error)
         finally:
             if client is not None:
-                with anyio.move_on_after(5, shield=True):
-                    await client.close()
+                await run_to_end(_close, client)
 
     async def generate(self, request: Request) -> Generation:
         seconds = self._seconds if request.seconds is None else request.seconds
@@ -430,3 +431,8 @@ def _timings(began: float, started: float, answer: Answer, attempts: int) -> Tim
     return Timings(
         queue=started - began, first_byte=answer.first_byte - started, total=time.monotonic() - began, attempts=attempts
     )
+
+
+async def _close(client: aiohttp.ClientSession) -> None:
+    with anyio.move_on_after(_CLOSE_SECONDS):
+        await client.close()

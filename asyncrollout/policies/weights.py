@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import anyio
-import structlog
 
+from asyncrollout.logs import get_logger
 from asyncrollout.policies.codec import ServerKind
 from asyncrollout.policies.endpoint import Endpoint
 from asyncrollout.types import PauseMode
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _SECONDS = 30.0
 

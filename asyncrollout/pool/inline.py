@@ -12,10 +12,10 @@ from typing import Any, NoReturn, TypeVar
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import structlog
 from anyio.abc import TaskGroup
 
 from asyncrollout.errors import EnvError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool.digest import outcome_digest
 from asyncrollout.pool.failure import Failure, failure
 from asyncrollout.pool.home import CLOSE_GRACE, Caller, Clock, Limits, Lost, Reply
@@ -26,7 +26,7 @@ from asyncrollout.types import Durations, WorkerStats
 
 T = TypeVar("T")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _YIELD_AFTER = 0.001  # seconds of work after which other tasks get their turn
 _OPEN, _STEP, _CLOSE, _END_FILM = Op.OPEN, Op.STEP, Op.CLOSE, Op.END_FILM  # an enum's attribute is slow to find

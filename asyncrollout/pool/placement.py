@@ -120,7 +120,10 @@ class Placement:
 
     def check_open(self) -> None:
         if not self.open:
-            raise ClosedError("the pool is not open: use `async with EnvPool(...) as pool:` and stay inside")
+            raise ClosedError(
+                "the pool is not open: use `async with EnvPool(...) as pool:` and stay inside, or call "
+                "`await pool.start()` first and `await pool.close()` at the end"
+            )
 
     def _usual_load(self) -> float:
         homes = self._backend.homes if self._backend else ()

@@ -14,22 +14,23 @@ from typing import Any, Literal, NamedTuple, Self
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
 
 from asyncrollout import checks
-from asyncrollout.errors import PoolError, UsageError
+from asyncrollout.errors import ClosedError, PoolError, UsageError
+from asyncrollout.pool.blocking import LoopWatch, watch_loop
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.home import Backend, Limits
 from asyncrollout.pool.hosted import Opening, is_async
 from asyncrollout.pool.inline import LoopHome
 from asyncrollout.pool.making import own_copies
 from asyncrollout.pool.placement import Placement
-from asyncrollout.pool.process import ProcessBackend, WorkerEnv
+from asyncrollout.pool.process import ProcessBackend, WorkerEnv, keep_processes
 from asyncrollout.pool.seat import Rules, Seat
 from asyncrollout.pool.supervisor import refuse_in_worker
 from asyncrollout.pool.together import Result, call_all
 from asyncrollout.protocols import Recorded
 from asyncrollout.registry import EnvSpec, find_env
+from asyncrollout.tasks import Background
 from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
 _BACKENDS = ("process", "inline")
@@ -49,7 +50,7 @@ class Description(NamedTuple):
 
 
 class EnvPool:
-    """Many envs on few processes; an async context manager.
+    """Many envs on few processes; an async context manager, or opened by `await start()` and closed by `await close()`.
 
     `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` are seconds of work, not of
     waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's environment variables.
@@ -86,40 +87,50 @@ class EnvPool:
         self._loop_home = LoopHome(self._rules.limits)
         self._backend: Backend | None = None
         self._placement = Placement(self._loop_home, None)
-        self._tasks: TaskGroup | None = None
+        self._background = Background(self._stop)
+        self._was_opened = False
+        self._loop_watch: LoopWatch | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # in which it was entered
         self.thread = 0  # likewise
 
     async def __aenter__(self) -> Self:
-        refuse_in_worker()
-        if self._tasks is not None:
-            raise UsageError("this pool was opened before: make another one")
-        self._check_descriptors()
-        self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
-        self._backend = self._make_backend()
-        self._placement = Placement(self._loop_home, self._backend)
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._loop_home.open(self._tasks)
-        try:
-            if self._backend is not None:
-                await self._backend.start(self._tasks)
-                self._tasks.start_soon(self._placement.weigh)
-            self._placement.open = True
-        finally:
-            if not self._placement.open:
-                await self._stop(self._tasks)
-                await self._tasks.__aexit__(None, None, None)
+        await self._start(cancels_body=True)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        await self._stop(self._tasks)
-        # An error of the body passes as it is; only a cancellation may stem from a task of ours that failed.
-        cancelled = kind is not None and issubclass(kind, anyio.get_cancelled_exc_class())
-        await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
+        await self._background.close(error)
+
+    async def start(self) -> Self:
+        """Open the pool until `close()`, which another task of the same event loop may call: for notebooks.
+
+        Where one block of code is enough, `async with` is better: it closes the pool whatever happens.
+        """
+        keep_processes()
+        await self._start(cancels_body=False)
+        return self
+
+    async def close(self) -> None:
+        """Close all envs and end the workers. Closing a closed pool does nothing."""
+        await self._background.close()
+
+    async def _start(self, *, cancels_body: bool) -> None:
+        refuse_in_worker()
+        if self._was_opened:
+            raise UsageError("a pool cannot be opened twice: make another one")
+        self._check_descriptors()
+        self._was_opened = True
+        self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
+        self._backend = self._make_backend()
+        self._placement = Placement(self._loop_home, self._backend)
+        async with self._background.opening(cancels_body=cancels_body):
+            self._loop_watch = watch_loop()
+            self._loop_home.open(self._background.group)
+            if self._backend is not None:
+                await self._backend.start(self._background.group)
+                self._background.start_soon(self._placement.weigh)
+            self._placement.open = True
 
     def _make_backend(self) -> Backend | None:
         if not self._workers:
@@ -132,18 +143,26 @@ class EnvPool:
             send_snapshots=self._rules.recover == "snapshot",
         )
 
-    async def _stop(self, tasks: TaskGroup) -> None:
+    async def _stop(self) -> None:
+        """Each part is bounded."""
         self._placement.open = False
-        with anyio.CancelScope(shield=True):  # each part is bounded
-            async with anyio.create_task_group() as closing:
-                closing.start_soon(self._loop_home.close)
-                if self._backend is not None:
-                    closing.start_soon(self._backend.stop)
+        async with anyio.create_task_group() as closing:
+            closing.start_soon(self._loop_home.close)
+            if self._backend is not None:
+                closing.start_soon(self._backend.stop)
         for seat in [*self._placement.seats]:
             if seat.home is self._loop_home:
                 self._placement.leave(seat)
         self._placement.seats.clear()
-        tasks.cancel_scope.cancel()
+        if self._loop_watch is not None:
+            self._loop_watch.release()
+
+    def check_open(self) -> None:
+        """An error if envs cannot be opened, with the reason."""
+        failure = self._background.failure
+        if failure is not None:
+            raise ClosedError(f"the pool has failed: {type(failure).__name__}: {failure}") from failure
+        self._placement.check_open()
 
     def find(self, spec_or_name: EnvSpec | str) -> EnvSpec:
         """What an env of this name is in this pool."""
@@ -167,7 +186,7 @@ class EnvPool:
         the worker of another env, with which it may share what is costly to make; with `expert`, each outcome carries
         the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
         """
-        self._placement.check_open()
+        self.check_open()
         spec = self.find(spec_or_name)
         if text is not None and not isinstance(text, bool):
             raise UsageError(f"env {spec.name!r}: text={text!r} is neither True nor False")

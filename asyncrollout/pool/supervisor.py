@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import anyio.to_process
-import structlog
 
 from asyncrollout.errors import PoolError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool.arrays import ArrayReader
 from asyncrollout.pool.entry import WorkerConfig, serve
 from asyncrollout.pool.guards import has_zombies, kill_group, resident_bytes, starting_interpreters
@@ -25,7 +25,7 @@ from asyncrollout.pool.home import CLOSE_GRACE, Clock, Limits, Lost
 from asyncrollout.pool.link import Link
 from asyncrollout.pool.page import CLOSING, Page
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _START_LIMIT = 60.0  # seconds; anyio itself gives up on a silent interpreter after 20
 _START_TRIES = 3

@@ -14,7 +14,6 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 import numpy as np
-import structlog
 
 from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent, MemoryMarkovAgent, RandomAgent
@@ -24,6 +23,7 @@ from asyncrollout.journal.numbers import number_of
 from asyncrollout.journal.policy import Journalled
 from asyncrollout.journal.reader import Past
 from asyncrollout.journal.run import RunJournal, may_change, open_journal
+from asyncrollout.logs import get_logger
 from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.policies.compose import nested
 from asyncrollout.rollouts.setup import with_policy
@@ -34,7 +34,7 @@ from asyncrollout.secrets import hide_in_command, without_secrets
 from asyncrollout.trajectories import Group, Limits
 from asyncrollout.types import Sampling
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MANIFEST = "manifest.json"
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import anyio
 import msgspec
-import structlog
 
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.errors import ClosedError, StalledError
+from asyncrollout.logs import get_logger
 from asyncrollout.rollouts.evaluation import Evaluation, checked
 from asyncrollout.sampler.draws import Draw, Draws, Share
 from asyncrollout.sampler.ledger import Ledger
 from asyncrollout.tasks import task_group
 from asyncrollout.trajectories import Group
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Evaluator:

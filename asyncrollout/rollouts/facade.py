@@ -22,7 +22,9 @@ from asyncrollout.journal.run import RunJournal
 from asyncrollout.metrics import METRICS, Figures, JsonLines, Meter, Sink
 from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.policies.compose import nested
+from asyncrollout.policies.learning import Learning
 from asyncrollout.pool.pool import EnvPool
+from asyncrollout.pool.process import keep_processes
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rollout.group import Failures, Slots, run_group
@@ -49,7 +51,7 @@ from asyncrollout.sampler.ledger import ENDS, Ledger
 from asyncrollout.sampler.shares import SharesOf
 from asyncrollout.sampler.stream import GroupStream, Order, StreamRules
 from asyncrollout.sampler.tray import OnExhausted
-from asyncrollout.tasks import Background
+from asyncrollout.tasks import Background, run_to_end
 from asyncrollout.trajectories import Group, Limits, Verdict
 from asyncrollout.types import PauseMode
 from asyncrollout.video.recorder import VideoRecorder
@@ -182,7 +184,7 @@ class Rollouts:
 
     async def __aenter__(self) -> Self:
         if self._opened:
-            raise UsageError("these Rollouts were opened before: make others")
+            raise UsageError("Rollouts cannot be reopened: create a new instance")
         self._opened = True
         async with AsyncExitStack() as parts:
             if self._given_pool is None:
@@ -206,11 +208,21 @@ class Rollouts:
         self._open = False
         self._delivery.close()
         try:
-            await self._streams.close()
+            await self._streams.close(error)
         finally:
             self._evaluator.close()
             self._delivery.account()
             await self._parts.__aexit__(kind, error, trace)
+
+    async def start(self) -> Self:
+        """Open these Rollouts until `close()`, which another task of the same event loop may call: for notebooks."""
+        keep_processes()
+        return await self.__aenter__()
+
+    async def close(self) -> None:
+        """Cancel what is playing, and close all that was opened. Closing again has no effect."""
+        if self._open:
+            await self.__aexit__(None, None, None)
 
     @property
     def version(self) -> int:
@@ -297,11 +309,14 @@ class Rollouts:
                 yield
                 changed = True
             finally:
-                with anyio.move_on_after(_RESUME_GRACE, shield=True):
-                    await policy.resume(version if changed else None)
-                    if changed:
-                        self._watch.updated(version)
-                        await self._watch.flush()
+                await run_to_end(self._resume_policy, policy, version if changed else None)
+
+    async def _resume_policy(self, policy: Learning, version: int | None) -> None:
+        with anyio.move_on_after(_RESUME_GRACE):
+            await policy.resume(version)
+            if version is not None:
+                self._watch.updated(version)
+                await self._watch.flush()
 
     async def evaluate(
         self,
@@ -463,7 +478,10 @@ class Rollouts:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ClosedError("these Rollouts are not open: use them within 'async with'")
+            raise ClosedError(
+                "these Rollouts are not open: use them within 'async with', or between 'await rollouts.start()' and "
+                "'await rollouts.close()'"
+            )
 
 
 class _Taken(Generic[T]):

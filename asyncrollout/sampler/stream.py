@@ -10,9 +10,9 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import msgspec
-import structlog
 
 from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.sampler.admission import Load, Rules, may_start
 from asyncrollout.sampler.draws import Draw, Draws
 from asyncrollout.sampler.judging import Judge, error_of, is_older
@@ -27,7 +27,7 @@ Play = Callable[[Draw], Awaitable[Group]]
 
 _FEWEST_FAILURES = 8
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Taken(NamedTuple):

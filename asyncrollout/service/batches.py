@@ -6,16 +6,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
-import structlog
 
 from asyncrollout import checks
 from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.service.config import BaseServiceConfig
 from asyncrollout.service.served import ServedEnv, Shown, Stepped
-from asyncrollout.tasks import task_group
+from asyncrollout.tasks import run_to_end, task_group
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -62,8 +62,7 @@ class EnvService:
         if self._given_pool is None:  # with it go its envs
             await self._pool.__aexit__(kind, error, trace)
         else:
-            with anyio.CancelScope(shield=True):  # to close an env never takes long
-                await self.close_batch()
+            await run_to_end(self.close_batch)  # to close an env never takes long
         self.environments.clear()
         self.env_configs.clear()
 

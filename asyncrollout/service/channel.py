@@ -5,16 +5,16 @@ import re
 import aiohttp
 import anyio
 import msgspec
-import structlog
 from aiohttp import web
 
 from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool.wire import Op
 from asyncrollout.service.clients import Client
 from asyncrollout.service.exchange import CLIENT_HEADER, PROTOCOL, Answer, Call, Hello, Outbox, read_frame
 from asyncrollout.service.sessions import Sessions
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _HEARTBEAT = 30.0  # seconds
 _MOST_UNSENT = 10_000  # answers; a pool that takes them has two for each env at most

@@ -7,12 +7,12 @@ from typing import Self
 import aiohttp
 import anyio
 import msgspec
-import structlog
 
 from asyncrollout.errors import PoolError, RolloutError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.service.exchange import PATH, PROTOCOL, Hello
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _HEARTBEAT = 10.0  # seconds
 _CONNECT_SECONDS = 5.0

@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import anyio
 import msgspec
-import structlog
 
 from asyncrollout import errors
 from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool import wire
 from asyncrollout.pool.home import Caller, Clock, Lost, Reply
 from asyncrollout.pool.hosted import Opening
@@ -31,7 +31,7 @@ from asyncrollout.service.exchange import (
 from asyncrollout.tasks import task_group
 from asyncrollout.types import Durations, WorkerStats
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _CLOSE_GRACE = 5.0
 _LET_GO = 0.05  # seconds for those who waited to hear that the server is given up

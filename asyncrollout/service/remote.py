@@ -77,7 +77,7 @@ class RemoteEnvPool(EnvPool):
 
         `beside` has it begin at the server of another env.
         """
-        self._placement.check_open()
+        self.check_open()
         spec = self.find(spec_or_name)
         if record is not None:
             raise UsageError(f"env {spec.name!r} lives at a server: envs are filmed by the process that they live in")

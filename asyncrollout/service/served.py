@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio.to_thread
-import structlog
 
 from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.service.observations import observation_to_json, to_json
 from asyncrollout.types import STEP_REWARDS, Observation, Outcome, total_reward
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Shown = tuple[dict[str, Any], dict[str, Any]]
 Stepped = tuple[dict[str, Any], float, bool, dict[str, Any]]

@@ -10,11 +10,11 @@ from typing import Any, Self
 import aiohttp
 import anyio
 import msgspec
-import structlog
 from aiohttp import web
 
 from asyncrollout import checks
 from asyncrollout.errors import PoolError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import env_names
 from asyncrollout.secrets import hide, known_secrets
@@ -27,9 +27,9 @@ from asyncrollout.service.exchange import CLIENT_HEADER, PATH
 from asyncrollout.service.routes import Routes
 from asyncrollout.service.sessions import Sessions
 from asyncrollout.service.underway import UnderWay
-from asyncrollout.tasks import Background
+from asyncrollout.tasks import Background, run_to_end
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _LOOK_EVERY = 5.0  # seconds, at most, between two looks for idle envs
 _AWAY_SECONDS = 60.0  # for which the envs of a pool that lost its connection are kept
@@ -100,13 +100,11 @@ class EnvServer:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as parts:
             await parts.enter_async_context(self._service)
-            await self._sessions.open()
-            parts.push_async_callback(self._sessions.close)
-            await self._background.open()
-            parts.push_async_callback(self._background.close)
+            await parts.enter_async_context(self._sessions)
+            await parts.enter_async_context(self._background)
             self._background.start_soon(self._expire)
             runner = await self._listen()
-            parts.push_async_callback(self._stop, runner)
+            parts.push_async_callback(run_to_end, self._stop, runner)
             self._parts = parts.pop_all()
         self._began = time.monotonic()
         log.info("serving", url=self.url, workers=len(self._pool.stats().workers))
@@ -134,20 +132,19 @@ class EnvServer:
         await self._parts.__aexit__(kind, error, trace)
 
     async def _stop(self, runner: web.AppRunner) -> None:
-        """Take nothing new, let what is under way finish, and send its answers."""
+        """Take nothing new, let what is under way finish, and send its answers. Each part is bounded."""
         self._stopping = True
         log.info("stopping", calls=self._sessions.under_way.count, requests=self._requests.count)
-        with anyio.CancelScope(shield=True):  # each part is bounded
-            for channel in self._channels:
-                channel.stop()
-            with anyio.move_on_after(0 if self._hurried else self._grace) as self._finishing:
-                await self._sessions.under_way.end()
-                await self._requests.end()
-            with anyio.move_on_after(_LEAVE_SECONDS):
-                async with anyio.create_task_group() as tasks:
-                    for channel in self._channels:
-                        tasks.start_soon(channel.close, aiohttp.WSCloseCode.GOING_AWAY, "the server stops")
-            await runner.cleanup()
+        for channel in self._channels:
+            channel.stop()
+        with anyio.move_on_after(0 if self._hurried else self._grace) as self._finishing:
+            await self._sessions.under_way.end()
+            await self._requests.end()
+        with anyio.move_on_after(_LEAVE_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                for channel in self._channels:
+                    tasks.start_soon(channel.close, aiohttp.WSCloseCode.GOING_AWAY, "the server stops")
+        await runner.cleanup()
 
     def hurry(self) -> None:
         """Wait no longer for what is under way."""

@@ -10,11 +10,11 @@ from typing import Any, Literal, Self
 
 import anyio
 import anyio.to_thread
-import structlog
 
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, JournalError, UsageError
-from asyncrollout.tasks import Background
+from asyncrollout.logs import get_logger
+from asyncrollout.tasks import Background, run_to_end
 from asyncrollout.video.budget import OVER_BUDGET, Budget, Share
 from asyncrollout.video.camera import CameraOptions, Footage
 from asyncrollout.video.encoder import find_ffmpeg
@@ -34,7 +34,7 @@ from asyncrollout.video.files import (
 from asyncrollout.video.recording import Recording
 from asyncrollout.video.reel import check_fps
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Keep = Literal["all", "failures", "extremes"]
 
@@ -131,7 +131,7 @@ class VideoRecorder:
         if recovered:
             log.info("videos_recovered", videos=recovered, directory=str(directory))
 
-    async def __aexit__(self, kind: object, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """Films of envs that still live end here, and files are made whole.
 
         An env that is at work is waited for, but not for long; what takes too long is left as it is, and can be played.
@@ -141,13 +141,23 @@ class VideoRecorder:
         for recording in [*self._unsettled]:
             recording.settle(keep=self.keep == "all" or not recording.is_held)
         self.is_open = False
-        with anyio.move_on_after(grace, shield=True):
+        try:
+            await run_to_end(self._wait_settled, grace)
+        finally:
+            for scope in self._at_work:
+                scope.cancel()
+            try:
+                await self._work.close(error)
+            finally:
+                self._leave_directory()
+
+    async def _wait_settled(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
             while self._unsettled:
                 self._all_settled = anyio.Event()
                 await self._all_settled.wait()
-        for scope in self._at_work:
-            scope.cancel()
-        await self._work.close()
+
+    def _leave_directory(self) -> None:
         self._funds.close()
         if self._unsettled:
             left = len(self._unsettled)

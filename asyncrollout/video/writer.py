@@ -6,14 +6,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-import structlog
-
 from asyncrollout.errors import ClosedError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.video.encoder import find_ffmpeg
 from asyncrollout.video.files import check_name, count_frames, finish, new_part, new_take, whole_file
 from asyncrollout.video.reel import Reel, check_fps
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class VideoWriter:

@@ -23,6 +23,7 @@ from asyncrollout.report.document import whole_page
 from asyncrollout.report.page import Served, write_report
 from asyncrollout.report.recordings import recordings
 from asyncrollout.report.sides import decide, read_side, which_k
+from asyncrollout.tasks import run_to_end
 from asyncrollout.viewer.shelf import Shelf, Standing, standing, version_of
 
 HOST = "127.0.0.1"
@@ -164,7 +165,7 @@ async def serving(shelf: Shelf, port: int | None) -> AsyncIterator[str]:
         viewer = Viewer(shelf, Path(own))
         runner = web.AppRunner(viewer.app(), access_log=None, shutdown_timeout=_CLOSING_SECONDS)
         await runner.setup()
-        parts.push_async_callback(_close, viewer, runner)
+        parts.push_async_callback(run_to_end, _close, viewer, runner)
         site = web.TCPSite(runner, HOST, port or 0)
         try:
             await site.start()
@@ -174,7 +175,7 @@ async def serving(shelf: Shelf, port: int | None) -> AsyncIterator[str]:
 
 
 async def _close(viewer: Viewer, runner: web.AppRunner) -> None:
-    with anyio.move_on_after(2 * _CLOSING_SECONDS, shield=True):
+    with anyio.move_on_after(2 * _CLOSING_SECONDS):
         viewer.close()
         await runner.cleanup()
 

@@ -64,7 +64,7 @@ class Fleet:
     ) -> None:
         self._is_open = False
         try:
-            await self._pools.close()
+            await self._pools.close(error)
         finally:
             await self._loop_pool.__aexit__(kind, error, trace)
 

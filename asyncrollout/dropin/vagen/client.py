@@ -8,17 +8,17 @@ from typing import Any
 import aiohttp
 import anyio
 import msgspec
-import structlog
 
 from asyncrollout import checks
 from asyncrollout.dropin.portal import Opened
 from asyncrollout.errors import PoolError, RolloutError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.service.access import VARIABLE
 from asyncrollout.service.observations import from_json, to_json
 from asyncrollout.service.remote import checked_address
 from asyncrollout.service.served import Shown, Stepped
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _HEALTH_SECONDS = 10.0
 _TOO_MANY, _SERVER_TROUBLE = 429, 500
