@@ -339,6 +339,28 @@ async def test_a_frozen_program_blames_no_step(tmp_path: Path) -> None:
 
 
 @uvloop_only
+@pytest.mark.parametrize("frozen_at", [1.5, 0.7], ids=["past the limit", "before it"])
+async def test_a_frozen_program_blames_no_step_on_the_event_loop(frozen_at: float, tmp_path: Path) -> None:
+    told, gate = tmp_path / "told", tmp_path / "gate"
+    async with EnvPool(backend="inline", step_timeout=1) as pool:
+        env = await open_reset(pool, FAULTY_IO, 6)
+        outcomes: list[Outcome] = []
+
+        async def step() -> None:
+            outcomes.append(await env.step(["tell", str(told), "wait", str(gate)]))
+
+        with anyio.fail_after(LIMIT):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(step)
+                await until(told.exists)
+                stand_still(frozen_at)
+                await anyio.sleep(0.5)  # past the limit by now, most of which nobody saw
+                gate.touch()
+            assert type(await error_of(env.step, ["block"])) is EnvTimeout
+        assert frozen(outcomes[0]) == (await undisturbed(FAULTY_IO, 6, [1]))[-1]
+
+
+@uvloop_only
 async def test_a_worker_that_is_stopped_in_a_step_is_replaced_and_the_env_is_not_blamed(tmp_path: Path) -> None:
     told = tmp_path / "told"
     async with EnvPool(workers=1, step_timeout=0.5) as pool:
