@@ -188,6 +188,14 @@ def _once(trace: str, *fault: Any) -> None:
     misbehave(fault)
 
 
+def _past_first(trace: str, *fault: Any) -> None:
+    """A fault of every time but the first."""
+    try:
+        os.close(os.open(trace, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        misbehave(fault)
+
+
 def _nth(number: int, trace: str, *fault: Any) -> None:
     """A fault of one time among many, counted over all processes."""
     for count in range(1, number + 1):
@@ -246,6 +254,12 @@ def _spin(*_: Any) -> None:
 def _burn(seconds: float) -> None:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
+        pass
+
+
+def _use_cpu(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
         pass
 
 
@@ -326,6 +340,7 @@ _FAULTS: dict[str, Callable[..., Any]] = {
     "hoard": _hoard,
     "nth": _nth,
     "once": _once,
+    "past first": _past_first,
     "raise": _raise,
     "segfault": lambda: ctypes.string_at(0),
     "signal": _signal_self,
@@ -334,5 +349,6 @@ _FAULTS: dict[str, Callable[..., Any]] = {
     "talk": _talk,
     "tell": _tell_then,
     "threads": _start_threads,
+    "use cpu": _use_cpu,
     "wait": _wait_for,
 }

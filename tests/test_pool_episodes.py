@@ -73,16 +73,17 @@ async def test_after_a_failed_restore_the_env_has_its_own_life(place: str, tmp_p
         assert "5 extra" in (await env.reset(seed=1)).observation
 
 
-async def test_restarts_are_counted_in_each_episode_also_if_it_is_restored() -> None:
+async def test_crashes_are_counted_in_each_episode_also_if_it_is_restored(tmp_path: Path) -> None:
+    faulty = EnvSpec(name="faulty", factory="tests.fault_envs:Faulty")
     with anyio.fail_after(PATIENCE):
-        async with EnvPool(workers=1, max_restarts=1) as pool, pool.open(LONG) as env:
+        async with EnvPool(workers=1, max_restarts=1) as pool, pool.open(faulty) as env:
             await play(env, 1, 1)
             kept = await env.snapshot()
-            wanted = await env.step(2)
-            for _ in range(3):
+            wanted = await env.step(1)
+            for number in range(3):
                 await env.restore(kept)
-                kill_worker_of(pool, env)
-                assert same(await env.step(2), wanted)
+                assert same(await env.step(["once", str(tmp_path / str(number)), "exit", 3]), wanted)
+            assert pool.stats().restarts == 3
 
 
 async def test_without_recovery_an_episode_that_was_not_begun_does_not_fail() -> None:

@@ -5,6 +5,7 @@ import traceback
 import msgspec
 
 from asyncrollout.errors import EnvBuildError, EnvError, EnvResourceError, RolloutError
+from asyncrollout.pool.raised import TRACEBACK, describe, is_own, text_of, type_name
 from asyncrollout.pool.wire import Op
 
 _CLIP = 2_000
@@ -21,20 +22,27 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def failure(error: BaseException, op: Op = Op.STEP) -> Failure:
-    """Never fails itself, whatever the exception's `__str__` does."""
-    try:
-        text = " ".join([str(error), *getattr(error, "__notes__", ())])
-    except (Exception, SystemExit) as broken:  # an env author's __str__ may do anything
-        text = f"<its text cannot be made: {type(broken).__name__}>"
-    trace = "".join(traceback.format_exception(error))
+    """Never fails itself, whatever the exception's own methods and those of its class do."""
+    text = text_of(error, with_notes=True)
     raises = _error_for(error, op).__name__
-    return Failure(raises, type(error).__name__, clip(text, _CLIP), clip(trace, _CLIP_TRACEBACK))
+    return Failure(raises, type_name(error), clip(text, _CLIP), clip(_trace(error), _CLIP_TRACEBACK))
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as broken:  # names and causes of exceptions can be an env author's code, too
+        if not is_own(broken):
+            raise
+        lines = traceback.format_tb(TRACEBACK.__get__(error))
+        return "".join(["Traceback (most recent call last):\n", *lines, describe(error), "\n"])
 
 
 def _error_for(error: BaseException, op: Op) -> type[RolloutError]:
-    if isinstance(error, RolloutError) and type(error) is not EnvError:
-        return type(error)
-    if isinstance(error, MemoryError):
+    kind = type(error)  # not `isinstance`, which looks at `__class__`
+    if issubclass(kind, RolloutError) and kind is not EnvError:
+        return kind
+    if issubclass(kind, MemoryError):
         return EnvResourceError
     return EnvBuildError if op is Op.OPEN else EnvError
 

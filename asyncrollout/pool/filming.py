@@ -5,6 +5,7 @@ from typing import Any
 
 from asyncrollout.errors import EnvError
 from asyncrollout.pool.failure import clip
+from asyncrollout.pool.raised import is_own, text_of, type_name
 from asyncrollout.protocols import Camera
 
 _LONGEST_COMPLAINT = 300
@@ -24,8 +25,10 @@ async def film(env: Any, camera: Camera, action: Any = None, reward: float = 0.0
                 picture.close()
                 raise EnvError("it is a coroutine, and step() is not")
             picture = await picture
-    except (Exception, SystemExit) as error:
-        camera.fail(f"render() raised {type(error).__name__}: {clip(str(error), _LONGEST_COMPLAINT)}")
+    except BaseException as error:
+        if not is_own(error, awaits=awaits):
+            raise
+        camera.fail(f"render() raised {type_name(error)}: {clip(text_of(error), _LONGEST_COMPLAINT)}")
     else:
         if isinstance(picture, str):
             camera.fail("render() gives a text, and no picture", for_good=True)

@@ -29,14 +29,26 @@ class Lost(Exception):  # noqa: N818 (a signal inside the pool, never an error t
     """A home went away before it answered.
 
     `suspects` is 0 if the call was not yet begun; else the number of calls that were under way, this one included.
+    `from_outside` means that somebody else may have ended the home; `kills` counts such ends in the whole pool so far.
     """
 
-    def __init__(self, kind: str, *, suspects: int = 0, cause: str = "", log: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        suspects: int = 0,
+        cause: str = "",
+        log: str = "",
+        from_outside: bool = False,
+        kills: int = 0,
+    ) -> None:
         super().__init__(kind)
         self.kind = kind  # "crash", "timeout", "memory", "moved", "recalled" or "closed"
         self.suspects = suspects
         self.cause = cause
         self.log = log
+        self.from_outside = from_outside
+        self.kills = kills
 
 
 class Limits(msgspec.Struct, frozen=True):

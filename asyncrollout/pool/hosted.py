@@ -14,6 +14,7 @@ from asyncrollout.pool.failure import clip
 from asyncrollout.pool.filming import film
 from asyncrollout.pool.making import make_env
 from asyncrollout.pool.past import Called
+from asyncrollout.pool.raised import is_own, repr_of
 from asyncrollout.pool.replay import replay
 from asyncrollout.pool.wire import Op
 from asyncrollout.protocols import Camera, has_snapshots
@@ -60,7 +61,9 @@ def is_async(spec: EnvSpec) -> bool:
         return False
     try:
         factory = load_factory(spec.factory)
-    except Exception:  # whatever its module does; told where the env is made
+    except BaseException as error:  # whatever its module does; told where the env is made
+        if not is_own(error):
+            raise
         return False
     return inspect.iscoroutinefunction(getattr(factory, "step", None))
 
@@ -127,7 +130,7 @@ class HostedEnv:
         if self.awaits:
             result = await result
         if not isinstance(result, _SEQUENCES) or len(result) != 2:
-            raise EnvError(f"reset() must return (observation, info), not {clip(repr(result), 200)}")
+            raise EnvError(f"reset() must return (observation, info), not {clip(repr_of(result), 200)}")
         observation, info = result[0], dict(_as_dict(result[1]))
         if self.camera is not None:
             self.camera.begin(episode)
@@ -179,7 +182,8 @@ class HostedEnv:
         except Exception:  # a space that cannot even look at the action
             inside = False
         if not inside:
-            error.add_note(f"The action {clip(repr(action), 200)} is not in the env's action space, {space!r}.")
+            shown = clip(repr_of(action), 200)
+            error.add_note(f"The action {shown} is not in the env's action space, {repr_of(space)}.")
 
     async def render(self) -> Any:
         if not callable(getattr(self.env, "render", None)):
@@ -277,13 +281,13 @@ class HostedEnv:
 def _checked(result: Any) -> Fields:
     if not isinstance(result, _SEQUENCES) or len(result) != 5:
         raise EnvError(
-            f"step() must return (observation, reward, terminated, truncated, info), not {clip(repr(result), 200)}"
+            f"step() must return (observation, reward, terminated, truncated, info), not {clip(repr_of(result), 200)}"
         )
     observation, reward, terminated, truncated, info = result
     try:
         reward = float(reward)
     except (TypeError, ValueError):
-        raise EnvError(f"the reward must be a number, not {clip(repr(reward), 200)}") from None
+        raise EnvError(f"the reward must be a number, not {clip(repr_of(reward), 200)}") from None
     return observation, reward, bool(terminated), bool(truncated), _as_dict(info)
 
 

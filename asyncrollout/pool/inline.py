@@ -14,14 +14,15 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from asyncrollout.errors import EnvError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool.digest import outcome_digest
 from asyncrollout.pool.failure import Failure, failure
 from asyncrollout.pool.home import CLOSE_GRACE, Caller, Clock, Limits, Lost, Reply
 from asyncrollout.pool.hosted import HostedEnv, Opening, is_async, run_now
+from asyncrollout.pool.raised import EnvRaised, ignored, is_own
+from asyncrollout.pool.stopwatch import Stopwatch
 from asyncrollout.pool.thread import EnvThread
-from asyncrollout.pool.wire import OUTCOMES, PLAIN, Op, detach
+from asyncrollout.pool.wire import OUTCOMES, PLAIN, Op, Undecodable, UnloadableError, detach
 from asyncrollout.types import Durations, WorkerStats
 
 T = TypeVar("T")
@@ -72,8 +73,8 @@ class LoopHome:
         start = time.monotonic()
         value = info = digest = None
         trouble: Failure | None = None
+        hosted = self._hosted.get(env_id)
         try:
-            hosted = self._hosted.get(env_id)
             if op is _OPEN:
                 await self._open(env_id, payload)
             elif hosted is None:
@@ -92,8 +93,8 @@ class LoopHome:
                 digest = outcome_digest(value)  # now, since the caller may change what is not plain
         except Lost:
             raise
-        except (Exception, SystemExit) as error:
-            trouble = failure(error, op)
+        except BaseException as error:
+            value, trouble = _attribute(error, op, awaits=hosted is None or hosted.waits)
         if op is _CLOSE:
             self._forget(env_id)
         seconds = time.monotonic() - start
@@ -139,10 +140,7 @@ class LoopHome:
     async def _close_dropped(self, hosted: HostedEnv, awaited: "_Awaited | None") -> None:
         """An async env that was let go where nobody could wait for its end; no call of it is under way then."""
         try:
-            with (
-                anyio.move_on_after(CLOSE_GRACE, shield=True),
-                suppress(Exception, SystemExit),
-            ):  # nobody is left to ask
+            with anyio.move_on_after(CLOSE_GRACE, shield=True), ignored(awaits=True):
                 if awaited is not None:
                     await awaited.give_up()
                 await hosted.close()
@@ -188,12 +186,15 @@ class LoopHome:
 
     async def _open(self, env_id: int, opening: Opening) -> None:
         if opening.spec.runs != "io" or is_async(opening.spec):
-            self._hosted[env_id] = HostedEnv(opening)
+            try:
+                self._hosted[env_id] = HostedEnv(opening)
+            except StopIteration as error:  # which no coroutine can raise
+                raise EnvRaised(error) from error
             return
         thread = self._threads[env_id] = EnvThread()
-        with anyio.move_on_after(self._limits.of(Op.OPEN)) as scope:
+        with Stopwatch(self._limits.of(Op.OPEN)) as watch:
             self._hosted[env_id] = await _in_thread(thread, partial(_make_in, thread, opening))
-        if scope.cancelled_caught:
+        if watch.is_over:
             self._leave_hanging(env_id)
 
     async def _end_film(self, env_id: int, hosted: HostedEnv) -> Any:
@@ -204,18 +205,19 @@ class LoopHome:
         return await asyncio.shield(asyncio.wrap_future(_submit(self._threads[env_id], lambda: run_now(ending))))
 
     async def _wait(self, env_id: int, hosted: HostedEnv, op: Op, payload: Any) -> Any:
-        limit = self._limits.of(op)
         loop = asyncio.get_running_loop()
         result = None
 
         def allow_from_thread() -> None:
-            loop.call_soon_threadsafe(_allow, scope, limit)
+            loop.call_soon_threadsafe(watch.start)
 
-        with anyio.move_on_after(limit) as scope:
-            awaited = self._awaited[env_id] = _Awaited(scope)
+        with Stopwatch(self._limits.of(op)) as watch:
+            awaited = self._awaited[env_id] = _Awaited(watch.scope)
             try:
                 if hosted.awaits:
-                    result = await _attributed(hosted.perform(op, payload, lambda: _allow(scope, limit)))
+                    result = await _attributed(hosted.perform(op, payload, watch.start))
+                elif op is _STEP:
+                    result = await _in_thread(self._threads[env_id], partial(hosted.step_now, payload))
                 else:
                     result = await _in_thread(
                         self._threads[env_id], lambda: run_now(hosted.perform(op, payload, allow_from_thread))
@@ -227,7 +229,7 @@ class LoopHome:
                     self._forget(env_id)
         if awaited.is_given_up:
             raise Lost("closed")
-        if scope.cancelled_caught:
+        if watch.is_over:
             self._leave_hanging(env_id)
         return result
 
@@ -252,20 +254,27 @@ class _Awaited:
         await self.ended.wait()
 
 
+def _attribute(error: BaseException, op: Op, *, awaits: bool) -> tuple[Undecodable | None, Failure | None]:
+    """What a worker's reply would hold: value and failure. Raises what the env did not raise."""
+    if type(error) is UnloadableError:
+        return Undecodable(str(error)), None
+    if type(error) is EnvRaised:
+        error = error.error
+    elif not is_own(error, awaits=awaits):
+        raise error
+    return None, failure(error, op)
+
+
 async def _attributed(steps: Coroutine[Any, Any, T]) -> T:
-    """An env that awaits a task of its own that was cancelled must not look like a caller who was."""
+    """What an env raises by itself must not look like what happens to its caller."""
     try:
         return await steps
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+    except BaseException as error:
+        if not is_own(error, awaits=True):
             raise
-        raise EnvError("it raised CancelledError, though nobody cancelled the call") from error
-
-
-def _allow(scope: anyio.CancelScope, seconds: float) -> None:
-    """Another part of a long call has its own time."""
-    scope.deadline = asyncio.get_running_loop().time() + seconds  # also in a callback, where anyio finds no loop
+        if type(error) is asyncio.CancelledError:
+            error.add_note("It was raised, though nobody cancelled the call.")
+        raise EnvRaised(error) from error
 
 
 def _make_in(thread: EnvThread, opening: Opening) -> HostedEnv:
@@ -285,7 +294,7 @@ def _wait_for(threads: Sequence[EnvThread]) -> None:
 
 
 def _close_now(hosted: HostedEnv) -> None:
-    with suppress(Exception, SystemExit):  # nobody is left to hear of it
+    with ignored():
         run_now(hosted.close())
 
 
@@ -306,8 +315,8 @@ def _submit(thread: EnvThread, work: Callable[[], T]) -> "Future[T]":
         if outcome.set_running_or_notify_cancel():
             try:
                 outcome.set_result(work())
-            except BaseException as error:  # it is raised again in the loop's thread
-                outcome.set_exception(error)
+            except BaseException as error:  # whatever it is; in the loop's thread some kinds mean something else
+                outcome.set_exception(EnvRaised(error))
 
     thread.submit(run)
     return outcome

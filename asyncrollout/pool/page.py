@@ -15,7 +15,7 @@ CLOSING = 2**64 - 1
 """In the place of a call's id: an env is being closed because the pool is."""
 
 _HALF = PAGE_SLOTS * 8
-_SIZE = 2 * _HALF + (2 + _MOST_WITHDRAWN) * 8
+_SIZE = 2 * _HALF + (3 + _MOST_WITHDRAWN) * 8
 
 
 class Page:
@@ -31,7 +31,8 @@ class Page:
         self._starts = view[:_HALF].cast("d")
         self._calls = view[_HALF : 2 * _HALF].cast("Q")
         self._passed = view[2 * _HALF : 2 * _HALF + 8].cast("Q")
-        self.withdrawn = view[2 * _HALF + 8 : _SIZE].cast("Q")  # their number, then their ids
+        self._gave_up = view[2 * _HALF + 8 : 2 * _HALF + 16].cast("Q")
+        self.withdrawn = view[2 * _HALF + 16 : _SIZE].cast("Q")  # their number, then their ids
         self._calls_seen: np.ndarray[Any, Any] = np.frombuffer(self._calls, np.uint64)
 
     @classmethod
@@ -92,6 +93,14 @@ class Page:
     def last_begun(self) -> int:
         """The call up to which the main thread has begun all, or handed them over: their replies are on their way."""
         return max(self._calls[0], self._passed[0])
+
+    def give_up(self) -> None:
+        """The worker can no longer serve, and is about to kill itself."""
+        self._gave_up[0] = 1
+
+    @property
+    def was_given_up(self) -> bool:
+        return bool(self._gave_up[0])
 
 
 NO_PAGE = Page(bytearray(_SIZE))

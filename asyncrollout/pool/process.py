@@ -17,6 +17,7 @@ from asyncrollout.pool.home import SOON, Home, Limits
 from asyncrollout.pool.link import Link
 from asyncrollout.pool.scheduling import plan_moves, plan_recalls
 from asyncrollout.pool.supervisor import Supervisor
+from asyncrollout.pool.watchdog import Watch
 from asyncrollout.types import Durations, WorkerStats
 
 WorkerEnv = Callable[[int], Mapping[str, str]]
@@ -49,6 +50,7 @@ class ProcessBackend:
         self._idle: anyio.Event | None = None  # for whoever waits for a worker that has nothing to do
         self._ranks: list[Supervisor] = []
         self._directory = private_directory()
+        self._watch = Watch()
 
     @property
     def homes(self) -> Sequence[Link]:
@@ -64,6 +66,7 @@ class ProcessBackend:
                 environ=environ,
                 log_dir=self._log_dir,
                 send_snapshots=self._send_snapshots,
+                watch=self._watch,
                 on_change=self._on_change,
                 on_idle=self._on_idle,
             )
@@ -76,7 +79,7 @@ class ProcessBackend:
         for rank in self._ranks:
             if rank.failure:
                 raise rank.failure
-        tasks.start_soon(self._watch)
+        tasks.start_soon(self._keep_watch)
 
     async def stop(self) -> None:
         """Let the workers close their envs; kill those that do not come to an end."""
@@ -86,6 +89,7 @@ class ProcessBackend:
         while not all(rank.ended for rank in self._ranks):
             with anyio.move_on_after(_STOP_LOOK):
                 await self._all_ended()
+            self._watch.tick()
             for rank in self._ranks:
                 if rank.is_overdue(_STOP_GRACE):
                     rank.stop_now()
@@ -126,10 +130,10 @@ class ProcessBackend:
         while not all(rank.ended for rank in self._ranks):
             await self._changed.wait()
 
-    async def _watch(self) -> None:
+    async def _keep_watch(self) -> None:
         while True:
             await anyio.sleep(_WATCH_EVERY)
-            now = time.monotonic()
+            now = self._watch.tick()
             for rank in self._ranks:
                 rank.watch(now)
             self._relieve(now)

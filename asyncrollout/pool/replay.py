@@ -8,11 +8,10 @@ from asyncrollout.pool.dialogue import Fields
 from asyncrollout.pool.digest import outcome_digest
 from asyncrollout.pool.filming import film
 from asyncrollout.pool.past import Called, Past, Played
+from asyncrollout.pool.raised import is_own, repr_of
 
 if TYPE_CHECKING:
     from asyncrollout.pool.hosted import HostedEnv
-
-_RAISED = (Exception, SystemExit)
 
 
 class NotInPlaceError(EnvError):
@@ -57,8 +56,10 @@ async def _play(
     else:
         try:
             fields = await hosted.reset(played.seed, played.task, played.member, played.episode)
-        except _RAISED as error:
-            raise EnvDiverged(f"replayed, it raised at its reset{where}, where it had not: {error!r}") from error
+        except BaseException as error:
+            _check_own(hosted, error)
+            text = f"replayed, it raised at its reset{where}, where it had not: {repr_of(error)}"
+            raise EnvDiverged(text) from error
         _compare(fields, next(digests), f"its reset{where}")
     for turn, (entry, expected) in enumerate(zip(played.done, digests, strict=True), start=1):
         tick()
@@ -69,8 +70,10 @@ async def _play(
             continue
         try:
             fields = await hosted.step(entry)
-        except _RAISED as error:
-            raise EnvDiverged(f"replayed, it raised at action {turn}{where}, where it had not: {error!r}") from error
+        except BaseException as error:
+            _check_own(hosted, error)
+            text = f"replayed, it raised at action {turn}{where}, where it had not: {repr_of(error)}"
+            raise EnvDiverged(text) from error
         _compare(fields, expected, f"action {turn}{where}")
     return hosted.last
 
@@ -78,14 +81,21 @@ async def _play(
 async def _repeat(hosted: "HostedEnv", called: Called, where: str) -> None:
     try:
         await hosted.call(called)
-    except _RAISED as error:
+    except BaseException as error:
+        _check_own(hosted, error)
         if not called.raised:
             hint = ": a call with keep=True must work in a new env that was not reset" if called.keep else ""
-            text = f"{called.method}(), repeated {where}, raised, where it had not: {error!r}{hint}"
+            text = f"{called.method}(), repeated {where}, raised, where it had not: {repr_of(error)}{hint}"
             raise EnvDiverged(text) from error
         return
     if called.raised:
         raise EnvDiverged(f"{called.method}(), repeated {where}, did not raise, where it had")
+
+
+def _check_own(hosted: "HostedEnv", error: BaseException) -> None:
+    """Let pass what the env did not raise, such as a cancellation."""
+    if not is_own(error, awaits=hosted.awaits):
+        raise error
 
 
 def _compare(fields: Fields, expected: int | None, after: str) -> None:

@@ -9,6 +9,7 @@ import anyio
 import msgspec
 
 from asyncrollout.errors import ClosedError, EnvCrashed, EnvResourceError, EnvTimeout, RolloutError
+from asyncrollout.pool.blame import Blame
 from asyncrollout.pool.history import History
 from asyncrollout.pool.home import SOON, Home, Limits, Lost, Reply
 from asyncrollout.pool.hosted import Opening
@@ -19,7 +20,6 @@ from asyncrollout.types import Recovery
 
 E = TypeVar("E", bound=RolloutError)
 
-_DEATHS_TO_FAIL = 2
 _SMOOTHING = 0.3
 _WHOLE = 1 + 1e-9  # of thirds, say, the sum is not exact
 _GUESS = 0.2  # seconds
@@ -121,9 +121,8 @@ class Seat:
         self.was_moved = False  # in the call under way
         self.was_recalled = False  # likewise
         self._aim: Op | None = None  # the call for which the env is being made
-        self._restarts = 0
-        self._deaths = 0
-        self._suspects = 0
+        self._at: Op | None = None  # what is being done for the call under way: build, replay, the call itself
+        self._blame = Blame(rules.max_restarts)
 
     @property
     def rank(self) -> int | None:
@@ -211,7 +210,7 @@ class Seat:
     def end_episode(self, next_seed: int | None, final: int | None = None) -> None:
         """The next one is about to be tried; `final` is the digest of the last outcome, where none was taken."""
         self._placement.check_open()
-        self._restarts = self._deaths = 0
+        self._blame = Blame(self._rules.max_restarts)
         self.history.end(next_seed, final)
 
     def find_place(self, *, anew: bool) -> None:
@@ -247,7 +246,7 @@ class Seat:
 
     async def call_elsewhere(self, lost: Lost | None, op: Op, payload: Any) -> Reply:
         """Restore the env in a new place and make the call there; raise if it is not to be restored."""
-        self._aim = op
+        self._aim = self._at = op
         try:
             while True:
                 if lost is not None:
@@ -262,12 +261,13 @@ class Seat:
 
     async def _call_in_quarantine(self, op: Op, payload: Any) -> Reply:
         """One of several suspects is tried again with half of them, and half again, until a death has one cause."""
-        if self._suspects < 2:
+        companions = self._blame.companions
+        if not companions:
             reply = await self._call_anew(op, payload)
         else:
-            async with self._rules.quarantine.share(max(1, self._suspects >> self._deaths)):
+            async with self._rules.quarantine.share(companions):
                 reply = await self._call_anew(op, payload)
-        self._deaths = self._suspects = 0
+        self._blame.clear()
         return reply
 
     def _way_back(self, op: Op, payload: Any) -> Past | None:
@@ -289,8 +289,10 @@ class Seat:
         home = await self._placement.place(self)
         settled = False
         try:
+            self._at = Op.OPEN
             reply = await self._build_at(home)
             if reply[1] is None and past is not None:
+                self._at = Op.REPLAY
                 reply = await home.call(self.id, Op.REPLAY, past, caller=self)
             settled = reply[1] is None
         finally:
@@ -298,6 +300,7 @@ class Seat:
                 home.drop(self.id)
         if not settled or op is Op.OPEN:
             return reply
+        self._at = op
         return await home.call(self.id, op, payload, caller=self)
 
     async def _build_at(self, home: Home) -> Reply:
@@ -327,24 +330,20 @@ class Seat:
             if home is not None:
                 home.drop(self.id)
             return
-        during = op.name.lower()
-        self._suspects = lost.suspects
-        if lost.suspects:
-            self._deaths += 1
-            if lost.kind == "timeout":
-                raise self.error(EnvTimeout, f"{during} took longer than {rules.limits.of(op):g} s", rank)
-            if lost.kind == "memory" and lost.suspects == 1:
-                text = f"its worker used more than {rules.limits.memory} bytes of memory during {during}"
-                raise self.error(EnvResourceError, text, rank, lost.log)
-        self._restarts += 1
-        if self._deaths >= _DEATHS_TO_FAIL and lost.suspects == 1:
-            reason = f"{self._deaths} times at the same point"
+        at = self._at or op
+        during = at.name.lower()
+        if lost.suspects and lost.kind == "timeout":
+            raise self.error(EnvTimeout, f"{during} took longer than {rules.limits.of(at):g} s", rank)
+        if lost.suspects == 1 and lost.kind == "memory":
+            text = f"its worker used more than {rules.limits.memory} bytes of memory during {during}"
+            raise self.error(EnvResourceError, text, rank, lost.log)
+        reason = self._blame.add(lost, at)
+        if reason:
+            pass
         elif rules.recover == "none" and (lost.suspects or op not in WITHOUT_EPISODE):
             reason = "and recover='none' means that it is not restored"
         elif not self.opening.spec.replayable and op not in WITHOUT_EPISODE and self.history.running:
             reason = "and it is not replayable"
-        elif self._restarts > rules.max_restarts:
-            reason = f"after {rules.max_restarts} restarts in one episode"
         else:
             rules.restored += 1
             return

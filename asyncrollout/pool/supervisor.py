@@ -24,12 +24,13 @@ from asyncrollout.pool.guards import has_zombies, kill_group, resident_bytes, st
 from asyncrollout.pool.home import CLOSE_GRACE, Clock, Limits, Lost
 from asyncrollout.pool.link import Link
 from asyncrollout.pool.page import CLOSING, Page
+from asyncrollout.pool.watchdog import Doom, Watch, Watchdog, crash
 
 log = get_logger(__name__)
 
 _START_LIMIT = 60.0  # seconds; anyio itself gives up on a silent interpreter after 20
 _START_TRIES = 3
-_LOG_TAIL = 2_000
+_LOG_TAIL = 4_000  # bytes; holds the report of a segmentation fault
 _SWEEP_EVERY = 0.005  # seconds
 _SWEEP_LOOKS = 200
 _REAP_LIMIT = 0.5  # seconds
@@ -56,6 +57,7 @@ class Supervisor:
         environ: Mapping[str, str],
         log_dir: Path | None,
         send_snapshots: bool,
+        watch: Watch,
         on_change: Callable[[], None],
         on_idle: Callable[[], None],
     ) -> None:
@@ -70,16 +72,15 @@ class Supervisor:
         self._environ = dict(environ)
         self._log_dir = log_dir
         self._send_snapshots = send_snapshots
+        self._watch = watch
         self._on_change = on_change
         self._on_idle = on_idle
         self._lives = 0
         self._page: Page | None = None
         self._log_start = 0  # bytes that earlier processes wrote to the same log
         self._process: Any = None  # anyio's, for its exit status
-        self._doom: tuple[str, set[int]] | None = None  # why we kill it, and the calls to blame
-        self._seen_running: set[tuple[int, float]] = set()
-        self._calls_answered = 0
-        self._answered = 0.0  # when a call was last begun or answered
+        self._doom: Doom | None = None
+        self._watchdog = Watchdog(limits, watch, self.clock)
         self.stopping = False
         self._progress = 0.0  # when a process that was asked to end was last seen to do so
         self._seen_closing: list[tuple[int, float]] = []
@@ -117,7 +118,7 @@ class Supervisor:
         if busy != self._seen_closing:
             self._seen_closing, self._progress = busy, now
         limit = CLOSE_GRACE if any(call == CLOSING for call, _ in busy) else grace
-        return now - self._progress > limit
+        return self._watch.time.since(self._progress, now) > limit
 
     def stop_now(self) -> None:
         """Kill the process. While an interpreter starts nothing is cancelled, because anyio would lose sight of it."""
@@ -197,7 +198,7 @@ class Supervisor:
             for name in ("socket", "page"):  # both sides have them open
                 (config.directory / name).unlink(missing_ok=True)
             self.home, self._process = link, _process_of(link.pid)
-            self._answered = time.monotonic()
+            self._watchdog = Watchdog(self._limits, self._watch, self.clock)
             if self.stopping:
                 link.stop()
             self._on_change()
@@ -235,6 +236,8 @@ class Supervisor:
         if patience and self._process is not None and self._process.returncode is None:
             asyncio.get_running_loop().call_later(_SWEEP_EVERY, self._sweep, link, patience - 1)
             return
+        if self._doom is None and self._page is not None and not patience:
+            self._page.give_up()  # by our own hand, but not of our own accord
         kill_group(link.pid)
 
     def _bury(self, log_tail: str) -> bool:
@@ -244,18 +247,28 @@ class Supervisor:
         if link is None or page is None:
             return False
         kill_group(link.pid)
-        cause = _cause_of_death(self._process)
-        kind, blamed = "crash", {call for call, _ in page.running()}
+        code = getattr(self._process, "returncode", None)
         if self.stopping:
-            kind, blamed = "closed", set()
-        elif doom is not None:
-            kind, blamed = doom
+            doom = Doom("closed", set())
+        elif doom is None:
+            doom = crash(page, code)
+        doom = doom._replace(cause=doom.cause or _cause_of_death(code))
         if not self.stopping:
-            log.warning("worker_died", worker=self.rank, reason=kind, cause=cause, calls=len(link.pending))
-        later = Lost(kind, cause=cause, log=log_tail)
-        link.end(later, lambda call: Lost(kind, suspects=len(blamed) * (call in blamed), cause=cause, log=log_tail))
+            log.warning("worker_died", worker=self.rank, reason=doom.kind, cause=doom.cause, calls=len(link.pending))
+        self._watch.kills += doom.from_outside
+        link.end(self._lost(doom, 0, log_tail), lambda call: self._lost(doom, call, log_tail))
         self._on_change()
         return True
+
+    def _lost(self, doom: Doom, call: int, log_tail: str) -> Lost:
+        return Lost(
+            doom.kind,
+            suspects=len(doom.blamed) if call in doom.blamed else 0,
+            cause=doom.cause,
+            log=log_tail,
+            from_outside=doom.from_outside,
+            kills=self._watch.kills,
+        )
 
     def watch(self, now: float) -> None:
         """Kill a process whose call or memory is past its limit."""
@@ -265,25 +278,12 @@ class Supervisor:
         if self._process is not None and self._process.returncode is not None:
             kill_group(link.pid)  # it is dead, and a child that it forked holds its socket
             return
-        running = page.running()
-        for call, start in running:
-            pending = link.pending.get(call)
-            limit = self._limits.of(pending[1]) if pending else self._limits.reset
-            if now - start > limit and (call, start) in self._seen_running:  # seen twice: not just being written
-                self._kill(link, "timeout", {call})
-                return
-        self._seen_running = set(running)
-        if running or not link.pending or self.clock.calls != self._calls_answered:
-            self._calls_answered, self._answered = self.clock.calls, now
-        elif now - self._answered > self._limits.reset:  # stuck outside of any call
-            self._kill(link, "timeout", set())
-            return
-        if self._limits.memory is not None and resident_bytes(link.pid) > self._limits.memory:
-            self._kill(link, "memory", {call for call, _ in running})
-            return
+        doom = self._watchdog.look(link, page, now)
+        if doom is not None:
+            self._kill(link, doom)
 
-    def _kill(self, link: Link, kind: str, blamed: set[int]) -> None:
-        self._doom = (kind, blamed)
+    def _kill(self, link: Link, doom: Doom) -> None:
+        self._doom = doom
         with contextlib.suppress(ProcessLookupError):
             os.kill(link.pid, signal.SIGKILL)
 
@@ -328,8 +328,7 @@ def _process_of(pid: int) -> Any:
     return next((process for process in _processes() if process.pid == pid), None)
 
 
-def _cause_of_death(process: Any) -> str:
-    code = getattr(process, "returncode", None)
+def _cause_of_death(code: int | None) -> str:
     if code is None:
         return "its end is not known"
     if code >= 0:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from asyncrollout.errors import UsageError
+from asyncrollout.pool.raised import describe, is_own, text_of
 from asyncrollout.types import Observation
 
 Place = Callable[[np.ndarray[Any, Any]], msgspec.msgpack.Ext | None]
@@ -65,6 +66,10 @@ class OddTypeError(TypeError):
 
 class UnsendableError(TypeError):
     """A value that not even pickle can take to another process."""
+
+
+class UnloadableError(UnsendableError):
+    """A value that can be pickled, and its pickle cannot be loaded."""
 
 
 LARGE_ARRAY = 64 * 1024
@@ -181,7 +186,7 @@ def to_pickle(value: Any) -> bytes:
     except RecursionError as error:
         raise UnsendableError("a value cannot be sent to another process: it is nested too deeply") from error
     except Exception as error:  # pickle raises all sorts
-        raise UnsendableError(f"a value cannot be sent to another process: {error}") from error
+        raise UnsendableError(f"a value cannot be sent to another process: {text_of(error)}") from error
 
 
 def embed(value: Any, place: Place | None = None) -> Any:
@@ -198,7 +203,13 @@ def detach(value: Any) -> Any:
     try:
         return _copy(value)
     except OddTypeError:  # as on the wire, the whole is pickled: what it shares with itself, or a cycle, stays
-        return pickle.loads(to_pickle(value))
+        pickled = to_pickle(value)
+    try:
+        return pickle.loads(pickled)
+    except BaseException as error:  # whatever a user's class does while it is made
+        if not is_own(error):
+            raise
+        raise UnloadableError(describe(error)) from error
 
 
 def _copy(value: Any, depth: int = 0) -> Any:
@@ -264,8 +275,10 @@ class Unpacker:
         if code == Code.PICKLE and self._trusted:
             try:
                 return pickle.loads(data)  # our own private socket
-            except (Exception, SystemExit) as error:  # whatever a user's class does while it is made
-                return Undecodable(f"{type(error).__name__}: {error}")
+            except BaseException as error:  # whatever a user's class does while it is made
+                if not is_own(error):
+                    raise
+                return Undecodable(describe(error))
         raise UsageError(f"unknown extension {code} on the wire")
 
 

@@ -94,6 +94,13 @@ class Worker:
 
     def run(self) -> None:
         """Say who we are, then serve until told to stop or until the pool is gone."""
+        try:
+            self._serve()
+        except BaseException:  # such as an env that closed our socket; the caller kills the whole process group
+            self._page.give_up()
+            raise
+
+    def _serve(self) -> None:
         self._socket.sendall(wire.frame([self._config.token, os.getpid()]))
         threading.Thread(target=self._flush_late, daemon=True).start()
         frames, unpack = wire.FrameReader(), wire.Unpacker()

@@ -1,0 +1,79 @@
+"""Which deaths of its workers count against an env, and when it fails because of them."""
+
+from collections import Counter
+
+from asyncrollout.pool.home import Lost
+from asyncrollout.pool.wire import Op
+
+_OWN_DEATHS = 2
+_OUTSIDE_DEATHS = 5
+_DOUBTFUL_DEATHS = 25
+_FRUITLESS_DEATHS = 500
+_UNSORTED = 2  # kills from outside after which all suspects are simply tried again
+
+
+class Blame:
+    """The deaths of workers that one env was on, in one episode.
+
+    Proof is a death at which no other env was at work. A crash proves more than a signal that anybody may have sent,
+    and such a kill says little while workers elsewhere are killed, too. A replay repeats what has gone well before, so
+    deaths there are counted apart from those at the call. A completed call clears the env of all but its crashes:
+    `max_restarts` bounds these in one episode.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self._crashes = 0
+        self._suspects = 0
+        self._halvings = 0
+        self._kills_shared = 0
+        self._fruitless = 0
+        self._crashes_at: Counter[Op] = Counter()
+        self._kills_at: Counter[Op] = Counter()
+        self._kills_before: dict[Op, int] = {}  # those in the whole pool before the first one counted here
+
+    @property
+    def companions(self) -> int:
+        """How many suspects, this one included, may be tried at a time; 0 if they need not be told apart."""
+        if self._suspects < 2 or not self._halvings:
+            return 0
+        return max(1, self._suspects >> self._halvings)
+
+    def add(self, lost: Lost, at: Op) -> str:
+        """Take note of a death; why the env is to fail of it, or nothing if it is to be restored."""
+        self._suspects = lost.suspects
+        self._fruitless += 1
+        alone = lost.suspects == 1
+        if lost.suspects and lost.from_outside:
+            self._add_kill(lost, at, alone=alone)
+        elif lost.suspects:
+            self._crashes_at[at] += 1
+            self._crashes += alone
+            self._halvings += 1
+        deaths = self._crashes_at[at] + self._kills_at[at]
+        if alone and (self._crashes_at[at] >= _OWN_DEATHS or deaths >= self._most_kills(lost, at)):
+            return f"{deaths} times at the same point"
+        if self._crashes > self._max_restarts:
+            return f"after {self._max_restarts} restarts in one episode"
+        if self._fruitless >= _FRUITLESS_DEATHS:
+            return f"for the {self._fruitless}th time in a row without a call of this env completed in between"
+        return ""
+
+    def _add_kill(self, lost: Lost, at: Op, *, alone: bool) -> None:
+        if alone:
+            self._kills_before.setdefault(at, lost.kills - 1)
+            self._kills_at[at] += 1
+        self._kills_shared += not alone
+        self._halvings += alone or self._kills_shared > _UNSORTED
+
+    def _most_kills(self, lost: Lost, at: Op) -> int:
+        here = self._kills_at[at]
+        elsewhere = lost.kills - self._kills_before.get(at, lost.kills) - here
+        return _DOUBTFUL_DEATHS if at is Op.REPLAY or elsewhere > here / 4 else _OUTSIDE_DEATHS
+
+    def clear(self) -> None:
+        """A call was completed."""
+        self._suspects = self._halvings = self._kills_shared = self._fruitless = 0
+        self._crashes_at.clear()
+        self._kills_at.clear()
+        self._kills_before.clear()

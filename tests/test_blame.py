@@ -1,0 +1,435 @@
+"""Who fails when workers die or stand still: the env that does it, and nobody who was merely there."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from asyncrollout import EnvCrashed, EnvPool, EnvTimeout, Outcome
+from asyncrollout.pool import blame
+from asyncrollout.pool.blame import Blame
+from asyncrollout.pool.home import Lost
+from asyncrollout.pool.observed import ObservedTime
+from asyncrollout.pool.wire import Op
+from tests.playing import pid_of
+from tests.scripts.processes import LIMIT, until
+from tests.test_faults import (
+    COUNTER,
+    FAULTY,
+    FAULTY_IO,
+    MIXED,
+    Transcript,
+    actions_of,
+    check_sound,
+    error_of,
+    frozen,
+    neighbours,
+    open_reset,
+    pids,
+    play,
+    undisturbed,
+)
+from tests.waiting import freeze
+
+uvloop_only = pytest.mark.asyncio(loop_factories=["uvloop"])
+
+BYSTANDER = Lost("crash")
+SHARED = Lost("crash", suspects=3)
+CRASH = Lost("crash", suspects=1)
+
+
+def kill(number: int, suspects: int = 1) -> Lost:
+    return Lost("crash", suspects=suspects, from_outside=True, kills=number)
+
+
+# What counts
+
+
+def test_a_crash_counts_at_the_second_time_and_a_kill_at_the_fifth() -> None:
+    mine = Blame(10)
+    assert not mine.add(CRASH, Op.STEP)
+    assert mine.add(CRASH, Op.STEP) == "2 times at the same point"
+    mine = Blame(10)
+    assert not any(mine.add(kill(number), Op.STEP) for number in range(1, 5))
+    assert mine.add(kill(5), Op.STEP) == "5 times at the same point"
+
+
+def test_a_completed_call_clears_an_env_of_all_but_its_crashes() -> None:
+    mine = Blame(3)
+    for _ in range(20):
+        assert not any(mine.add(kill(number), Op.STEP) for number in range(1, 5))
+        mine.clear()
+    for _ in range(3):
+        assert not mine.add(CRASH, Op.STEP)
+        mine.clear()
+    assert mine.add(CRASH, Op.STEP) == "after 3 restarts in one episode"
+
+
+def test_deaths_in_a_replay_are_not_those_at_a_step() -> None:
+    mine = Blame(10)
+    for at in (Op.STEP, Op.REPLAY, Op.OPEN):
+        assert not mine.add(CRASH, at)
+    assert mine.add(CRASH, Op.REPLAY)
+    mine = Blame(10)
+    assert not any(mine.add(kill(number), Op.REPLAY) for number in range(1, 25))
+    assert mine.add(kill(25), Op.REPLAY)
+
+
+def test_kills_say_little_while_others_are_killed_too() -> None:
+    mine = Blame(10)
+    assert not any(mine.add(kill(2 * number), Op.STEP) for number in range(1, 25))
+    assert mine.add(kill(50), Op.STEP)
+
+
+def test_a_bystander_is_restored_as_long_as_it_makes_progress() -> None:
+    mine = Blame(0)
+    for _ in range(3):
+        assert not any(mine.add(BYSTANDER, Op.STEP) for _ in range(499))
+        mine.clear()
+    assert not any(mine.add(BYSTANDER, Op.STEP) for _ in range(499))
+    assert "for the 500th time in a row without a call of this env completed" in mine.add(BYSTANDER, Op.STEP)
+
+
+def test_several_suspects_are_halved_and_none_of_them_is_convicted() -> None:
+    mine = Blame(0)
+    crowd = Lost("crash", suspects=16)
+    found = []
+    for _ in range(6):
+        assert not mine.add(crowd, Op.STEP)
+        found.append(mine.companions)
+    assert found == [8, 4, 2, 1, 1, 1]
+    mine = Blame(0)
+    assert not any(mine.add(kill(number, suspects=16), Op.STEP) for number in range(2))
+    assert mine.companions == 0  # not worth it: whoever kills from outside is not found so
+    mine.add(kill(3, suspects=16), Op.STEP)
+    assert mine.companions == 8
+
+
+# Deaths
+
+
+@uvloop_only
+async def test_envs_that_crash_once_each_cost_their_neighbours_nothing(tmp_path: Path) -> None:
+    """Each of them is lost far more often than `max_restarts` by the crashes of the others."""
+    generator = random.Random(5)
+    transcripts: dict[int, Transcript] = {}
+    actions: dict[int, list[Any]] = {}
+    async with EnvPool(workers=2) as pool:
+
+        async def live(number: int) -> None:
+            actions[number] = list(islice(actions_of(FAULTY, number), 30))
+            actions[number][generator.randrange(5, 25)] = ["once", str(tmp_path / f"{number}"), "exit", 3]
+            async with pool.open(FAULTY) as env:
+                transcripts[number] = await play(env, number, actions[number])
+
+        with anyio.fail_after(4 * LIMIT):
+            async with anyio.create_task_group() as tasks:
+                for number in range(24):
+                    tasks.start_soon(live, number)
+        assert pool.stats().restarts == 24
+    for number, transcript in transcripts.items():
+        assert transcript == await undisturbed(FAULTY, number, actions[number])
+
+
+class Hail:
+    """Envs play one episode after the other, while workers are killed; counts what they did."""
+
+    def __init__(self, pool: EnvPool, seed: int) -> None:
+        self.pool, self.generator = pool, random.Random(seed)
+        self.steps = self.episodes = self.kills = 0
+        self.over = False
+
+    async def live(self, number: int, turns: int) -> None:
+        spec = MIXED[number % len(MIXED)]
+        seed = 1000 * number
+        async with self.pool.open(spec) as env:
+            while not self.over:
+                seed += 1
+                actions = list(islice(actions_of(spec, seed), turns))
+                transcript = [frozen(await env.reset(seed=seed))]
+                for action in actions:
+                    transcript.append(frozen(await env.step(action)))
+                    self.steps += 1
+                self.episodes += 1
+                if self.episodes % 16 == 0:
+                    assert transcript == await undisturbed(spec, seed, actions)
+
+    def strike(self) -> None:
+        if serving := pids(self.pool):
+            self.kills += 1
+            os.kill(self.generator.choice(serving), signal.SIGKILL)
+
+
+@uvloop_only
+async def test_nobody_fails_in_a_hail_of_kills() -> None:
+    """A worker is killed as soon as one serves, so that few calls are ever completed in between."""
+    async with EnvPool(workers=2) as pool:
+        hail = Hail(pool, 7)
+        with anyio.fail_after(4 * LIMIT):
+            async with anyio.create_task_group() as tasks:
+                for number in range(12):
+                    tasks.start_soon(hail.live, number, 8)
+                while hail.kills < 15:
+                    await until(lambda: len(pids(pool)) == 2)
+                    steps = hail.steps
+                    await until(lambda steps=steps: hail.steps >= steps + hail.generator.randrange(8))  # type: ignore[misc]
+                    hail.strike()
+                    await until(lambda: pool.stats().restarts == hail.kills)
+                hail.over = True
+
+
+@uvloop_only
+@pytest.mark.slow
+async def test_a_kill_every_fifth_of_a_second_for_20_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """The pace before and afterwards is printed."""
+    async with EnvPool(workers=3) as pool:
+        hail = Hail(pool, 11)
+
+        async def pace(seconds: float) -> float:
+            steps, start = hail.steps, time.perf_counter()
+            await anyio.sleep(seconds)
+            return (hail.steps - steps) / (time.perf_counter() - start)
+
+        with anyio.fail_after(20 * LIMIT):
+            async with anyio.create_task_group() as tasks:
+                for number in range(64):
+                    tasks.start_soon(hail.live, number, 20)
+                await until(lambda: hail.episodes > 64)
+                before = await pace(5)
+                for _ in range(100):
+                    hail.strike()
+                    await anyio.sleep(0.2)
+                await until(lambda: len(pids(pool)) == 3)
+                await pace(2)
+                after = await pace(5)
+                hail.over = True
+        with capsys.disabled():
+            print(f"\n{hail.kills} kills, {hail.episodes} episodes, {before:.0f} steps/s before, {after / before:.2f}x")
+
+
+async def strike_when_told(told: Path, number: int) -> None:
+    """Have the worker that says where it is die by a signal."""
+    await until(lambda: told.exists() and told.read_text())
+    pid = int(told.read_text())
+    told.unlink()
+    os.kill(pid, number)
+
+
+@uvloop_only
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+async def test_kills_at_the_same_step_and_in_its_replay_are_not_blamed_on_the_env(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    def held(place: str, times: range) -> list[Any]:
+        fault: list[Any] = ["tell", str(tmp_path / "told"), "block"]
+        for time_ in times:
+            fault = ["nth", time_, str(tmp_path / f"{place} {time_}"), *fault]
+        return fault
+
+    gate = tmp_path / "pass"
+    wait = ["tell", str(tmp_path / "told"), "wait", str(gate)]
+    async with EnvPool(workers=2) as pool, neighbours(pool, COUNTER):
+        env = await open_reset(pool, FAULTY, 6)
+        outcomes: list[Outcome] = []
+
+        async def step(action: Any) -> None:
+            outcomes.append(await env.step(action))
+
+        with anyio.fail_after(2 * LIMIT):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(step, wait)
+                for _ in range(4):
+                    await strike_when_told(tmp_path / "told", number)
+                await until((tmp_path / "told").exists)
+                gate.touch()
+            (tmp_path / "told").unlink()
+            gate.unlink()
+            async with anyio.create_task_group() as tasks:  # from here on, its replay is held
+                os.kill(pid_of(pool, env), number)
+                tasks.start_soon(step, 2)
+                for _ in range(6):
+                    await strike_when_told(tmp_path / "told", number)
+                await until((tmp_path / "told").exists)
+                gate.touch()
+        assert [frozen(outcome) for outcome in outcomes] == (await undisturbed(FAULTY, 6, [1, 2]))[1:]
+
+
+@uvloop_only
+async def test_an_env_whose_replay_always_crashes_fails(tmp_path: Path) -> None:
+    trace = str(tmp_path / "first")
+    async with EnvPool(workers=2) as pool, neighbours(pool, COUNTER):
+        env = await open_reset(pool, FAULTY, 6)
+        await env.step(["past first", trace, "exit", 3])
+        os.kill(pid_of(pool, env), signal.SIGKILL)
+        error = await error_of(env.step, 1)
+        assert type(error) is EnvCrashed
+        assert "exit code 3) during replay, 2 times at the same point" in str(error)
+        assert pool.stats().restarts == 3
+
+
+@uvloop_only
+async def test_deaths_without_end_and_without_progress_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blame, "_FRUITLESS_DEATHS", 4)
+    async with EnvPool(workers=1) as pool:
+        env = await open_reset(pool, COUNTER, 6)
+        for _ in range(6):  # each of them with a step in between
+            os.kill(pid_of(pool, env), signal.SIGKILL)
+            await env.step(1)
+        seat = env.seat
+        for _ in range(3):
+            seat._accept(BYSTANDER, Op.STEP)
+        with pytest.raises(EnvCrashed, match="for the 4th time in a row without a call of this env completed"):
+            seat._accept(BYSTANDER, Op.STEP)
+
+
+# Time
+
+
+def test_time_in_which_nobody_watched_is_not_counted() -> None:
+    seen = ObservedTime(0.0, 0.0)
+    for tick in range(1, 11):
+        seen.tick(tick / 10, 0.0)
+    assert seen.since(0.0, 1.0) == 1.0
+    seen.tick(61.0, 0.0)  # frozen for a minute
+    assert seen.since(0.0, 61.0) == pytest.approx(1.1)
+    assert seen.since(31.0, 61.0) == pytest.approx(0.0)  # begun meanwhile, by a worker that was not
+    seen.tick(61.1, 0.0)
+    assert seen.since(31.0, 61.1) == pytest.approx(0.1)
+    seen.tick(71.1, 9.0)  # a loop that computes for nine seconds is late as well, and not frozen
+    assert seen.since(61.1, 71.1) == pytest.approx(9.1)
+
+
+def stand_still(seconds: float) -> None:
+    """The event loop's thread does nothing, as if it were frozen."""
+    time.sleep(seconds)
+
+
+@uvloop_only
+async def test_a_frozen_program_blames_no_step(tmp_path: Path) -> None:
+    told, gate = tmp_path / "told", tmp_path / "gate"
+    async with EnvPool(workers=1, step_timeout=1, reset_timeout=1) as pool:
+        env = await open_reset(pool, FAULTY, 6)
+        outcomes: list[Outcome] = []
+
+        async def step() -> None:
+            outcomes.append(await env.step(["tell", str(told), "wait", str(gate)]))
+
+        with anyio.fail_after(LIMIT):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(step)
+                await until(told.exists)
+                (pid,) = pids(pool)
+                freeze(pid)
+                stand_still(1.5)
+                os.kill(pid, signal.SIGCONT)
+                ticks = pool._backend._watch.time  # type: ignore[union-attr]
+                await until(lambda: ticks._gaps)
+                gate.touch()
+        assert pids(pool) == [pid]
+        assert frozen(outcomes[0]) == (await undisturbed(FAULTY, 6, [1]))[-1]
+
+
+@uvloop_only
+@pytest.mark.parametrize("frozen_at", [1.5, 0.7], ids=["past the limit", "before it"])
+async def test_a_frozen_program_blames_no_step_on_the_event_loop(frozen_at: float, tmp_path: Path) -> None:
+    told, gate = tmp_path / "told", tmp_path / "gate"
+    async with EnvPool(backend="inline", step_timeout=1) as pool:
+        env = await open_reset(pool, FAULTY_IO, 6)
+        outcomes: list[Outcome] = []
+
+        async def step() -> None:
+            outcomes.append(await env.step(["tell", str(told), "wait", str(gate)]))
+
+        with anyio.fail_after(LIMIT):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(step)
+                await until(told.exists)
+                stand_still(frozen_at)
+                await anyio.sleep(0.5)  # past the limit by now, most of which nobody saw
+                gate.touch()
+            assert type(await error_of(env.step, ["block"])) is EnvTimeout
+        assert frozen(outcomes[0]) == (await undisturbed(FAULTY_IO, 6, [1]))[-1]
+
+
+@uvloop_only
+async def test_a_worker_that_is_stopped_in_a_step_is_replaced_and_the_env_is_not_blamed(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    async with EnvPool(workers=1, step_timeout=0.5) as pool:
+        env = await open_reset(pool, FAULTY, 6)
+        outcomes: list[Outcome] = []
+
+        async def step() -> None:
+            outcomes.append(await env.step(["once", str(tmp_path / "first"), "tell", str(told), "block"]))
+
+        with anyio.fail_after(LIMIT):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(step)
+                await until(told.exists)
+                freeze(pids(pool)[0])
+        assert pool.stats().restarts == 1
+        assert frozen(outcomes[0]) == (await undisturbed(FAULTY, 6, [1]))[-1]
+
+
+@uvloop_only
+@pytest.mark.parametrize("call", ["step", "reset"])
+async def test_a_worker_that_is_stopped_while_idle_is_replaced_after_the_limit_of_a_step(call: str) -> None:
+    async with EnvPool(workers=1, step_timeout=0.5, reset_timeout=10**6) as pool:
+        env = await open_reset(pool, COUNTER, 6)
+        freeze(pids(pool)[0])
+        with anyio.fail_after(LIMIT):
+            await (env.step(1) if call == "step" else env.reset(seed=6))
+        assert pool.stats().restarts == 1
+        await check_sound(env, COUNTER)
+
+
+@uvloop_only
+async def test_a_step_that_only_waits_still_times_out(tmp_path: Path) -> None:
+    async with EnvPool(workers=1, step_timeout=0.5) as pool:
+        for spec in (FAULTY, FAULTY_IO):
+            env = await open_reset(pool, spec, 6)
+            assert type(await error_of(env.step, ["block"])) is EnvTimeout
+
+
+_HOG = "import os\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: pass"
+
+
+@uvloop_only
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who waits for a CPU")
+async def test_a_worker_that_gets_no_cpu_is_not_taken_for_slow(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    cpu = min(os.sched_getaffinity(0))
+    async with EnvPool(workers=1, step_timeout=1) as pool:
+        env = await open_reset(pool, FAULTY, 6)
+        (pid,) = pids(pool)
+        outcomes: list[Outcome] = []
+
+        async def step() -> None:
+            outcomes.append(await env.step(["tell", str(told), "use cpu", 0.2]))
+
+        hog_command = [sys.executable, "-c", _HOG % cpu]
+        with subprocess.Popen(hog_command, stdout=subprocess.PIPE) as hog:  # noqa: ASYNC220 (starts at once)
+            try:
+                assert hog.stdout is not None
+                await anyio.to_thread.run_sync(hog.stdout.readline)
+                os.sched_setaffinity(pid, {cpu})
+                os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+                with anyio.fail_after(LIMIT):
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(step)
+                        await until(told.exists)
+                        begun = time.monotonic()
+                        await until(lambda: time.monotonic() - begun > 1.5)
+                        hog.kill()
+            finally:
+                hog.kill()
+        assert pids(pool) == [pid]
+        assert frozen(outcomes[0]) == (await undisturbed(FAULTY, 6, [1]))[-1]
