@@ -6,6 +6,7 @@ import msgspec
 
 from asyncrollout.errors import UsageError
 from asyncrollout.policies import codec
+from asyncrollout.policies.bodies import ENCODINGS
 from asyncrollout.policies.codec import Mode, ServerKind
 from asyncrollout.policies.context import Overflow
 from asyncrollout.policies.endpoint import Endpoint
@@ -121,7 +122,7 @@ class Key:
         self._key = (key or "").strip()
         if not self._key.isprintable():
             raise UsageError("OpenAIPolicy: the API key has characters that no key can have")
-        self.headers = {"Content-Type": "application/json"}
+        self.headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
         if self._key:
             self.headers["Authorization"] = f"Bearer {self._key}"
         self.closing = {**self.headers, "Connection": "close"}  # llama.cpp closes after a stream without saying so

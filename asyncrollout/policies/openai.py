@@ -19,7 +19,8 @@ import structlog
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, ContextError, ProviderError, UsageError
 from asyncrollout.policies import codec
-from asyncrollout.policies.answers import clipped, refusal
+from asyncrollout.policies.answers import AbortedReplyError, clipped, refusal
+from asyncrollout.policies.bodies import LARGE, in_thread
 from asyncrollout.policies.call import SERVERS_OWN, Call, Key
 from asyncrollout.policies.codec import STREAMED, Mode, ServerKind
 from asyncrollout.policies.context import read_overflow
@@ -123,6 +124,7 @@ class OpenAIPolicy:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=30),
+            auto_decompress=False,
         )
         await self._health.open(self._client)
         return self
@@ -162,12 +164,18 @@ class OpenAIPolicy:
                 call.began = charged()
                 answer = await self._try(endpoint, call)
                 if answer is not None and answer.status == 200:
-                    generation = self._accept(call.request, answer, endpoint, started)
-                    if generation.finish_reason == "abort" and not self._gate.is_open:
-                        refund(call.began)
-                        continue  # stopped by the server for new weights
-                    timings = _timings(began, started, answer, call.tries)
-                    return msgspec.structs.replace(generation, version=version, timings=timings)
+                    try:
+                        generation = await self._accept(call, answer, endpoint, started)
+                    except AbortedReplyError as error:
+                        if not self._gate.is_open:
+                            refund(call.began)
+                            continue  # stopped by the server for new weights
+                        endpoint.limit.failed(time.monotonic())
+                        call.fails(endpoint, str(error))
+                        answer = None
+                    else:
+                        timings = _timings(began, started, answer, call.tries)
+                        return msgspec.structs.replace(generation, version=version, timings=timings)
                 wait = None if answer is None else self._refuse(call, answer, endpoint, started)
             finally:
                 endpoint.leave()
@@ -179,7 +187,7 @@ class OpenAIPolicy:
             others = endpoint is not self._router.find(call.request.session, call.failed)
             if 0 < call.failures < len(self.endpoints) and others:
                 continue  # each may be asked once without a pause
-            own = backoff(call.tries, self._jitter)
+            own = backoff(call.tries - 1, self._jitter)
             await self._rest(call, own if wait is None else max(wait, min(own, _LEAST_WAIT)))
 
     async def _rest(self, call: Call, seconds: float) -> None:
@@ -328,19 +336,27 @@ class OpenAIPolicy:
         if page is not None:
             await post_page(self._opened(), endpoint, page, mode, self._key.headers)
 
-    def _accept(self, request: Request, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
-        stops = codec.stops_of(request.sampling, self._sampling)
-        try:
-            generation = codec.decode(answer.content, logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
-        except ProviderError:  # it shows a part of the answer: again, with the key hidden before anything is cut off
-            codec.decode(self._key.hidden_in(answer.content), logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
-            raise
+    async def _accept(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
+        request = call.request
+        if len(answer.content) < LARGE:
+            generation = self._decode(request, answer, endpoint)
+        else:
+            with self._bounded(call.deadline):
+                generation = await in_thread(self._decode, request, answer, endpoint)
         endpoint.losses = 0
         if endpoint.kind == "vllm" and not self._has_warned:
             self._warn_of_logprobs(endpoint, request.sampling)
         work = _TOKENS_OF_A_PROMPT + generation.usage.completion
         endpoint.limit.succeeded(started, time.monotonic(), work=work, is_full=endpoint.is_full)
         return generation
+
+    def _decode(self, request: Request, answer: Answer, endpoint: Endpoint) -> Generation:
+        stops = codec.stops_of(request.sampling, self._sampling)
+        try:
+            return codec.decode(answer.content, logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
+        except ProviderError:  # it shows a part of the answer: again, with the key hidden before anything is cut off
+            codec.decode(self._key.hidden_in(answer.content), logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
+            raise
 
     def _refuse(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> float | None:
         """What an answer without a generation means: an error at once, or how long to wait."""

@@ -8,12 +8,12 @@ import anyio
 import msgspec
 
 from asyncrollout.policies.answers import refusal
+from asyncrollout.policies.bodies import read_start
 from asyncrollout.policies.call import Key
 from asyncrollout.policies.codec import ServerKind
 from asyncrollout.policies.endpoint import Answer, Endpoint
 
 _SECONDS = 5.0
-_MOST_BYTES = 10_000
 _SIGNS: dict[ServerKind, str] = {"vllm": "/version", "sglang": "/get_server_info", "llamacpp": "/props"}
 _NO_SUCH_PAGE = frozenset({404, 405, 501})
 
@@ -47,7 +47,7 @@ async def _get(client: aiohttp.ClientSession, url: str, headers: Mapping[str, st
         with anyio.fail_after(_SECONDS):
             async with client.get(url, headers=headers, allow_redirects=False) as response:
                 first_byte = time.monotonic()
-                content = b"" if response.status == 200 else await response.content.read(_MOST_BYTES)
+                content = b"" if response.status == 200 else await read_start(response)
                 return Answer(response.status, response.headers, content, first_byte)
     except (aiohttp.ClientError, OSError, TimeoutError):
         return None
