@@ -1,5 +1,6 @@
 """One server: how many calls it gets at a time, whether it is up, and a call to it."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ class Endpoint:
         self.kind = kind
         self.context: int | None = None  # tokens; known once the server has said it
         self.probing = anyio.Lock()
+        self.has_answered = False  # anything but 5xx, ever
+        self.silence = (-math.inf, "")  # when it was last asked for its kind without an answer, and why there was none
         self.up = True
         self.has_weights = True  # or might have: false once it may have been restarted with others
         self.losses = 0  # in a row
