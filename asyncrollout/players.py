@@ -1,7 +1,6 @@
 """Who plays, as a configuration says: policies, agents, and code of the user's own."""
 
 import importlib
-import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -37,8 +36,7 @@ async def open_policy(chosen: schema.Policy) -> AsyncIterator[Policy]:
                 yield policy
         case schema.OpenAI():
             options = msgspec.structs.asdict(chosen)
-            key = os.environ.get(options.pop("api_key_env"), "")
-            async with OpenAIPolicy(api_key=key, kind=options.pop("server"), **options) as policy:
+            async with OpenAIPolicy(kind=options.pop("server"), **options) as policy:
                 yield policy
 
 

@@ -74,7 +74,7 @@ def test_defaults_are_those_of_rollouts() -> None:
 def test_policies_and_agents_have_the_options_of_their_classes() -> None:
     openai = parameters(ar.OpenAIPolicy)
     own = defaults(schema.OpenAI)
-    assert own.pop("api_key_env") == "OPENAI_API_KEY"
+    assert own["api_key_env"] == "OPENAI_API_KEY"
     assert openai.pop("api_key") is None
     assert own.pop("server") == openai.pop("kind") is None
     assert openai.pop("on_back") is None  # a trainer's function

@@ -76,6 +76,21 @@ async def test_script_may_be_a_function() -> None:
     assert await ScriptedPolicy(lambda _: whole).generate(ASKED) is whole
 
 
+@pytest.mark.parametrize("action", [3, 0, (1, 2), [0.5], {"left": 1}])
+async def test_script_may_have_actions(action: Any) -> None:
+    async def later(_: Request) -> Any:
+        return action
+
+    for script in ([action], lambda _: action, later):
+        found = await ScriptedPolicy(script).generate(ASKED)
+        assert (found.text, found.action) == ("", action)
+
+
+async def test_script_without_a_reply() -> None:
+    with pytest.raises(UsageError, match="None for a reply"):
+        await ScriptedPolicy(lambda _: None).generate(ASKED)
+
+
 @pytest.mark.parametrize("wrong", ["text", []])
 def test_what_is_no_script(wrong: Any) -> None:
     with pytest.raises(UsageError, match="a list of replies"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import Generation, ProviderError, Request, Sampling, Usage, UsageError
-from asyncrollout.policies.answers import refusal
+from asyncrollout.policies.answers import AbortedReplyError, refusal
 from asyncrollout.policies.codec import Mode, ServerKind, Stops, decode, encode, stops_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -289,6 +289,70 @@ def test_tokens_that_do_not_belong_to_the_text(fields: dict[str, Any], why: str)
 def test_tokens_of_the_text_and_more() -> None:
     assert read(answer(logprobs=entries("Hi", " there", "<|im_end|>"))).logprobs == [-0.5] * 3
     assert read(answer(message={"content": "é"}, logprobs=entries("é"))).logprobs == [-0.5]
+
+
+SPECIAL = entries("<think>", "hm", "</think>", "<|im_end|>")
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("silent", [{"content": None}, {"content": ""}, {}])
+@pytest.mark.parametrize("ids", [{}, {"token_ids": [5, 6]}, {"response_token_ids": [5, 6]}])
+def test_no_text_with_logprobs_of_another_one(silent: dict[str, Any], ids: dict[str, Any]) -> None:
+    for told in (entries("Hi", " there"), entries("<answer>Up</answer>", "")):
+        with pytest.raises(ProviderError, match="its logprobs are those of another text"):
+            read(answer(message=silent, logprobs=told, **ids))
+    with pytest.raises(ProviderError, match="its logprobs are those of another text"):
+        read(answer(message=None, text="", logprobs={"tokens": ["Hi", " there"], "token_logprobs": [-1, -1]}, **ids))
+    named = {"content": [{**entry, "id": 5} for entry in entries("Hi", " there")["content"]]}
+    with pytest.raises(ProviderError, match="its logprobs are those of another text"):
+        read(answer(message=silent, logprobs=named))
+
+
+def test_token_ids_of_another_text() -> None:
+    with pytest.raises(ProviderError, match="its logprobs are those of another text"):
+        read(answer(logprobs=entries("Bye", " now"), token_ids=[5, 6]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "stops"),
+    [
+        ({"message": {"content": None, "tool_calls": [CALL]}, "finish_reason": "tool_calls"}, Stops()),
+        ({"message": {"content": None, "reasoning_content": "Hi there"}, "finish_reason": "length"}, Stops()),
+        ({"message": {"content": None, "reasoning": "Hi there"}}, Stops()),
+        ({"message": {"content": None}, "finish_reason": "content_filter"}, Stops()),
+        ({"message": {"content": None}, "logprobs": entries("<|im_end|>")}, Stops()),
+        ({"message": {"content": ""}, "logprobs": entries("\n\n", "</s>")}, Stops()),
+        ({"message": {"content": None}, "logprobs": SPECIAL}, Stops()),
+        ({"message": {"content": None}, "logprobs": entries("token_id:5", "token_id:6")}, Stops()),
+        ({"message": {"content": None}, "logprobs": {"content": [{"logprob": -1}]}}, Stops()),
+        ({"message": {"content": ""}, "logprobs": entries("Hi", " there")}, Stops(("Hi",))),
+        ({"message": {"content": ""}, "logprobs": entries(" Hi", " there")}, Stops(("Hi",))),
+        ({"message": {"content": ""}, "logprobs": entries("\n", "Hi")}, Stops(("\n",))),
+        ({"message": {"content": ""}, "stop_reason": "Hi"}, Stops()),
+        ({"logprobs": entries("<think>", "hm", "</think>", "Hi", " there", "<|im_end|>")}, Stops()),
+        ({"logprobs": entries("Hi", "<|sep|>", " there")}, Stops()),
+        ({"logprobs": entries("Hi", " there", " Bye")}, Stops((" Bye",))),
+        ({"logprobs": entries("\u0120Hi", "\u0120there")}, Stops()),
+        ({"logprobs": entries("token_id:5", "token_id:6")}, Stops()),
+        ({"message": {"content": "\N{GRINNING FACE}"}, "logprobs": entries("\ufffd", "\ufffd")}, Stops()),
+        ({"message": {"content": "Hi", "tool_calls": [CALL]}, "logprobs": entries("<call>", "f")}, Stops()),
+    ],
+)
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_tokens_that_cannot_be_held_against_a_text(fields: dict[str, Any], stops: Stops, with_ids: bool) -> None:
+    given = answer(**fields)
+    told = given["choices"][0]["logprobs"]["content"]
+    if with_ids:
+        given["choices"][0]["token_ids"] = [*range(len(told))]
+    generation = decode(json.dumps(given).encode(), logprobs=True, stops=stops)
+    assert generation.logprobs == [entry["logprob"] for entry in told]
+    assert (generation.token_ids is not None) == with_ids
+
+
+def test_aborted_reply_is_none() -> None:
+    with pytest.raises(AbortedReplyError, match="the server aborted the reply"):
+        read(answer(finish_reason="abort"))
+    assert read(answer(finish_reason="content_filter")).finish_reason == "abort"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from asyncrollout import BatchedPolicy, ClosedError, OpenAIPolicy, ProviderError, Request, Sampling, UsageError
-from asyncrollout.policies.endpoint import MOST_BYTES
+from asyncrollout.policies.bodies import MOST_BYTES
 from asyncrollout.policies.retries import read_retry_after
 from tests import llm_faults as faults
 from tests.llm_faults import Answer, Cut, Edit, Hold, Reply, Trickle
@@ -190,7 +190,7 @@ async def test_stream_that_breaks_off_is_an_error() -> None:
 async def test_answer_without_end_is_given_up() -> None:
     huge = faults.huge(MOST_BYTES // 2**20 + 1)
     async with llm_server(script=lambda *_: huge) as server, policy(server) as asked:
-        with pytest.raises(ProviderError, match="malformed answer: it has more than 67108864 bytes"):
+        with pytest.raises(ProviderError, match="malformed answer: it has more than 16777216 bytes"):
             await asked.generate(ask())
 
 
@@ -433,6 +433,29 @@ async def test_calls_that_the_server_itself_stops_for_new_weights_are_made_again
                 assert not answers
                 await asked.resume(1)
     assert (answers[0].finish_reason, answers[0].version) == ("stop", 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_reply_that_a_server_aborts_by_itself_is_asked_for_again(kind: Any) -> None:
+    async with llm_server(kind=kind, script=[faults.ABORTED, faults.ABORTED]) as server, policy(server) as asked:
+        generation = await asked.generate(ask())
+        assert (generation.text, generation.finish_reason) == ("reply to Hello", "stop")
+        assert generation.timings.attempts == 3
+        assert asked.endpoints[0].up
+    async with llm_server(script=lambda *_: faults.ABORTED) as server, policy(server, attempts=2) as asked:
+        with pytest.raises(ProviderError, match=r"the server aborted the reply \(after 2 attempts\)"):
+            await asked.generate(ask())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_text_with_logprobs_of_another_one_is_malformed(kind: Any) -> None:
+    def drop_text(whole: dict[str, Any]) -> None:
+        whole["choices"][0]["message"]["content"] = None
+
+    async with llm_server(kind=kind, script=[Edit(drop_text)]) as server, policy(server) as asked:
+        with pytest.raises(ProviderError, match="malformed answer: its logprobs are those of another text"):
+            await asked.generate(ask())
+        assert (await asked.generate(ask())).text == "reply to Hello"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def endpoint(name: str) -> Endpoint:
 async def test_kind_is_not_settled_while_the_server_is_away() -> None:
     async with llm_server(kind="vllm") as server:
         port = port_of(server)
-    async with OpenAIPolicy(f"http://127.0.0.1:{port}/v1", "m", attempts=2) as asked:
+    async with OpenAIPolicy(f"http://127.0.0.1:{port}/v1", "m", attempts=2, wait_for_server=0.05) as asked:
         with pytest.raises(ProviderError, match="it does not answer"):
             await asked.generate(ask())
         async with llm_server(kind="vllm", port=port):

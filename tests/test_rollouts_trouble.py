@@ -271,7 +271,7 @@ async def test_agents_that_give_no_move_are_mistakes_of_the_caller() -> None:
     async with rollouts(agent=Odd("go 1")) as source:
         with pytest.raises(UsageError, match=r"Odd.act\(\) gives a Move, and not 'go 1'"):
             await source.collect(groups=1)
-    async with rollouts(ScriptedPolicy(lambda request: None)) as source:  # type: ignore[arg-type, return-value]
+    async with rollouts(ScriptedPolicy(lambda request: None)) as source:
         with pytest.raises(RolloutError):
             await source.collect(groups=1)
 

@@ -95,6 +95,7 @@ class OpenAI(Calls, frozen=True, kw_only=True, tag_field="kind", tag="openai"):
     server: Literal["openai", "vllm", "sglang", "llamacpp"] | None = None
     concurrency: Literal["adaptive"] | FromOne = "adaptive"
     max_concurrency: FromOne = 4096
+    wait_for_server: Positive = 10.0
     version: FromZero = 0
 
 

@@ -8,21 +8,31 @@ from msgspec import UNSET, UnsetType
 from asyncrollout.errors import ProviderError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # token ids are arrays of 32 bits
+Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 TokenIds = list[Count]
 Stop = str | int | None | UnsetType
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What reading bytes that make no sense can raise."""
 
+MOST_VALUES = 2_000_000
+MOST_OBJECTS = 400_000
+"""JSON values in an answer, and objects among them, roughly: they take up to 40 times the memory of their text."""
+
 _SHOWN = 300
 _READ = 10_000
+_PIECE = 2**20
 
 
-class Token(msgspec.Struct):
+class AbortedReplyError(ProviderError):
+    """The server stopped a reply before its end, as for new weights or when it shuts down."""
+
+
+class Token(msgspec.Struct, gc=False):
     logprob: float
     id: Count | None = None
     token: str = ""
-    bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
+    bytes: msgspec.Raw = msgspec.Raw(b"null")  # seldom needed; as lists they take most of the time of decoding
 
 
 class Logprobs(msgspec.Struct):
@@ -100,6 +110,17 @@ def refusal(content: bytes) -> str:
     error, code = (said.error.message, said.error.code) if isinstance(said.error, _Error) else (said.error, said.code)
     text = (error or said.message or (said.detail and str(said.detail)) or shown(content))[:_READ]
     return f"{text} ({code[:_SHOWN]})" if isinstance(code, str) and code and code not in text else text
+
+
+def check_values(content: bytes) -> None:
+    """Refuse what would take too much memory and time to decode; piece by piece, since counting holds the GIL."""
+    values = objects = 0
+    for start in range(0, len(content), _PIECE):
+        end = start + _PIECE
+        values += sum(content.count(sign, start, end) for sign in (b",", b"[", b"\n"))
+        objects += content.count(b"{", start, end)
+        if values > MOST_VALUES or objects > MOST_OBJECTS:
+            raise malformed(f"it has more than {MOST_VALUES} values, or {MOST_OBJECTS} objects", content)
 
 
 def malformed(why: str, content: bytes) -> ProviderError:

@@ -1,14 +1,16 @@
 """A call on its way: what was asked, what has been tried, and the key that goes with it."""
 
 import json
+import os
 
 import msgspec
 
 from asyncrollout.errors import UsageError
 from asyncrollout.policies import codec
+from asyncrollout.policies.bodies import ENCODINGS
 from asyncrollout.policies.codec import Mode, ServerKind
 from asyncrollout.policies.context import Overflow
-from asyncrollout.policies.endpoint import Endpoint
+from asyncrollout.policies.endpoint import Answer, Endpoint
 from asyncrollout.policies.holding import Held
 from asyncrollout.types import Request, Sampling
 
@@ -21,7 +23,8 @@ class Call:
     """A request on its way: what has been tried, and what went wrong."""
 
     __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_room", "began", "failed", "failures",
-                 "had_stale_connection", "is_again", "most", "refusals", "request", "trouble")  # fmt: skip
+                 "had_stale_connection", "is_again", "most", "refusals", "refused_by", "request",
+                 "trouble")  # fmt: skip
 
     def __init__(self, request: Request, deadline: float, held: Held) -> None:
         self.request = request
@@ -31,6 +34,7 @@ class Call:
         self.failures = self.refusals = 0
         self.failed: Endpoint | None = None
         self.trouble = ""
+        self.refused_by: tuple[Endpoint, Answer] | None = None  # for good
         self.is_again = self.had_stale_connection = False
         self.most: int | None = None  # tokens, as last asked for
         self._bodies: dict[ServerKind, bytes] = {}
@@ -115,15 +119,20 @@ class Call:
 class Key:
     """The headers with the key; it has no representation that shows it."""
 
-    __slots__ = ("_forms", "_key", "closing", "headers")
+    __slots__ = ("_forms", "_key", "closing", "headers", "origin")
 
-    def __init__(self, key: str | None) -> None:
-        self._key = (key or "").strip()
+    def __init__(self, key: str | None, variable: str) -> None:
+        """The argument, or what an environment variable has."""
+        self._key = (os.environ.get(variable, "") if key is None else key).strip()
         if not self._key.isprintable():
             raise UsageError("OpenAIPolicy: the API key has characters that no key can have")
-        self.headers = {"Content-Type": "application/json"}
+        self.headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
         if self._key:
             self.headers["Authorization"] = f"Bearer {self._key}"
+        if not self._key:
+            self.origin = f"no key was sent: set ${variable}, or give api_key="
+        else:
+            self.origin = f"the key is that of ${variable}" if key is None else "the key is that of api_key="
         self.closing = {**self.headers, "Connection": "close"}  # llama.cpp closes after a stream without saying so
         escaped = self._key.replace("\\", "\\\\")
         forms = {

@@ -8,7 +8,20 @@ from msgspec import UNSET
 
 from asyncrollout.errors import UsageError
 from asyncrollout.pictures import data_url, is_picture
-from asyncrollout.policies.answers import UNREADABLE, Choice, Logprobs, Message, Reply, Token, Used, malformed
+from asyncrollout.policies.answers import (
+    UNREADABLE,
+    AbortedReplyError,
+    Choice,
+    Logprobs,
+    Message,
+    Reply,
+    Token,
+    Used,
+    check_values,
+    malformed,
+)
+from asyncrollout.policies.bodies import LARGE
+from asyncrollout.policies.spelling import spell, spell_nothing
 from asyncrollout.policies.streams import is_stream, join
 from asyncrollout.types import FinishReason, Generation, Request, Sampling, Usage
 
@@ -33,7 +46,6 @@ _FINISHED: dict[str | None, FinishReason] = {
     "length": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
-    "abort": "abort",
     "content_filter": "abort",
 }
 _ONLY_TEXT = frozenset({"text", "input_text"})
@@ -92,6 +104,8 @@ def _listed(value: Any) -> list[Any]:
 
 def decode(content: bytes, *, logprobs: bool, stops: Stops = NO_STOPS, kind: ServerKind | None = None) -> Generation:
     """The one choice of an answer, whole or streamed; token ids and logprobs are all there, or none."""
+    if len(content) > LARGE:
+        check_values(content)
     try:
         reply = join(content) if is_stream(content) else _reply.decode(content)
     except UNREADABLE as error:
@@ -100,6 +114,8 @@ def decode(content: bytes, *, logprobs: bool, stops: Stops = NO_STOPS, kind: Ser
         raise malformed(f"it has {len(reply.choices)} choices", content)
     (choice,) = reply.choices
     message = choice.message or Message(content=choice.text)
+    if choice.finish_reason == "abort":
+        raise AbortedReplyError("the server aborted the reply")
     if choice.finish_reason not in _FINISHED:
         raise malformed(f"its finish reason is {choice.finish_reason!r}", content)
     if choice.message is None and choice.text is None:
@@ -107,7 +123,7 @@ def decode(content: bytes, *, logprobs: bool, stops: Stops = NO_STOPS, kind: Ser
     usage = reply.usage or Used()
     token_ids, numbers = choice.ids, None
     if logprobs:
-        token_ids, numbers = _tokens(choice, message, usage, content, bool(stops.texts))
+        token_ids, numbers = _tokens(choice, message, usage, content, stops)
     if token_ids is None and kind == "llamacpp" and _is_nothing(choice, message, usage, stops):
         token_ids, numbers = [], [] if logprobs else None
     details = usage.prompt_tokens_details
@@ -140,7 +156,7 @@ def _is_nothing(choice: Choice, message: Message, usage: Used, stops: Stops) -> 
 
 
 def _tokens(
-    choice: Choice, message: Message, usage: Used, content: bytes, stops: bool
+    choice: Choice, message: Message, usage: Used, content: bytes, stops: Stops
 ) -> tuple[list[int] | None, list[float] | None]:
     given = choice.logprobs or Logprobs()
     told = given.content
@@ -150,30 +166,39 @@ def _tokens(
         names = given.tokens or [""] * len(given.token_logprobs)
         told = [Token(number or 0.0, token=name) for number, name in zip(given.token_logprobs, names, strict=False)]
     if not told:
-        if message.content and choice.finish_reason != "abort":
+        if message.content:
             raise malformed("logprobs were asked for, and it has none", content)
         return ([], []) if choice.ids == [] else (None, None)
     numbers = [token.logprob for token in told]
     if not all(number <= 1e-6 for number in numbers):
         raise malformed("a logprob is above 0", content)
-    if choice.ids is not None:
-        if len(choice.ids) != len(numbers):
-            raise malformed(f"it has {len(choice.ids)} token ids and {len(numbers)} logprobs", content)
-        return choice.ids, numbers
-    ids = [token.id for token in told if token.id is not None]
-    if len(ids) == len(numbers):
-        return (ids, numbers) if _are_all(len(ids), choice, usage, stops=stops) else (None, None)
-    if not _spell(told, message.content or ""):
+    ids = choice.ids
+    if ids is None:
+        ids = [token.id for token in told if token.id is not None]
+        if len(ids) != len(numbers):
+            ids = None
+        elif not _are_all(len(ids), choice, usage, stops=bool(stops.texts)):
+            return None, None  # the others are not told, so that nothing can be compared either
+    elif len(ids) != len(numbers):
+        raise malformed(f"it has {len(ids)} token ids and {len(numbers)} logprobs", content)
+    if not _fit(told, choice, message, stops, content):
         raise malformed("its logprobs are those of another text", content)
-    return None, numbers
+    return ids, numbers
 
 
-def _spell(tokens: list[Token], text: str) -> bool:
-    """Whether these are the tokens of a text, give or take spaces and tokens that are not shown; or do not say."""
-    if text in "".join([token.token for token in tokens]):  # nearly always
+def _fit(told: list[Token], choice: Choice, message: Message, stops: Stops, content: bytes) -> bool:
+    """Whether these are the tokens of the text; a server that parses a call, or filters, shows what it likes of it."""
+    if message.tool_calls or choice.finish_reason == "content_filter":
         return True
-    spelt = b"".join(bytes(token.bytes) if token.bytes else token.token.encode(errors="replace") for token in tokens)
-    return not spelt or b"".join(text.encode(errors="replace").split()) in b"".join(spelt.split())
+    try:
+        if message.content:
+            return spell(told, message.content)
+    except msgspec.ValidationError as error:
+        raise malformed(str(error), content) from error
+    if message.reasoning_content or message.reasoning:
+        return True
+    at = choice.stopped_at
+    return spell_nothing(told, (*stops.texts, at) if isinstance(at, str) else stops.texts)
 
 
 def _are_all(known: int, choice: Choice, usage: Used, *, stops: bool) -> bool:

@@ -12,14 +12,17 @@ from asyncrollout.errors import ProviderError, UsageError
 from asyncrollout.policies.chance import generator_for
 from asyncrollout.types import Generation, Request, Timings
 
-Reply = str | Generation
-Script = Sequence[str] | Callable[[Request], Reply | Awaitable[Reply]]
+Script = Sequence[Any] | Callable[[Request], Any | Awaitable[Any]]
+"""Replies are texts, `Generation`s, or actions of any other kind."""
 
 _UNSURE = "I am not sure what to do."
 
 
 class ScriptedPolicy:
-    """Replies from a list, one for each turn and then from its start again, or from a function of the request."""
+    """Replies from a list, one for each turn and then from its start again, or from a function of the request.
+
+    A reply is a text, a `Generation`, or any other action.
+    """
 
     def __init__(self, reply: Script) -> None:
         if isinstance(reply, str) or (not callable(reply) and not reply):
@@ -35,11 +38,19 @@ class ScriptedPolicy:
             # Without a session nobody counts turns, so that the replies go in the order of the calls.
             turn = request.turn if request.session else self._asked
             self._asked += 1
-            return Generation(self._reply[turn % len(self._reply)])
+            return _generation(self._reply[turn % len(self._reply)])
         reply = self._reply(request)
         if inspect.isawaitable(reply):
             reply = await reply
-        return reply if isinstance(reply, Generation) else Generation(reply)
+        return _generation(reply)
+
+
+def _generation(reply: Any) -> Generation:
+    if isinstance(reply, Generation):
+        return reply
+    if reply is None:
+        raise UsageError("ScriptedPolicy got None for a reply: return a text, a Generation or an action")
+    return Generation(reply) if isinstance(reply, str) else Generation("", action=reply)
 
 
 class RandomPolicy:

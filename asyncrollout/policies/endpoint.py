@@ -1,5 +1,6 @@
 """One server: how many calls it gets at a time, whether it is up, and a call to it."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -9,13 +10,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import anyio
 
-from asyncrollout.errors import ProviderError
+from asyncrollout.policies.bodies import read_raw, read_start, unpack
 from asyncrollout.policies.codec import ServerKind
 from asyncrollout.policies.holding import held_back
 from asyncrollout.policies.limits import Limit
-
-MOST_BYTES = 64 * 2**20
-"""The largest answer that is read."""
 
 
 class Answer(NamedTuple):
@@ -38,6 +36,8 @@ class Endpoint:
         self.kind = kind
         self.context: int | None = None  # tokens; known once the server has said it
         self.probing = anyio.Lock()
+        self.has_answered = False  # anything but 5xx, ever
+        self.silence = (-math.inf, "")  # when it was last asked for its kind without an answer, and why there was none
         self.up = True
         self.has_weights = True  # or might have: false once it may have been restarted with others
         self.losses = 0  # in a row
@@ -106,16 +106,10 @@ class Endpoint:
         url = f"{self.url}{path}"
         async with client.post(url, data=body, headers=headers, allow_redirects=False) as response:
             first_byte = time.monotonic()
-            return Answer(response.status, response.headers, await _read(response), first_byte)
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    if response.content_length is not None and response.content_length <= MOST_BYTES:
-        return await response.read()
-    chunks, size = [], 0
-    async for chunk in response.content.iter_any():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > MOST_BYTES:
-            raise ProviderError(f"malformed answer: it has more than {MOST_BYTES} bytes")
-    return b"".join(chunks)
+            status, told = response.status, response.headers
+            if status != 200:
+                return Answer(status, told, await read_start(response), first_byte)
+            content = await read_raw(response)
+        if "Content-Encoding" in told:
+            content = await unpack(content, told["Content-Encoding"])
+        return Answer(status, told, content, first_byte)

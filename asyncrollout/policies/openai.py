@@ -2,13 +2,13 @@
 
 import asyncio
 import math
-import os
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import aiohttp
 import anyio
@@ -19,11 +19,14 @@ from asyncrollout import checks
 from asyncrollout.errors import ClosedError, ContextError, ProviderError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.policies import codec
-from asyncrollout.policies.answers import clipped, refusal
+from asyncrollout.policies.advice import Advisor
+from asyncrollout.policies.answers import AbortedReplyError, clipped, refusal
+from asyncrollout.policies.bodies import LARGE, in_thread
 from asyncrollout.policies.call import SERVERS_OWN, Call, Key
 from asyncrollout.policies.codec import STREAMED, Mode, ServerKind
 from asyncrollout.policies.context import read_overflow
 from asyncrollout.policies.endpoint import Answer, Endpoint
+from asyncrollout.policies.first_contact import FirstContact, SilentError, cause_of
 from asyncrollout.policies.gate import Gate, check_rises, is_stopped, refund
 from asyncrollout.policies.health import Health, OnBack
 from asyncrollout.policies.holding import charged, held_back
@@ -47,11 +50,13 @@ _CLOSE_SECONDS = 5.0
 class OpenAIPolicy:
     """Chat or completions of `model` on one server or several: least loaded first, the same one for a whole session.
 
-    Failures that pass are retried, up to `attempts` and within `seconds` (or those of the request), queueing included;
-    one attempt may take `attempt_seconds` of work. `concurrency` is how many calls a server gets at a time, found out
+    Failures that pass are retried, up to `attempts` calls in all and within `seconds` (or those of the request),
+    queueing included; one attempt may take `attempt_seconds` of work. Until a server has answered for the first time,
+    it is waited for `wait_for_server` seconds. `concurrency` is how many calls a server gets at a time, found out
     by itself if "adaptive", up to `max_concurrency`. `sampling` holds where a request says nothing. The key is the
-    argument or `$OPENAI_API_KEY`, and is never shown. `on_back(endpoint)` pushes the present weights to a server that
-    was lost and answers again; once weights were updated, it is awaited before that server gets calls.
+    argument or the environment variable `api_key_env`, and is never shown. `on_back(endpoint)` pushes the present
+    weights to a server that was lost and answers again; once weights were updated, it is awaited before that server
+    gets calls.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class OpenAIPolicy:
         model: str,
         *,
         api_key: str | None = None,
+        api_key_env: str = "OPENAI_API_KEY",
         mode: Mode = "chat",
         concurrency: Literal["adaptive"] | int = "adaptive",
         max_concurrency: int = 4096,
@@ -68,6 +74,7 @@ class OpenAIPolicy:
         attempts: int = 8,
         attempt_seconds: float = 600.0,
         seconds: float = 1_800.0,
+        wait_for_server: float = 10.0,
         kind: ServerKind | None = None,
         version: int = 0,
         on_back: OnBack | None = None,
@@ -87,6 +94,7 @@ class OpenAIPolicy:
             checks.whole(f"OpenAIPolicy: {name}", number, 1)
         checks.seconds("OpenAIPolicy: attempt_seconds", attempt_seconds)
         checks.seconds("OpenAIPolicy: seconds", seconds)
+        checks.seconds("OpenAIPolicy: wait_for_server", wait_for_server)
         most = max_concurrency if concurrency == "adaptive" else concurrency
         self.endpoints = [Endpoint(url, Limit(most, adaptive=adaptive), kind) for url in urls]
         self.version = version
@@ -99,7 +107,9 @@ class OpenAIPolicy:
         self._attempts = attempts
         self._attempt_seconds = attempt_seconds
         self._seconds = seconds
-        self._key = Key(os.environ.get("OPENAI_API_KEY") if api_key is None else api_key)
+        self._key = Key(api_key, api_key_env)
+        self._contact = FirstContact(self.endpoints, self._key, wait_for_server)
+        self._advisor = Advisor(model, self._key)
         self._router = Router(self.endpoints)
         self._jitter = np.random.default_rng()
         self._gate = Gate(stops_server=True)
@@ -125,6 +135,7 @@ class OpenAIPolicy:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=30),
+            auto_decompress=False,
         )
         await self._health.open(self._client)
         return self
@@ -150,7 +161,10 @@ class OpenAIPolicy:
             said = f"no answer within {seconds:g} s, from {self._named()}{trouble}"
             raise ProviderError(self._key.hidden(said)) from None
         except ProviderError as error:
-            raise type(error)(self._key.hidden(str(error))) from error.__cause__
+            said = str(error)
+            if call.refused_by is not None:
+                said += await self._advisor.advise(self._client, *call.refused_by)
+            raise type(error)(self._key.hidden(said)) from error.__cause__
 
     async def _generate(self, call: Call) -> Generation:
         """A cancel scope costs as much as a tenth of a call, so that a call which need not wait has only one."""
@@ -163,12 +177,18 @@ class OpenAIPolicy:
                 call.began = charged()
                 answer = await self._try(endpoint, call)
                 if answer is not None and answer.status == 200:
-                    generation = self._accept(call.request, answer, endpoint, started)
-                    if generation.finish_reason == "abort" and not self._gate.is_open:
-                        refund(call.began)
-                        continue  # stopped by the server for new weights
-                    timings = _timings(began, started, answer, call.tries)
-                    return msgspec.structs.replace(generation, version=version, timings=timings)
+                    try:
+                        generation = await self._accept(call, answer, endpoint, started)
+                    except AbortedReplyError as error:
+                        if not self._gate.is_open:
+                            refund(call.began)
+                            continue  # stopped by the server for new weights
+                        endpoint.limit.failed(time.monotonic())
+                        call.fails(endpoint, str(error))
+                        answer = None
+                    else:
+                        timings = _timings(began, started, answer, call.tries)
+                        return msgspec.structs.replace(generation, version=version, timings=timings)
                 wait = None if answer is None else self._refuse(call, answer, endpoint, started)
             finally:
                 endpoint.leave()
@@ -180,15 +200,20 @@ class OpenAIPolicy:
             others = endpoint is not self._router.find(call.request.session, call.failed)
             if 0 < call.failures < len(self.endpoints) and others:
                 continue  # each may be asked once without a pause
-            own = backoff(call.tries, self._jitter)
+            if not self._contact.is_made():
+                await self._within(call, self._contact.wait, self._opened(), call.trouble)
+            own = backoff(call.tries - 1, self._jitter)
             await self._rest(call, own if wait is None else max(wait, min(own, _LEAST_WAIT)))
 
     async def _rest(self, call: Call, seconds: float) -> None:
-        until = _now() + seconds
-        while (left := until - _now()) > 0:
+        await self._within(call, anyio.sleep_until, _now() + seconds)
+
+    async def _within(self, call: Call, wait: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """A wait before the deadline, which is begun again if the deadline was put off meanwhile."""
+        while True:
             try:
                 with self._bounded(call.deadline):
-                    await anyio.sleep(left)
+                    return await wait(*arguments)
             except TimeoutError:
                 if _now() >= call.deadline:  # else it was held back meanwhile
                     raise
@@ -245,32 +270,54 @@ class OpenAIPolicy:
     async def _ask(self, endpoint: Endpoint, call: Call) -> Answer | None:
         try:
             if endpoint.kind is None and (refused := await self._probe(endpoint)) is not None:
-                return refused
-            kind = endpoint.kind
-            if kind is not None:
-                body = call.body(
-                    kind, self._model, self._mode, self._sampling, logprobs=self._logprobs, context=endpoint.context
-                )
-                headers = self._key.closing if kind in STREAMED else self._key.headers
-                return await endpoint.post(self._opened(), _PATHS[self._mode], body, headers)
-            call.fails(endpoint, "it does not answer")
+                if refused.status < 500:
+                    return refused
+                call.fails(endpoint, f"HTTP {refused.status}: {clipped(refusal(refused.content))}")
+            else:
+                return await self._post(endpoint, call)
         except aiohttp.ServerDisconnectedError as error:
             if not call.had_stale_connection:  # most likely one that was kept, and closed on the other side
                 call.had_stale_connection = call.is_again = True
                 return None
             call.fails(endpoint, f"{type(error).__name__}: {error}")
-        except (aiohttp.ClientError, OSError) as error:
-            call.fails(endpoint, f"{type(error).__name__}: {error}")
+        except (aiohttp.ClientError, OSError, SilentError) as error:
+            call.fails(endpoint, f"it does not answer: {cause_of(error, endpoint)}")
         self._health.lose(endpoint)
         return None
 
+    async def _post(self, endpoint: Endpoint, call: Call) -> Answer:
+        kind = endpoint.kind
+        assert kind is not None
+        body = call.body(
+            kind, self._model, self._mode, self._sampling, logprobs=self._logprobs, context=endpoint.context
+        )
+        headers = self._key.closing if kind in STREAMED else self._key.headers
+        if endpoint.has_answered:
+            return await endpoint.post(self._opened(), _PATHS[self._mode], body, headers)
+        post = partial(endpoint.post, self._opened(), _PATHS[self._mode], body, headers)
+        answer = await self._contact.watch(self._opened(), endpoint, post)
+        endpoint.has_answered |= answer.status < 500
+        return answer
+
     async def _probe(self, endpoint: Endpoint) -> Answer | None:
         """Find out the server's kind; an answer if it refuses to be asked."""
+        asked = time.monotonic()
         async with endpoint.probing:
-            found = endpoint.kind or await kind_of_server(self._opened(), endpoint.root, self._key)
+            if endpoint.kind is not None:
+                return None
+            silent_at, cause = endpoint.silence
+            if silent_at > asked:  # another call found out meanwhile, and this may have taken it seconds
+                raise SilentError(cause)
+            self._contact.begin()
+            try:
+                found = await kind_of_server(self._opened(), endpoint.root, self._key)
+            except (aiohttp.ClientError, OSError) as error:
+                endpoint.silence = time.monotonic(), cause_of(error, endpoint)
+                raise
             if isinstance(found, Answer):
+                endpoint.has_answered |= found.status < 500
                 return found
-            endpoint.kind = found
+            endpoint.kind, endpoint.has_answered = found, True
         return None
 
     async def pause(self, mode: PauseMode = "wait") -> None:
@@ -324,24 +371,33 @@ class OpenAIPolicy:
 
     async def _tell_one(self, endpoint: Endpoint, pages: Mapping[ServerKind, Page], mode: PauseMode | None) -> None:
         if endpoint.kind is None and endpoint.up:
-            await self._probe(endpoint)
+            with suppress(aiohttp.ClientError, OSError, SilentError):
+                await self._probe(endpoint)
         page = None if endpoint.kind is None else pages.get(endpoint.kind)
         if page is not None:
             await post_page(self._opened(), endpoint, page, mode, self._key.headers)
 
-    def _accept(self, request: Request, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
-        stops = codec.stops_of(request.sampling, self._sampling)
-        try:
-            generation = codec.decode(answer.content, logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
-        except ProviderError:  # it shows a part of the answer: again, with the key hidden before anything is cut off
-            codec.decode(self._key.hidden_in(answer.content), logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
-            raise
+    async def _accept(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
+        request = call.request
+        if len(answer.content) < LARGE:
+            generation = self._decode(request, answer, endpoint)
+        else:
+            with self._bounded(call.deadline):
+                generation = await in_thread(self._decode, request, answer, endpoint)
         endpoint.losses = 0
         if endpoint.kind == "vllm" and not self._has_warned:
             self._warn_of_logprobs(endpoint, request.sampling)
         work = _TOKENS_OF_A_PROMPT + generation.usage.completion
         endpoint.limit.succeeded(started, time.monotonic(), work=work, is_full=endpoint.is_full)
         return generation
+
+    def _decode(self, request: Request, answer: Answer, endpoint: Endpoint) -> Generation:
+        stops = codec.stops_of(request.sampling, self._sampling)
+        try:
+            return codec.decode(answer.content, logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
+        except ProviderError:  # it shows a part of the answer: again, with the key hidden before anything is cut off
+            codec.decode(self._key.hidden_in(answer.content), logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
+            raise
 
     def _refuse(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> float | None:
         """What an answer without a generation means: an error at once, or how long to wait."""
@@ -356,6 +412,7 @@ class OpenAIPolicy:
                 call.fails(endpoint, said)
             case "permanent" | "passing":
                 if overflow is None:
+                    call.refused_by = endpoint, answer
                     raise ProviderError(f"{endpoint.name}: {said}")
                 endpoint.context = overflow.context or endpoint.context
                 if call.fits(overflow):

@@ -8,25 +8,23 @@ import anyio
 import msgspec
 
 from asyncrollout.policies.answers import refusal
+from asyncrollout.policies.bodies import read_start
 from asyncrollout.policies.call import Key
 from asyncrollout.policies.codec import ServerKind
 from asyncrollout.policies.endpoint import Answer, Endpoint
 
 _SECONDS = 5.0
-_MOST_BYTES = 10_000
 _SIGNS: dict[ServerKind, str] = {"vllm": "/version", "sglang": "/get_server_info", "llamacpp": "/props"}
 _NO_SUCH_PAGE = frozenset({404, 405, 501})
 
 
-async def kind_of_server(client: aiohttp.ClientSession, root: str, key: Key) -> ServerKind | Answer | None:
-    """By the pages that only this kind has; strict OpenAI, if there is none of them. None if it does not answer.
+async def kind_of_server(client: aiohttp.ClientSession, root: str, key: Key) -> ServerKind | Answer:
+    """By the pages that only this kind has; strict OpenAI, if there is none of them.
 
     A refusal says nothing of the kind: it is what the call itself is answered with.
     """
     for kind, page in _SIGNS.items():
-        answer = await _get(client, f"{root}{page}", key.headers)
-        if answer is None or (answer.status >= 500 and answer.status not in _NO_SUCH_PAGE):
-            return None
+        answer = await get(client, f"{root}{page}", key.headers)
         if answer.status == 200:
             return kind
         if answer.status not in _NO_SUCH_PAGE:
@@ -38,16 +36,16 @@ async def kind_of_server(client: aiohttp.ClientSession, root: str, key: Key) -> 
 
 async def is_healthy(client: aiohttp.ClientSession, endpoint: Endpoint, headers: Mapping[str, str]) -> bool:
     """Not every server has a page for its health; whatever answers a question about it at all is up, but for 5xx."""
-    answer = await _get(client, f"{endpoint.root}/health", headers)
-    return answer is not None and answer.status < 500
-
-
-async def _get(client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Answer | None:
     try:
-        with anyio.fail_after(_SECONDS):
-            async with client.get(url, headers=headers, allow_redirects=False) as response:
-                first_byte = time.monotonic()
-                content = b"" if response.status == 200 else await response.content.read(_MOST_BYTES)
-                return Answer(response.status, response.headers, content, first_byte)
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        return None
+        return (await get(client, f"{endpoint.root}/health", headers)).status < 500
+    except (aiohttp.ClientError, OSError):
+        return False
+
+
+async def get(client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Answer:
+    """A page; of one that is there, nothing is read. No answer is an error of aiohttp or of the system."""
+    with anyio.fail_after(_SECONDS):
+        async with client.get(url, headers=headers, allow_redirects=False) as response:
+            first_byte = time.monotonic()
+            content = b"" if response.status == 200 else await read_start(response)
+            return Answer(response.status, response.headers, content, first_byte)

@@ -7,6 +7,8 @@ from msgspec import UNSET
 
 from asyncrollout.policies.answers import Choice, Logprobs, Message, Reply, Stop, TokenIds, Used, malformed
 
+_MOST_LINES = 500_000  # two for each token
+
 
 class _Function(msgspec.Struct):
     name: str | None = None
@@ -53,6 +55,8 @@ def is_stream(content: bytes) -> bool:
 
 def join(stream: bytes) -> Reply:
     """The answer that the events of a stream add up to."""
+    if stream.count(b"\n") > _MOST_LINES:
+        raise malformed(f"its stream has more than {_MOST_LINES} lines", stream)
     events = [line[5:].strip() for line in stream.splitlines() if line.startswith(b"data:")]
     if not events or events.pop() != b"[DONE]":
         raise malformed("the stream broke off", stream)

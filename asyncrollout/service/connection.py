@@ -10,6 +10,7 @@ import msgspec
 
 from asyncrollout.errors import PoolError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
+from asyncrollout.policies.bodies import read_start
 from asyncrollout.service.exchange import PATH, PROTOCOL, Hello
 
 log = get_logger(__name__)
@@ -38,7 +39,7 @@ class Connection:
         self._made_at = 0.0
 
     async def __aenter__(self) -> Self:
-        self._http = aiohttp.ClientSession(headers=self._headers)
+        self._http = aiohttp.ClientSession(headers=self._headers, auto_decompress=False)
         return self
 
     async def __aexit__(
@@ -129,7 +130,7 @@ async def _refusal(http: aiohttp.ClientSession, url: str, status: int) -> Rollou
     try:
         with anyio.fail_after(_CONNECT_SECONDS):
             async with http.get(url + PATH) as response:
-                reason += f", {msgspec.json.decode(await response.read())['error']}"
+                reason += f", {msgspec.json.decode(await read_start(response))['error']}"
     except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, KeyError, TypeError):
         reason += ", which is no answer of `asyncrollout serve`"
     is_busy = status >= 500 or status == 429

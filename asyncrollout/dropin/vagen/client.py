@@ -11,8 +11,9 @@ import msgspec
 
 from asyncrollout import checks
 from asyncrollout.dropin.portal import Opened
-from asyncrollout.errors import PoolError, RolloutError, UsageError
+from asyncrollout.errors import PoolError, ProviderError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
+from asyncrollout.policies.bodies import ENCODINGS, read_raw, unpack
 from asyncrollout.service.access import VARIABLE
 from asyncrollout.service.observations import from_json, to_json
 from asyncrollout.service.remote import checked_address
@@ -21,6 +22,7 @@ from asyncrollout.service.served import Shown, Stepped
 log = get_logger(__name__)
 
 _HEALTH_SECONDS = 10.0
+_LARGEST_ANSWER = 1 << 28
 _TOO_MANY, _SERVER_TROUBLE = 429, 500
 
 
@@ -118,10 +120,11 @@ class BatchEnvClient:
         try:
             with anyio.fail_after(seconds):
                 async with self._opened.value.request(method, url, data=body, headers=headers) as response:
-                    told = msgspec.json.decode(await response.read())
+                    raw = await read_raw(response, _LARGEST_ANSWER)
+                told = msgspec.json.decode(await unpack(raw, response.headers.get("Content-Encoding"), _LARGEST_ANSWER))
         except TimeoutError as error:
             raise PoolError(f"{url} gave no answer within {seconds:g} s") from error
-        except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, OSError, msgspec.DecodeError, ProviderError) as error:
             raise PoolError(f"{url} cannot be asked: {str(error) or type(error).__name__}") from error
         if response.ok and isinstance(told, dict):
             return told
@@ -151,7 +154,8 @@ class BatchEnvClient:
 @asynccontextmanager
 async def _session(headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientSession]:
     unbounded = aiohttp.ClientTimeout(total=None)  # each call has its own bound
-    async with aiohttp.ClientSession(headers=headers, timeout=unbounded) as session:
+    headers = {"Accept-Encoding": ENCODINGS, **headers}
+    async with aiohttp.ClientSession(headers=headers, timeout=unbounded, auto_decompress=False) as session:
         yield session
 
 
