@@ -18,10 +18,10 @@ from asyncrollout.errors import UsageError
 from asyncrollout.metrics.sinks import Sink, open_sinks
 from asyncrollout.players import chat_agent, imported, open_policy
 from asyncrollout.pool.pool import EnvPool
+from asyncrollout.redaction import without_secrets
 from asyncrollout.rollout.group import Failures
 from asyncrollout.rollouts.facade import Rollouts
 from asyncrollout.sampler.draws import Share
-from asyncrollout.secrets import without_secrets
 from asyncrollout.video.recorder import VideoRecorder
 
 _TRACKED_AS = "tracked_as"

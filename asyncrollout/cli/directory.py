@@ -10,8 +10,8 @@ from asyncrollout.config import Config, read_config, to_yaml
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.lines import whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
+from asyncrollout.redaction import hide, known_secrets
 from asyncrollout.rollouts.durable import MANIFEST
-from asyncrollout.secrets import hide, known_secrets
 
 GIVEN = "config.yaml"
 RESOLVED = "config.resolved.yaml"

@@ -15,7 +15,7 @@ import structlog
 
 from asyncrollout.cli.app import printable
 from asyncrollout.errors import UsageError
-from asyncrollout.secrets import HIDDEN, hide, is_secret, known_secrets
+from asyncrollout.redaction import HIDDEN, hide, is_secret, known_secrets
 
 _DEEPEST = 8
 _CLIP = 300

@@ -13,7 +13,7 @@ from asyncrollout.checks import nearest
 from asyncrollout.config.document import Path, Place, Unclear
 from asyncrollout.config.kinds import bare, choices, describe, fits, is_hidden, options, structs
 from asyncrollout.config.suggestions import suggest
-from asyncrollout.secrets import is_secret
+from asyncrollout.redaction import is_secret
 
 MOST_PROBLEMS = 20
 

@@ -18,8 +18,8 @@ from asyncrollout.config.schema import Config, Local
 from asyncrollout.config.suggestions import shown
 from asyncrollout.config.tasks import ENDINGS
 from asyncrollout.errors import UsageError
+from asyncrollout.redaction import is_secret
 from asyncrollout.registry import env_names
-from asyncrollout.secrets import is_secret
 
 log = structlog.get_logger(__name__)
 

@@ -31,7 +31,7 @@ from asyncrollout.journal.reader import Past, changes, read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.plain import to_plain
 from asyncrollout.pool.digest import digest
-from asyncrollout.secrets import hide, hide_in_error, known_secrets, without_secrets
+from asyncrollout.redaction import hide, hide_in_error, known_secrets, without_secrets
 from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, group_of
 
 _SHOWN = 500

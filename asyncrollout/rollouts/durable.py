@@ -26,11 +26,11 @@ from asyncrollout.journal.reader import Past
 from asyncrollout.journal.run import RunJournal, may_change, open_journal
 from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.policies.compose import nested
+from asyncrollout.redaction import hide_in_command, without_secrets
 from asyncrollout.rollouts.setup import with_policy
 from asyncrollout.sampler.draws import Draw, Reported, Share
 from asyncrollout.sampler.stream import Taken
 from asyncrollout.sampler.tally import Sums
-from asyncrollout.secrets import hide_in_command, without_secrets
 from asyncrollout.trajectories import Group, Limits
 from asyncrollout.types import Sampling
 
