@@ -19,8 +19,8 @@ from asyncrollout import filters, rewards
 from asyncrollout.arrays.credit import _NAMES
 from asyncrollout.config import Config, parse_config, read_config, read_tasks, schema, to_yaml
 from asyncrollout.config.kinds import bare, options, structs
-from asyncrollout.redaction import is_secret
 from asyncrollout.registry import env_names
+from asyncrollout.secret_names import is_secret
 from asyncrollout.video.recorder import Keep, VideoRecorder
 
 ROOT = Path(__file__).parent.parent
