@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from asyncrollout.protocols import Playable, Player
-from asyncrollout.secrets import hide, known_secrets
+from asyncrollout.redaction import hide, known_secrets
 from asyncrollout.trajectories import Move, Trajectory
 from asyncrollout.types import Outcome
 

@@ -20,7 +20,7 @@ from asyncrollout.arrays.credit import _NAMES
 from asyncrollout.config import Config, parse_config, read_config, read_tasks, schema, to_yaml
 from asyncrollout.config.kinds import bare, options, structs
 from asyncrollout.registry import env_names
-from asyncrollout.secrets import is_secret
+from asyncrollout.secret_names import is_secret
 from asyncrollout.video.recorder import Keep, VideoRecorder
 
 ROOT = Path(__file__).parent.parent

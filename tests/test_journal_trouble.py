@@ -39,7 +39,7 @@ from asyncrollout.journal.batches import RunRecords
 from asyncrollout.journal.lines import cut_torn_end
 from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
-from asyncrollout.secrets import hide, hide_in_command, without_secrets
+from asyncrollout.redaction import hide, hide_in_command, without_secrets
 from asyncrollout.trajectories import Move
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK

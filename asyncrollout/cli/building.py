@@ -15,13 +15,16 @@ from asyncrollout.cli.envs import allowed_env
 from asyncrollout.config import Config, read_tasks, schema
 from asyncrollout.config.evaluation import EvaluationConfig
 from asyncrollout.errors import UsageError
+from asyncrollout.journal.run import check_resumable
 from asyncrollout.metrics.sinks import Sink, open_sinks
 from asyncrollout.players import chat_agent, imported, open_policy
 from asyncrollout.pool.pool import EnvPool
+from asyncrollout.redaction import without_secrets
 from asyncrollout.rollout.group import Failures
+from asyncrollout.rollouts.durable import read_accepted, what_is_given
 from asyncrollout.rollouts.facade import Rollouts
+from asyncrollout.rollouts.setup import read_envs
 from asyncrollout.sampler.draws import Share
-from asyncrollout.secrets import without_secrets
 from asyncrollout.video.recorder import VideoRecorder
 
 _TRACKED_AS = "tracked_as"
@@ -51,11 +54,14 @@ async def open_rollouts(
 ) -> AsyncIterator[Rollouts]:
     """`Rollouts` as configured, open, with a run directory."""
     check_imports(config, allow_import=allow_import)
-    metrics = await anyio.to_thread.run_sync(_open_metrics, config, run_dir, abandon_on_cancel=True)
     async with open_policy(config.policy) as policy, _open_pool(config) as pool:
         agent = chat_agent(policy, config.agent)
+        shares = [share_of(entry, allow_import=allow_import) for entry in config.entries]
+        if resume:  # before anything is written
+            await anyio.to_thread.run_sync(_check_resumable, config, run_dir, shares, agent, accept_changes)
+        metrics = await anyio.to_thread.run_sync(_open_metrics, config, run_dir, abandon_on_cancel=True)
         async with Rollouts(
-            [share_of(entry, allow_import=allow_import) for entry in config.entries],
+            [*shares],
             agent=agent,
             keep=_filter(config),
             tasks=read_tasks(config),
@@ -72,6 +78,12 @@ async def open_rollouts(
         ) as rollouts:
             rollouts.expect(config.batches, config.groups)
             yield rollouts
+
+
+def _check_resumable(config: Config, directory: Path, shares: list[Share], agent: Any, accept: Collection[str]) -> None:
+    names = ("seed", "group_size", "order", "limits")
+    given = what_is_given(read_envs(shares, None), agent, **{name: getattr(config, name) for name in names})
+    check_resumable(directory, given, read_accepted(accept))
 
 
 def _open_metrics(config: Config, directory: Path) -> list[Sink]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asyncrollout.config import Config, read_config, to_yaml
+from asyncrollout.config import Config, read_config, to_redacted_yaml
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.lines import whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
+from asyncrollout.redaction import hide_in_document, known_secrets
 from asyncrollout.rollouts.durable import MANIFEST
-from asyncrollout.secrets import hide, known_secrets
 
 GIVEN = "config.yaml"
 RESOLVED = "config.resolved.yaml"
@@ -65,16 +65,22 @@ def has_played(directory: Path) -> bool:
     return any(any(word in line.content for word in words) for line in whole_lines(directory / JOURNAL))
 
 
+def redacted_config(config: Config) -> str:
+    """The configuration as it is written: without what an env is given that must not be; other secrets are refused."""
+    text = to_redacted_yaml(config)
+    for name, value in os.environ.items():
+        if any(secret in text for secret in known_secrets({name: value})):
+            raise UsageError(f"the configuration holds the value of ${name}, which must not be written to a file")
+    return text
+
+
 def write_config(directory: Path, config: Config, given: str | None) -> None:
     """The configuration as it was given, if it was a file, and as it is understood."""
-    secrets, resolved = known_secrets(), to_yaml(config)
-    for name, value in os.environ.items():
-        if value in secrets and value in resolved:
-            raise UsageError(f"the configuration holds the value of ${name}, which must not be written to a file")
+    resolved = redacted_config(config)
     try:
         for old in (JOURNAL, TRAJECTORIES, MANIFEST):  # of a run that failed before anything was played
             (directory / old).unlink(missing_ok=True)
-        shown = resolved if given is None else hide(given, secrets)
+        shown = resolved if given is None else hide_in_document(given, known_secrets())
         (directory / GIVEN).write_text(shown, encoding="utf-8")
         write_resolved(directory, config)
     except OSError as error:
@@ -84,7 +90,7 @@ def write_config(directory: Path, config: Config, given: str | None) -> None:
 def write_resolved(directory: Path, config: Config) -> None:
     part = directory / f"{RESOLVED}.part"
     try:
-        part.write_text(to_yaml(config), encoding="utf-8")
+        part.write_text(redacted_config(config), encoding="utf-8")
         part.replace(directory / RESOLVED)
     except OSError as error:
         raise JournalError(f"cannot write to {directory}: {error.strerror or error}") from error

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -15,7 +15,8 @@ import structlog
 
 from asyncrollout.cli.app import printable
 from asyncrollout.errors import UsageError
-from asyncrollout.secrets import HIDDEN, hide, is_secret, known_secrets
+from asyncrollout.redaction import HIDDEN, hide, known_secrets
+from asyncrollout.secret_names import is_secret
 
 _DEEPEST = 8
 _CLIP = 300
@@ -23,15 +24,20 @@ _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
 
 
 @contextmanager
-def logging_to(directory: Path | None, *, console: bool, secrets: Sequence[str] = ()) -> Iterator["EventSink"]:
+def logging_to(
+    directory: Path | None, *, console: bool, secrets: Sequence[str] = (), later: bool = False
+) -> Iterator["EventSink"]:
     """Send structlog's events to `directory`/events.jsonl, and warnings to stderr if `console`, until the end.
 
-    Neither shows these secrets, or those that the environment holds.
+    Neither shows these secrets, or those that the environment holds. If it is for `later`, nothing is written before
+    the sink's `open` is called.
     """
     before = structlog.get_config() if structlog.is_configured() else None
     with ExitStack() as stack:
-        file = stack.enter_context(_opened(directory)) if directory is not None else None
-        sink = EventSink(file, console, [*known_secrets(), *secrets])
+        sink = EventSink(None, console, [*known_secrets(), *secrets], directory)
+        stack.callback(sink.close)
+        if not later:
+            sink.open()
         structlog.configure(
             processors=[
                 structlog.contextvars.merge_contextvars,
@@ -60,8 +66,22 @@ class EventSink:
     file: BinaryIO | None
     console: bool
     secrets: Sequence[str]
+    directory: Path | None = None
     dropped: int = 0
     _torn: bool = False
+    _held: list[bytes] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Begin to write, with what was held back."""
+        if self.directory is not None and self.file is None:
+            self.file = _opened(self.directory)
+            held, self._held = self._held, []
+            for line in held:
+                self._put(line)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
 
     def __call__(self, _logger: Any, _method: str, event: structlog.typing.EventDict) -> NoReturn:
         try:
@@ -79,10 +99,15 @@ class EventSink:
         first = {name: plain.pop(name, "") for name in ("time", "level", "event")}
         if self.console and first["level"] in _COLOURS:
             _show(first, plain)
-        if self.file is None:
+        if self.file is None and self.directory is None:
             return
-        # In ASCII, so that no control code gets through; on a line of its own, also after one that a full disk cut off.
-        line = b"\n" * self._torn + json.dumps(first | plain).encode() + b"\n"
+        self._put(json.dumps(first | plain).encode() + b"\n")  # in ASCII, so that no control code gets through
+
+    def _put(self, line: bytes) -> None:
+        if self.file is None:
+            self._held.append(line)
+            return
+        line = b"\n" * self._torn + line  # on a line of its own, also after one that a full disk cut off
         self._torn = self.file.write(line) < len(line)
         self.dropped += self._torn
 

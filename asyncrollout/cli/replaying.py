@@ -13,8 +13,8 @@ from asyncrollout.journal.batches import Recorded, RunRecords
 from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.pool.digest import digest
 from asyncrollout.pool.pool import EnvPool
+from asyncrollout.redaction import HIDDEN
 from asyncrollout.registry import EnvSpec
-from asyncrollout.secrets import HIDDEN
 from asyncrollout.trajectories import Remembered, Trajectory, Turn
 from asyncrollout.types import Observation, Outcome
 

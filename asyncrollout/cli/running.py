@@ -20,6 +20,7 @@ from asyncrollout.cli.directory import (
     new_directory,
     next_attempt,
     read_back,
+    redacted_config,
     write_config,
     write_resolved,
 )
@@ -35,6 +36,7 @@ from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.logs import get_logger
 from asyncrollout.metrics import Figures
+from asyncrollout.redaction import hide_in_error, known_secrets, named_secrets
 from asyncrollout.report.page import REPORT
 from asyncrollout.report.recordings import recordings
 from asyncrollout.rollouts.facade import Rollouts
@@ -69,7 +71,7 @@ async def run(
     check_imports(chosen, allow_import=allow_import)
     with new_directory(runs, chosen.name, config.stem) as directory:
         write_config(directory, chosen, config.read_text(encoding="utf-8"))
-        with logging_to(next_attempt(directory), console=not output.quiet):
+        with logging_to(next_attempt(directory), console=not output.quiet, secrets=_secrets(chosen)):
             read_config(config, overrides)  # once more: what became of RAGEN's keys is told in the run's own log
             return await play(chosen, directory, resume=False, allow_import=allow_import, output=output)
 
@@ -83,6 +85,8 @@ async def resume(
 ) -> int:
     """Go on with a run where it ended."""
     config = read_back(directory, overrides)
+    check_imports(config, allow_import=allow_import)
+    redacted_config(config)  # which refuses what must not be written
     with claimed(directory):
         journal = directory / JOURNAL
         if journal.exists() and journal.stat().st_size > _LONG_TO_READ:
@@ -96,15 +100,22 @@ async def resume(
             output.record(_launched(directory, allow_import=allow_import))
             output.record({"event": "ended", "directory": str(directory), "state": "done", "batches": done})
             return DONE
-        with logging_to(next_attempt(directory), console=not output.quiet):
+        attempt = next_attempt(directory)
+        with logging_to(attempt, console=not output.quiet, secrets=_secrets(config), later=True) as events:
             return await play(
                 config,
                 directory,
                 resume=True,
+                on_open=events.open,
                 accept_changes=accept_changes,
                 allow_import=allow_import,
                 output=output,
             )
+
+
+def _secrets(config: Config) -> list[str]:
+    """What envs are given that must not be shown."""
+    return named_secrets([entry.env_kwargs for entry in config.entries])
 
 
 def _batches_done(directory: Path) -> int:
@@ -129,6 +140,7 @@ async def play(
     accept_changes: Collection[str] = (),
     allow_import: bool = False,
     on_batch: OnBatch | None = None,
+    on_open: Callable[[], None] = lambda: None,
 ) -> int:
     """Play until all batches are there, or somebody stops it; what was played is on disk in any case."""
     how_to_go_on = _resume_command(directory, allow_import=allow_import)
@@ -149,18 +161,21 @@ async def play(
                 ) as rollouts:
                     if resume:  # overrides stay, unless they were refused
                         write_resolved(directory, config)
+                    on_open()
                     await _consume(rollouts, config, title=directory.name, output=output, on_batch=on_batch, stop=stop)
             if rollouts is not None:
                 figures = rollouts.figures()
             if (directory / JOURNAL).exists():
                 await anyio.to_thread.run_sync(write_samples, directory, config)
         except RolloutError as error:
-            log.info("run_failed", error=f"{type(error).__name__}: {error}")
-            output.record({"event": "ended", "directory": str(directory), "state": "failed", "error": str(error)})
+            shown = hide_in_error(error, [*known_secrets(), *_secrets(config)])
+            log.info("run_failed", error=f"{type(shown).__name__}: {shown}")
+            output.record({"event": "ended", "directory": str(directory), "state": "failed", "error": str(shown)})
             if has_played(directory):
-                await _report(directory, stop, output)
+                if rollouts is not None:  # else it was refused, and all is as it was
+                    await _report(directory, stop, output)
                 output.warn(f"what was played is kept; to go on: {how_to_go_on}")
-            raise
+            raise shown from error.__cause__
         report = await _report(directory, stop, output)
     has_stopped = playing.cancelled_caught
     state = "stopped" if has_stopped else "done"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncrollout.config.reading import parse_config as parse_config
     from asyncrollout.config.reading import read_config as read_config
+    from asyncrollout.config.reading import to_redacted_yaml as to_redacted_yaml
     from asyncrollout.config.reading import to_yaml as to_yaml
     from asyncrollout.config.schema import Config as Config
     from asyncrollout.config.tasks import read_tasks as read_tasks
@@ -15,6 +16,7 @@ _HOME = {
     "parse_config": "reading",
     "read_config": "reading",
     "read_tasks": "tasks",
+    "to_redacted_yaml": "reading",
     "to_yaml": "reading",
 }
 

@@ -12,15 +12,15 @@ from msgspec import inspect
 from asyncrollout.checks import nearest
 from asyncrollout.config.document import Path, Place, Unclear
 from asyncrollout.config.kinds import bare, choices, describe, fits, is_hidden, options, structs
-from asyncrollout.config.suggestions import suggest
-from asyncrollout.secrets import is_secret
+from asyncrollout.config.suggestions import shown, suggest
+from asyncrollout.redaction import HIDDEN, hide_looks, may_be_secret
+from asyncrollout.secret_names import is_secret
 
 MOST_PROBLEMS = 20
 
-_NO_SECRETS = (
-    "a key is never written into a file: set an environment variable, and give its name as policy.api_key_env "
-    "(the default is OPENAI_API_KEY)"
-)
+_NO_SECRETS = "a key is never written into a file: "
+_BY_VARIABLE = "set an environment variable, and give its name as policy.api_key_env (the default is OPENAI_API_KEY)"
+_OF_ENVS = "env_kwargs"
 _WITHOUT_POINT = re.compile(r"([-+]?\d+)(e[-+]?\d+)", re.IGNORECASE)
 
 
@@ -56,9 +56,11 @@ class Checker:
             case inspect.StructType():
                 yield from self._check_variants(value, structs(kind), path)
             case inspect.DictType():
-                yield from _check_free(value, path, has_names=True)
+                yield from self._check_free(value, path, has_names=True)
             case inspect.AnyType():
-                yield from _check_free(value, path)
+                yield from self._check_free(value, path)
+            case inspect.StrType():
+                yield from self._check_text(value, path)
             case inspect.ListType(item_type=item_type) | inspect.VarTupleType(item_type=item_type):
                 for index, item in enumerate(value):
                     yield from self._check(item, item_type, (*path, index))
@@ -93,7 +95,7 @@ class Checker:
         fields = {field.encode_name: field for field in struct.fields}
         for key, item in value.items():
             if is_secret(key):
-                yield Problem((*path, key), _NO_SECRETS)
+                yield _secret((*path, key))
             elif not isinstance(key, str):
                 yield _bad_key(key, path)
             elif key in fields:
@@ -104,6 +106,39 @@ class Checker:
         for name, field in fields.items():
             if field.required and name not in value:
                 yield Problem((*path, name), f"missing: valid is {describe(field.type)}")
+
+    def _check_free(self, value: Any, path: Path, *, has_names: bool = False) -> Iterator[Problem]:
+        """What is passed on as it is: texts, numbers, lists and mappings, at any depth."""
+        if isinstance(value, Unclear):
+            yield _unclear(value, path)
+        elif isinstance(value, float) and math.isnan(value):
+            yield Problem(path, "found .nan, which is no number")
+        elif isinstance(value, str):
+            yield from self._check_text(value, path)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from self._check_free(item, (*path, index))
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                below = (*path, str(key))
+                if is_secret(key) and may_be_secret(item) and item != HIDDEN and not self._may_be_secret(below):
+                    yield _secret(below)
+                elif isinstance(key, str) or (type(key) is int and not has_names):
+                    yield from self._check_free(item, below)
+                else:
+                    yield _bad_key(key, path)
+
+    def _check_text(self, text: str, path: Path) -> Iterator[Problem]:
+        if HIDDEN in text:
+            again = f"give it again on the command line, as {shown(path)}=VALUE"
+            yield Problem(path, f"found {HIDDEN}, which stands for a secret that is not kept in files: {again}")
+        elif hide_looks(text, ()) != text and not self._may_be_secret(path):
+            yield _secret(path, "this looks like a key, or an address with a password in it, and ")
+
+    def _may_be_secret(self, path: Path) -> bool:
+        """An env may be given a secret on the command line, which is then written nowhere."""
+        place = self._places.get(path)
+        return _OF_ENVS in path and place is not None and place.where.startswith("override ")
 
     def _misfit(self, value: Any, kind: inspect.Type, path: Path) -> Problem:
         valid = describe(kind)
@@ -133,7 +168,7 @@ def found(value: Any) -> str:
     if isinstance(value, dict | list):
         size = f"{len(value)} {'keys' if isinstance(value, dict) else 'items'}"
         return f"a {'mapping' if isinstance(value, dict) else 'list'} of {size}"
-    told = repr(value)
+    told = repr(hide_looks(value, ()) if isinstance(value, str) else value)
     return told if len(told) <= 80 else f"{told[:77]}..."
 
 
@@ -144,26 +179,6 @@ def _unclear(value: Unclear, path: Path) -> Problem:
     return Problem(path, f'{told}: {instead}put it in quotes, "{value.written}"')
 
 
-def _check_free(value: Any, path: Path, *, has_names: bool = False) -> Iterator[Problem]:
-    """What is passed on as it is: texts, numbers, lists and mappings, at any depth."""
-    if isinstance(value, Unclear):
-        yield _unclear(value, path)
-    elif isinstance(value, float) and math.isnan(value):
-        yield Problem(path, "found .nan, which is no number")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _check_free(item, (*path, index))
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            below = (*path, str(key))
-            if is_secret(key):
-                yield Problem(below, _NO_SECRETS)
-            elif isinstance(key, str) or (type(key) is int and not has_names):
-                yield from _check_free(item, below)
-            else:
-                yield _bad_key(key, path)
-
-
 def _check_together(value: dict[Any, Any], struct: inspect.StructType, path: Path) -> Iterator[Problem]:
     """What the struct itself says of values that are valid each by itself; it names the field first, or nothing."""
     try:
@@ -172,6 +187,11 @@ def _check_together(value: dict[Any, Any], struct: inspect.StructType, path: Pat
         name, colon, text = str(error).partition(": ")
         is_name = bool(colon) and name in struct.cls.__struct_fields__
         yield Problem((*path, name), text) if is_name else Problem(path, str(error))
+
+
+def _secret(path: Path, what: str = "") -> Problem:
+    of_env = f"let the env read an environment variable, or give it on the command line, as {shown(path)}=VALUE"
+    return Problem(path, f"{what}{_NO_SECRETS}{of_env if _OF_ENVS in path else _BY_VARIABLE}")
 
 
 def _bad_key(key: Any, path: Path) -> Problem:

@@ -1,7 +1,7 @@
 """From a file to a `Config`, and back."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -18,8 +18,8 @@ from asyncrollout.config.suggestions import shown
 from asyncrollout.config.tasks import ENDINGS
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
+from asyncrollout.redaction import without_secrets
 from asyncrollout.registry import env_names
-from asyncrollout.secrets import is_secret
 
 log = get_logger(__name__)
 
@@ -68,8 +68,22 @@ def load_mapping(text: str, overrides: Sequence[str], where: str, *, least: str)
 def to_yaml(config: Config) -> str:
     """Every key with its value; reads back to an equal `Config`."""
     values = msgspec.to_builtins(config)
-    for path in _secrets(values, ()):
+    for path in _hidden(values, without_secrets(values, ()), ()):
         raise UsageError(f"{shown(path)}: a key is never written into a file")
+    return _dump(values)
+
+
+def to_redacted_yaml(config: Config) -> str:
+    """As `to_yaml`, with `[hidden]` for what an env is given and must not be written; elsewhere there is no secret."""
+    values = msgspec.to_builtins(config)
+    redacted = without_secrets(values, ())
+    for path in _hidden(values, redacted, ()):
+        if "env_kwargs" not in path:
+            raise UsageError(f"{shown(path)}: a key is never written into a file")
+    return _dump(redacted)
+
+
+def _dump(values: Any) -> str:
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text
 
@@ -165,10 +179,13 @@ def _source(path: Path, origins: dict[Path, Path]) -> Path:
     return path
 
 
-def _secrets(value: Any, path: Path) -> list[Path]:
-    if isinstance(value, list):
-        return [secret for index, item in enumerate(value) for secret in _secrets(item, (*path, index))]
-    if not isinstance(value, dict):
-        return []
-    own = [(*path, key) for key in value if is_secret(key)]
-    return [*own, *(secret for key, item in value.items() for secret in _secrets(item, (*path, key)))]
+def _hidden(value: Any, redacted: Any, path: Path) -> Iterator[Path]:
+    """Where the two differ."""
+    if isinstance(value, dict) and isinstance(redacted, dict):
+        for (key, item), (shown_key, other) in zip(value.items(), redacted.items(), strict=True):
+            yield from [(*path, shown_key)] if key != shown_key else _hidden(item, other, (*path, key))
+    elif isinstance(value, list | tuple) and isinstance(redacted, list | tuple):
+        for index, (item, other) in enumerate(zip(value, redacted, strict=True)):
+            yield from _hidden(item, other, (*path, index))
+    elif value != redacted:
+        yield path

@@ -32,6 +32,7 @@ from asyncrollout.journal.lines import Line, read_head, whole_lines
 from asyncrollout.journal.numbers import Numbers, number_of
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.plain import to_plain
+from asyncrollout.redaction import without_secrets
 from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_of
 
 
@@ -313,11 +314,27 @@ class Past:
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The names of what is another now; what is said on one side alone, as by another version, is not compared."""
-    return [name for name, value in now.items() if name in then and then[name] != value]
+    return [name for name, value in now.items() if name in then and _differs(name, then[name], value)]
+
+
+def _differs(name: str, then: Any, now: Any) -> bool:
+    """Secrets may differ; an older version may have written what is hidden now."""
+    return bool(then != now) and without_secrets({name: then}) != without_secrets({name: now})
 
 
 def _numbers(stats: Mapping[str, float | None]) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in stats.items()}
+
+
+def read_given(directory: Path) -> dict[str, Any]:
+    """What a run was last given; nothing if it was killed before it had begun."""
+    given: dict[str, Any] = {}
+    for line in whole_lines(directory / JOURNAL):
+        if b'"event":"began"' in line.content:
+            with told_at(line.place):
+                event = decode(line.content)
+            given |= event.given if isinstance(event, Began) else {}
+    return given
 
 
 def read_past(directory: Path, batch: int | None = None) -> Past:

@@ -1,6 +1,6 @@
 """The journal of a run that goes on: what was, and what happens now."""
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from asyncrollout.journal.events import (
 )
 from asyncrollout.journal.lines import cut_torn_end, whole_lines
 from asyncrollout.journal.numbers import Numbers
-from asyncrollout.journal.reader import Past, changes, read_past
+from asyncrollout.journal.reader import Past, changes, read_given, read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.plain import to_plain
 from asyncrollout.pool.digest import digest
-from asyncrollout.secrets import hide, hide_in_error, known_secrets, without_secrets
+from asyncrollout.redaction import hide, hide_in_error, known_secrets, named_secrets, without_secrets
 from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, group_of
 
 _SHOWN = 500
@@ -41,14 +41,14 @@ _SHOWN_SETTING = 200
 class RunJournal:
     """Tells of rollouts that are recorded, and records those that are played."""
 
-    def __init__(self, directory: Path, past: Past, writer: Writer) -> None:
+    def __init__(self, directory: Path, past: Past, writer: Writer, secrets: Sequence[str] = ()) -> None:
         self.directory = directory
         self.past = past
         self.writer = writer
         self._dispatched: set[str] = set()
         self._drawn = Numbers(past.drawn)
         self._unclaimed = past.unfinished_groups()  # recorded, and not drawn by this process yet
-        self._secrets = known_secrets()
+        self._secrets = [*known_secrets(), *secrets]
 
     def recall(self, uid: str) -> Trajectory | None:
         """A rollout that was finished before."""
@@ -159,8 +159,9 @@ async def open_journal(
 ) -> AsyncIterator[RunJournal]:
     """The journal of a new run, or of one that is resumed; `given` must be what it was then, but for `accept`.
 
-    A resumed run's files mean what they meant until something happens.
+    A resumed run's files mean what they meant until something happens. Secrets in `given` are not written.
     """
+    secrets, given = named_secrets(given), without_secrets(given)
     if resume is not False and not (directory / JOURNAL).exists():
         raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
     lock = Lock(directory)
@@ -183,7 +184,7 @@ async def open_journal(
             await writer.flush()
             past.undrawn.clear()
             past.unlisted.clear()
-            yield RunJournal(directory, past, writer)
+            yield RunJournal(directory, past, writer, secrets)
     finally:
         lock.release()
 
@@ -199,10 +200,7 @@ def _begin(directory: Path) -> Past:
 
 def _read(directory: Path, given: dict[str, Any], resume: bool | int, accept: Collection[str]) -> Past:
     past = read_past(directory, None if isinstance(resume, bool) else resume)
-    changed = changes(past.given, given)  # none if it was killed before it had begun
-    if {*changed} - {name for name in accept if may_change(name)}:
-        raise UsageError(f"{directory} cannot be resumed with other settings: {_told_changes(past, given, changed)}")
-    if changed:
+    if _check_settings(directory, past.given, given, accept):
         past.play_anew()
     for name in (JOURNAL, TRAJECTORIES):
         cut_torn_end(directory / name)
@@ -210,13 +208,27 @@ def _read(directory: Path, given: dict[str, Any], resume: bool | int, accept: Co
     return past
 
 
+def check_resumable(directory: Path, given: dict[str, Any], accept: Collection[str] = ()) -> None:
+    """Raise what `open_journal` would, if a run is in use or was given something else; nothing is changed."""
+    Lock(directory).release()
+    _check_settings(directory, read_given(directory), without_secrets(given), accept)
+
+
+def _check_settings(directory: Path, then: dict[str, Any], now: dict[str, Any], accept: Collection[str]) -> list[str]:
+    """What is another now, and accepted; none if the run was killed before it had begun."""
+    changed = changes(then, now)
+    if {*changed} - {name for name in accept if may_change(name)}:
+        raise UsageError(f"{directory} cannot be resumed with other settings: {_told_changes(then, now, changed)}")
+    return changed
+
+
 def may_change(name: str) -> bool:
     """Whether a setting of a run may change if that is accepted: its agent, or its policy."""
     return name.partition(".")[0] in ("agent", "policy")
 
 
-def _told_changes(past: Past, given: Mapping[str, Any], changed: list[str]) -> str:
-    told = [f"{name}={_shown(given[name])} (then {_shown(past.given[name])})" for name in changed]
+def _told_changes(then: Mapping[str, Any], now: Mapping[str, Any], changed: list[str]) -> str:
+    told = [f"{name}={_shown(now[name])} (then {_shown(then[name])})" for name in changed]
     if not all(map(may_change, changed)):
         return ", ".join(told)
     flags = " ".join(f"--accept-changes {name}" for name in changed)
@@ -227,7 +239,7 @@ def _told_changes(past: Past, given: Mapping[str, Any], changed: list[str]) -> s
 
 
 def _shown(value: Any) -> str:
-    return f"{value!r:.{_SHOWN_SETTING}}"
+    return f"{without_secrets(value)!r:.{_SHOWN_SETTING}}"
 
 
 def _end_of(trajectory: Trajectory, error: str | None) -> Finished:

@@ -171,7 +171,7 @@ class Lock:
     def __init__(self, directory: Path, name: str = ".lock") -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self.file = (directory / name).open("wb")
+            self.file = (directory / name).open("ab")  # which changes nothing if the directory is another's
         except OSError as error:
             raise _told(directory, error) from error
         try:

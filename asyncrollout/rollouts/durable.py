@@ -26,11 +26,11 @@ from asyncrollout.journal.run import RunJournal, may_change, open_journal
 from asyncrollout.logs import get_logger
 from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.policies.compose import nested
+from asyncrollout.redaction import hide_in_command, known_secrets, named_secrets, without_secrets
 from asyncrollout.rollouts.setup import with_policy
 from asyncrollout.sampler.draws import Draw, Reported, Share
 from asyncrollout.sampler.stream import Taken
 from asyncrollout.sampler.tally import Sums
-from asyncrollout.secrets import hide_in_command, without_secrets
 from asyncrollout.trajectories import Group, Limits
 from asyncrollout.types import Sampling
 
@@ -83,15 +83,15 @@ def read_accepted(accept_changes: Any) -> frozenset[str]:
 def what_is_given(
     shares: Iterable[Share], agent: Any, *, seed: int, group_size: int, order: str, limits: Limits
 ) -> dict[str, Any]:
-    """What a run's results follow from, and what therefore stays the same when it is resumed."""
+    """What a run's results follow from, and what therefore stays the same when it is resumed; secrets are in it."""
     envs = {
         share.tag: {"env": share.env.name, "share": share.share, "env_kwargs": {**share.env.kwargs, **share.env_kwargs}}
         for share in shares
     }
     bounds = {name: getattr(limits, name) for name in limits.__struct_fields__}
     given = {"seed": seed, "group_size": group_size, "order": order, "envs": envs, "limits": bounds}
-    shown: dict[str, Any] = without_secrets(to_plain(given) | _who_plays(agent))
-    return shown
+    plain: dict[str, Any] = to_plain(given) | _who_plays(agent)
+    return plain
 
 
 def _who_plays(agent: Any) -> dict[str, Any]:
@@ -121,7 +121,11 @@ def _policy(policy: Any) -> str:
     """Its class, and as far as it has them, its model and sampling."""
     model, sampling = getattr(policy, "_model", None), getattr(policy, "_sampling", None)
     known = [model] if isinstance(model, str) else []
-    known += [str(_described(sampling))] if isinstance(sampling, Sampling) and sampling != Sampling() else []
+    known += (
+        [str(without_secrets(_described(sampling)))]
+        if isinstance(sampling, Sampling) and sampling != Sampling()
+        else []
+    )
     return f"{type(policy).__name__}({', '.join(known)})"
 
 
@@ -172,9 +176,10 @@ def _write_manifest(directory: Path, given: Mapping[str, Any]) -> None:
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **given,
     }
+    shown = without_secrets(manifest, [*known_secrets(), *named_secrets(given)])
     try:
         part = path.with_suffix(".part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(shown), indent=2) + b"\n")
         part.replace(path)
     except OSError as error:
         raise JournalError(f"cannot write {path}: {error.strerror or error}") from error

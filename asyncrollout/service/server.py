@@ -16,8 +16,8 @@ from asyncrollout import checks
 from asyncrollout.errors import PoolError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool.pool import EnvPool
+from asyncrollout.redaction import hide, known_secrets
 from asyncrollout.registry import env_names
-from asyncrollout.secrets import hide, known_secrets
 from asyncrollout.service.access import Token, why_refused
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.batches import EnvService
