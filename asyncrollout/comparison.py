@@ -78,8 +78,8 @@ def summarize(groups: Sequence[Played], ks: Iterable[int]) -> RunFigures:
         reward=mean([group.reward for group in valid]),
         pass_at={k: _pass_rate(valid, k) for k in ks},
         keep_rate=share([float(group.kept) for group in groups], len(groups)),
-        turns=mean([group.turns for group in valid]),
-        tokens=mean([group.tokens for group in valid]),
+        turns=mean_count([group.turns for group in valid]),
+        tokens=mean_count([group.tokens for group in valid]),
     )
 
 
@@ -112,6 +112,12 @@ def mean(values: Sequence[float]) -> Estimate:
         return Estimate()
     found, error = _mean(values), _standard_error(values)
     return Estimate(found) if error is None else _around(found, error, len(values) - 1)
+
+
+def mean_count(values: Sequence[float]) -> Estimate:
+    """As `mean`, of values that are never below 0."""
+    found = mean(values)
+    return found if found.low is None else Estimate(found.mean, max(found.low, 0.0), found.high)
 
 
 def share(values: Sequence[float], trials: float) -> Estimate:

@@ -151,9 +151,14 @@ def test_stopped_twice_and_killed_a_run_comes_to_the_same_end(tmp_path: Path) ->
         process.kill()
         process.wait()
         assert psutil.wait_procs(workers, timeout=PATIENCE)[1] == []
-    resumed = call(tmp_path, "resume", "runs/parts")
+    resumed = call(tmp_path, "resume", "runs/parts", "--json")
     assert resumed.returncode == 0, resumed.stderr
-    assert "parts: done" in resumed.stdout
+    summed_up = json.loads(resumed.stdout.splitlines()[-1])
+    assert summed_up["state"] == "done"
+    of_all = json.loads(call(tmp_path, "compare", "runs/parts", "--json").stdout.splitlines()[0])
+    assert summed_up["reward_mean"] == of_all["reward"]["mean"]  # of all attempts
+    assert summed_up["success_rate"] == of_all["pass_at"]["1"]["mean"]
+    assert summed_up["rollouts"] == len({record["uid"] for record in lines(journal.parent / "trajectories.jsonl")})
     assert delivered(tmp_path / "runs" / "parts") == delivered(tmp_path / "runs" / "whole")
     assert contents(tmp_path / "runs" / "parts") == contents(tmp_path / "runs" / "whole")
     finished = [event["uid"] for event in lines(journal) if event["event"] == "finished"]

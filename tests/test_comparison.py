@@ -142,6 +142,12 @@ def test_shares_stay_between_0_and_1_and_around_their_mean(values: list[float], 
     assert 0 <= low <= middle <= high <= 1  # type: ignore[operator]
 
 
+def test_intervals_of_counts_do_not_reach_below_zero() -> None:
+    found = summarize([msgspec.structs.replace(group(at, 0, [0.0]), turns=9.0 * (at == 0)) for at in range(3)], [1])
+    assert (found.turns.mean, found.turns.low) == (3.0, 0.0)
+    assert mean([9.0, 0.0, 0.0]).low == pytest.approx(3 - 4.3027 * 3)
+
+
 def test_what_cannot_be_known_is_none() -> None:
     assert mean([]) == share([], 0) == Estimate()
     assert (mean([3.0]), share([1.0], 8)) == (Estimate(3.0), Estimate(1.0))

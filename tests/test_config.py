@@ -66,7 +66,17 @@ def test_defaults_are_those_of_rollouts() -> None:
         theirs.pop(elsewhere, None)
     theirs["env_kwargs"] = {}
     assert {name: as_yaml(own[name]) for name in theirs} == {name: as_yaml(value) for name, value in theirs.items()}
-    others = {"name", "policy", "agent", "groups", "batches", "backend", "reward_normalization", "advantage"}
+    others = {
+        "name",
+        "policy",
+        "agent",
+        "groups",
+        "batches",
+        "evaluate",
+        "backend",
+        "reward_normalization",
+        "advantage",
+    }
     assert own.keys() == theirs.keys() | others
     assert [*get_args(Config.__annotations__["backend"])[0].__args__] == ["process", "inline"]
 

@@ -334,7 +334,7 @@ def test_figures_are_those_of_the_groups(tmp_path: Path) -> None:
     by_env = {row[0]: row for row in part_of(summary, "By environment")["rows"]}
     assert by_env["maze"][:3] == ["maze", 2, 4]
     assert (by_env["maze"][3][0], by_env["maze"][4][0]) == (0.75, 0.5)
-    assert (by_env["maze"][6], by_env["lake"][6], by_env["lake"][10]) == (1.0, 1.0, 1)
+    assert (by_env["maze"][6][0], by_env["lake"][6][0], by_env["lake"][10]) == (1.0, 1.0, 1)
     rewards = series_of(summary, "Reward of each batch")
     assert rewards["all groups"][0][:2] == [0, pytest.approx(6.5 / 4)]
     assert rewards["delivered"][0][:2] == [0, pytest.approx(5.5 / 3)]

@@ -71,16 +71,20 @@ COMMANDS = (
     (
         "asyncrollout.cli.evaluating:eval",
         RUN,
-        """Play envs on ranked processes, with a video of each, and tell how well it went.
+        """Evaluate a model on any environment: pass@k and rewards, with confidence intervals.
 
-        The YAML file has the keys of BEHAVIOR evaluations: where envs run, how many there are, what is filmed. Values
-        of it are replaced by key=value. Without env_type a household is played, and without a policy by its expert.
+        Each of -n tasks is played -k times. All of it is recorded in a run directory, with a report; Ctrl-C or a kill
+        loses nothing, and `asyncrollout resume DIR` plays the rest. Other keys of a run are given as key=value. A YAML
+        file of a run is evaluated in place of --env. One in RLinf's keys (env.eval) plays envs on ranked processes,
+        with a video of each.
 
-        Example: asyncrollout eval examples/configs/behavior_eval.yaml
+        Example: asyncrollout eval --env sokoban --base-url http://localhost:8000/v1 --model Qwen/Qwen3-4B -n 50 -k 4
+
+        Example: asyncrollout eval --env sokoban --env.num_boxes 2 --policy solver policy.error_rate=0.3 -k 4
+
+        Example: asyncrollout eval examples/configs/frozen_lake_solver.yaml -n 100 -k 8 --max-turns 20
 
         Example: asyncrollout eval examples/configs/behavior_eval.yaml env.eval.total_num_envs=8
-
-        Example: asyncrollout eval eval.yaml --base-url http://localhost:8000/v1 --model Qwen/Qwen3-4B
         """,
     ),
     (

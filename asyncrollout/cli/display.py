@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import IO, cast
 
 import anyio
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -56,13 +56,27 @@ class Display:
 
 @asynccontextmanager
 async def live(
-    read: Callable[[], Figures], *, title: str, console: Console | None = None, every: float | None = None
+    read: Callable[[], Figures],
+    *,
+    title: str,
+    console: Console | None = None,
+    every: float | None = None,
 ) -> AsyncIterator[Display]:
-    """Show what `read` gives: on a terminal a table that goes away at the end, elsewhere a line every few seconds.
+    """As `live_view`, of the figures of a run."""
+    async with live_view(
+        lambda: Board(read(), title), lambda: line(read()), console=console or Console(), every=every
+    ) as display:
+        yield display
+
+
+@asynccontextmanager
+async def live_view(
+    draw: Callable[[], RenderableType], tell: Callable[[], str], *, console: Console, every: float | None = None
+) -> AsyncIterator[Display]:
+    """What `draw` gives on a terminal, as a table that goes away at the end; elsewhere what `tell` says now and then.
 
     Nothing is shown on a console that is quiet. A terminal that is slow, stopped or gone holds nobody up.
     """
-    console = console or Console()
     if console.quiet:
         yield Display(console)
         return
@@ -72,18 +86,18 @@ async def live(
     try:
         async with Background() as drawing:
             if console.is_interactive and file.isatty():  # a pipe may be forced to have colours, but cannot be redrawn
-                with _table(Board(read(), title), console) as table:
-                    drawing.start_soon(_redraw, table, lambda: Board(read(), title), outlet, every or _REDRAWN_EVERY)
+                with _table(draw(), console) as table:
+                    drawing.start_soon(_redraw, table, draw, outlet, every or _REDRAWN_EVERY)
                     yield Display(console)
             else:
-                drawing.start_soon(_tell, console, read, every or _LINE_EVERY)
+                drawing.start_soon(_tell, console, tell, every or _LINE_EVERY)
                 yield Display(console)
     finally:
         console.file = file
         await outlet.aclose()
 
 
-def _table(board: "Board", console: Console) -> Live:
+def _table(board: RenderableType, console: Console) -> Live:
     """What others print to the terminal appears above the table; what they print elsewhere is left alone."""
     return Live(
         board,
@@ -95,17 +109,17 @@ def _table(board: "Board", console: Console) -> Live:
     )
 
 
-async def _redraw(table: Live, board: Callable[[], "Board"], outlet: "Outlet", every: float) -> None:
+async def _redraw(table: Live, board: Callable[[], RenderableType], outlet: "Outlet", every: float) -> None:
     while True:
         await anyio.sleep(every)
         if not outlet.is_behind():
             table.update(board(), refresh=True)
 
 
-async def _tell(console: Console, read: Callable[[], Figures], every: float) -> None:
+async def _tell(console: Console, tell: Callable[[], str], every: float) -> None:
     while True:
         await anyio.sleep(every)
-        console.print(Text(line(read())), soft_wrap=True)
+        console.print(Text(tell()), soft_wrap=True)
 
 
 class Outlet:

@@ -86,7 +86,7 @@ async def check_env(
     kwargs = env_kwargs(options)
     # The env's own option of a name that check_env takes for itself, as max_steps, goes by way of the spec.
     own = {key: kwargs.pop(key) for key in inspect.signature(testing.check_env).parameters if key in kwargs}
-    actions = [_value(text) for text in action] if action else None
+    actions = [option_value(text) for text in action] if action else None
     try:
         with _working(f"Checking {name}: its episodes are played again and again ...", output):
             report = await testing.check_env(spec.with_kwargs(**own), actions=actions, **kwargs)
@@ -123,11 +123,12 @@ def env_kwargs(options: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"{option!r} is no option of an env: write key=value, such as size=8")
         if key in kwargs:
             raise UsageError(f"option {key!r} is given twice")
-        kwargs[key] = _value(value)
+        kwargs[key] = option_value(value)
     return kwargs
 
 
-def _value(text: str) -> Any:
+def option_value(text: str) -> Any:
+    """What a text on the command line means, as in YAML."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

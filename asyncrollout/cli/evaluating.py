@@ -1,142 +1,193 @@
-"""Evaluations: envs on ranked processes, each with its video, and a table of what came of it."""
+"""Evaluations: any env and any model, with pass@k and its intervals; or envs on ranked processes, in RLinf's keys."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import msgspec
 from cyclopts import Parameter
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asyncrollout.cli.app import DONE, STOPPED, Output, Told
+from asyncrollout.checks import nearest
+from asyncrollout.cli.app import Output, Told
 from asyncrollout.cli.building import check_imports
-from asyncrollout.cli.envs import allowed_env
-from asyncrollout.cli.outcomes import by_task, outcomes
-from asyncrollout.cli.stopping import stoppable
-from asyncrollout.cli.summary import number
-from asyncrollout.config import schema
-from asyncrollout.config.evaluation import EvaluationConfig, Python, read_evaluation
-from asyncrollout.errors import RolloutError, UsageError
-from asyncrollout.evaluation.acting import DEVICES, open_manner
-from asyncrollout.evaluation.plan import Plan, make_plan
-from asyncrollout.evaluation.playing import play, videos_in
-from asyncrollout.evaluation.results import Episode, decided, summarize
+from asyncrollout.cli.directory import new_directory, next_attempt, write_config
+from asyncrollout.cli.envs import allowed_env, option_value
+from asyncrollout.cli.logs import logging_to
+from asyncrollout.cli.ranked import evaluate_ranked
+from asyncrollout.cli.running import Runs, play
+from asyncrollout.config import Config, read_config, read_tasks, to_yaml
+from asyncrollout.config.document import load
+from asyncrollout.config.ragen import TOP_LEVEL
+from asyncrollout.config.reading import as_config, read_text
+from asyncrollout.errors import UsageError
+from asyncrollout.registry import find_env
+
+_TASKS = 50
+_NAMED_POLICIES = ("solver", "scripted", "local")
+_COMMAND_LINE = "the command line"
 
 
 async def eval(  # noqa: A001 (the command's name)
-    config: Annotated[Path, Parameter(help="A YAML file; see examples/configs/behavior_eval.yaml.")],
-    *overrides: Annotated[str, Parameter(help="Values that replace those of the file: env.eval.total_num_envs=8")],
+    *given: Annotated[
+        str, Parameter(help="A YAML file, unless there is --env; then values as for `run`: agent.history=2")
+    ],
+    env: Annotated[
+        str | None,
+        Parameter(help="What to play, as `asyncrollout envs` lists it; its options follow, as --env.num_boxes 2."),
+    ] = None,
+    env_options: Annotated[dict[str, str] | None, Parameter(name="--env", show=False)] = None,
+    tasks: Annotated[
+        int | None, Parameter(name=["--tasks", "-n"], help=f"How many tasks (seeds) to play; {_TASKS} if not given.")
+    ] = None,
+    samples: Annotated[
+        int | None, Parameter(name=["--samples", "-k"], help="How often to play each, for pass@k; 1 if not given.")
+    ] = None,
     base_url: Annotated[str | None, Parameter(help="An OpenAI-compatible server; its key is $OPENAI_API_KEY.")] = None,
     model: Annotated[str | None, Parameter(help="The name of the server's model.")] = None,
-    policy: Annotated[str | None, Parameter(help="A policy of yours, as module:name; needs --allow-import.")] = None,
-    allow_import: Annotated[bool, Parameter(help="Let the configuration import code: a policy, an env class.")] = False,
+    policy: Annotated[
+        str | None,
+        Parameter(help="Who plays instead: solver (the env's expert), scripted, local; in RLinf's form module:name."),
+    ] = None,
+    seed: Annotated[int | None, Parameter(help="Of tasks and sampling: the same seed plays the same tasks.")] = None,
+    max_turns: Annotated[int | None, Parameter(help="Where an episode ends at the latest.")] = None,
+    temperature: Annotated[float | None, Parameter(help="Of sampling; the server's default if not given.")] = None,
+    max_tokens: Annotated[int | None, Parameter(help="Of one reply.")] = None,
+    workers: Annotated[int | None, Parameter(help="Worker processes for envs; one for each CPU if not given.")] = None,
+    max_in_flight: Annotated[int | None, Parameter(help="Rollouts at a time; 512 if not given.")] = None,
+    name: Annotated[
+        str | None, Parameter(help="The name of the run directory; eval-ENV-1 and so on if not given.")
+    ] = None,
+    run_dir: Annotated[Path | None, Parameter(help="The run directory itself, instead of --runs and --name.")] = None,
+    runs: Runs = Path("runs"),
+    allow_import: Annotated[bool, Parameter(help="Let it import code: an env class, a policy, `score`.")] = False,
     output: Told,
 ) -> int:
     """Evaluate a policy."""
-    chosen = _with_policy(read_evaluation(config, overrides), base_url, model, policy)
-    check_imports(chosen, allow_import=allow_import)
-    spec = allowed_env(chosen.env.eval.env_type, allow_import=allow_import)
-    plan = make_plan(chosen, spec, visible=os.environ.get(DEVICES))
-    watch = _Watch(plan, output)
-    async with stoppable() as stop:
-        with stop.scope() as playing:
-            async with open_manner(chosen, spec, watch.step, watch.end) as manner:
-                output.say(_introduced(plan, chosen))
-                with watch.shown():
-                    await play(plan, chosen.env.eval, manner)
-    return _ended(plan, watch.episodes, chosen, output, has_stopped=playing.cancelled_caught)
+    _check_policy(base_url, model, policy)
+    options = {
+        "evaluate": tasks,
+        "group_size": samples,
+        "seed": seed,
+        "limits.turns": max_turns,
+        "agent.sampling.temperature": temperature,
+        "agent.sampling.max_tokens": max_tokens,
+        "workers": workers,
+        "max_in_flight": max_in_flight,
+    }
+    chosen = {key: value for key, value in options.items() if value is not None}
+    for key in ("evaluate", "group_size", "limits.turns", "agent.sampling.max_tokens", "workers", "max_in_flight"):
+        if chosen.get(key, 1) < 1:
+            raise UsageError(f"{_flag(key)} {chosen[key]}: it must be a whole number from 1")
+    if env is None and not given:
+        raise UsageError("what is evaluated? Give --env NAME, such as --env sokoban, or a YAML file")
+    if env is None and _is_ranked(Path(given[0])):
+        own = {
+            "--env.KEY": env_options,
+            "--name": name,
+            "--run-dir": run_dir,
+            **dict.fromkeys(map(_flag, chosen), True),
+        }
+        _refuse(own, f"{given[0]} is in RLinf's keys, as env.eval.total_num_envs=8")
+        return await evaluate_ranked(
+            Path(given[0]), given[1:], base_url=base_url, model=model, policy=policy, allow_import=allow_import,
+            output=output,
+        )  # fmt: skip
+    values = {**_policy_values(base_url, model, policy), **chosen}
+    if env is not None:
+        config = _from_options(env, env_options or {}, values, given)
+    else:
+        _refuse({"--env.KEY": env_options}, "they go with --env; with a file write env_kwargs.size=8")
+        config = _from_file(Path(given[0]), values, given[1:])
+    check_imports(config, allow_import=allow_import)
+    for entry in config.entries:
+        allowed_env(entry.env, allow_import=allow_import)
+    return await _evaluate(config, _place(config, runs, name, run_dir), allow_import=allow_import, output=output)
 
 
-def _with_policy(
-    config: EvaluationConfig, base_url: str | None, model: str | None, path: str | None
-) -> EvaluationConfig:
-    """With the policy that the command line names instead of the file's."""
+def _check_policy(base_url: str | None, model: str | None, policy: str | None) -> None:
     if (base_url is None) != (model is None):
         raise UsageError("--base-url and --model go together: the address of a server, and one of its models")
-    if path is not None and base_url is not None:
+    if policy is not None and base_url is not None:
         raise UsageError("--policy names a policy of yours, and --base-url a server: choose one")
-    if base_url is not None and model is not None:
-        return msgspec.structs.replace(config, policy=schema.OpenAI(base_url=base_url, model=model))
-    if path is None:
-        return config
-    if ":" not in path:
-        raise UsageError(f"--policy {path!r} is no import path: write module:name")
-    return msgspec.structs.replace(config, policy=Python(path))
 
 
-class _Watch:
-    """How an evaluation goes: a bar on a terminal, elsewhere a line for each episode."""
-
-    def __init__(self, plan: Plan, output: Output) -> None:
-        self.episodes: list[Episode] = []
-        self._plan = plan
-        self._output = output
-        self._steps = 0
-        console = Console(stderr=True, quiet=output.quiet or output.json)
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
-        self._task = self._bar.add_task("", total=plan.episodes, told="episodes")
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        with self._bar:
-            yield
-
-    def step(self) -> None:
-        self._steps += 1
-        self._tell()
-
-    def end(self, episode: Episode) -> None:
-        self.episodes.append(episode)
-        self._output.record({"event": "episode", **msgspec.to_builtins(episode)})
-        if self._bar.disable and not self._output.json:
-            self._output.say(f"{len(self.episodes)} of {self._plan.episodes}: {_line(episode)}")
-        self._bar.advance(self._task)
-        self._tell()
-
-    def _tell(self) -> None:
-        won = sum(bool(episode.success) for episode in self.episodes)
-        self._bar.update(self._task, told=f"episodes, {won} successes, {self._steps} turns")
+def _is_ranked(path: Path) -> bool:
+    """Whether a file has RLinf's keys: a run's names an env, or has RAGEN's keys."""
+    if "=" in path.name and not path.exists():
+        raise UsageError(f"{path}: what is evaluated? Give --env NAME before the values, or a YAML file")
+    values = load(read_text(path), str(path)).value
+    if not isinstance(values, dict):
+        return True
+    return not (isinstance(values.get("env"), str | list) or any(key in values for key in TOP_LEVEL if key != "env"))
 
 
-def _line(episode: Episode) -> str:
-    if episode.error:
-        return f"{episode.env} {episode.task}: failed: {episode.error[:200]}"
-    how = {True: "success", False: "no success", None: "success not reported"}[episode.success]
-    return f"{episode.env} {episode.task}: {how}, return {number(episode.reward)}, {episode.steps} steps"
+def _refuse(options: Mapping[str, Any], why: str) -> None:
+    found = [flag for flag, value in options.items() if value not in (None, {})]
+    if found:
+        raise UsageError(f"{', '.join(found)}: {why}")
 
 
-def _introduced(plan: Plan, config: EvaluationConfig) -> str:
-    chosen = config.env.eval
-    gpus = ", ".join(dict.fromkeys(str(part.seat.gpu) for part in plan.parts))
-    films = f"videos in {chosen.video_cfg.video_base_dir}" if chosen.video_cfg.save_video else "no videos"
-    envs, processes = len(plan.parts), len(plan.environs)
-    told = f"{envs} env{'s' * (envs > 1)} in {processes} process{'es' * (processes > 1)}"
-    return f"{chosen.env_type}: {told} (GPU {gpus}), {films}"
+def _flag(key: str) -> str:
+    known = {"evaluate": "--tasks", "group_size": "--samples", "limits.turns": "--max-turns"}
+    return known.get(key, f"--{key.rpartition('.')[2].replace('_', '-')}")
 
 
-def _ended(plan: Plan, episodes: list[Episode], config: EvaluationConfig, output: Output, *, has_stopped: bool) -> int:
-    order = {part.seat.video_id: place for place, part in enumerate(plan.parts)}
-    episodes = decided(sorted(episodes, key=lambda episode: (order[episode.env], episode.episode)))
-    found = summarize(episodes)
-    state = "stopped" if has_stopped else "done"
-    tasks = msgspec.to_builtins(by_task(episodes))
-    video = config.env.eval.video_cfg
-    videos = len(videos_in(Path(video.video_base_dir), video.prefix)) if video.save_video else 0
-    output.record({"event": "ended", "state": state, **msgspec.to_builtins(found), "tasks": tasks, "videos": videos})
-    if episodes:
-        output.show(outcomes(episodes))
-    if video.save_video:
-        where = f"{videos}, {video.video_base_dir}/{video.prefix}_ENV.mp4"
-        output.say(f"Videos: {where if videos else 'none'}")
-    if has_stopped:
-        output.show(f"stopped after {len(episodes)} of {plan.episodes} episodes")
-        return STOPPED
-    if found.failed == len(episodes):
-        raise RolloutError(f"all {len(episodes)} episodes failed; the first one: {episodes[0].error}")
-    if found.failed:
-        output.warn(f"{found.failed} of {len(episodes)} episodes failed, and count in no figure")
-    return DONE
+def _policy_values(base_url: str | None, model: str | None, policy: str | None) -> dict[str, Any]:
+    """An evaluation needs no logprobs, and not every server gives them."""
+    if base_url is not None:
+        return {"policy": {"kind": "openai", "base_url": base_url, "model": model, "logprobs": False}}
+    if policy is None:
+        return {}
+    if policy not in _NAMED_POLICIES:
+        hint = ": a policy of yours is for RLinf's form" if ":" in policy else nearest(policy, _NAMED_POLICIES)
+        raise UsageError(f"--policy {policy!r} is not one of {', '.join(_NAMED_POLICIES)}{hint}")
+    return {"policy": {"kind": policy, **({"logprobs": False} if policy == "local" else {})}}
+
+
+def _from_options(
+    env: str, env_options: Mapping[str, str], values: Mapping[str, Any], overrides: Sequence[str]
+) -> Config:
+    if "policy" not in values and not any(one.startswith("policy") for one in overrides):
+        raise UsageError(
+            "who plays? Give --base-url http://localhost:8000/v1 --model NAME, or --policy solver for the env's expert"
+        )
+    if ":" not in env:
+        find_env(env)  # whose message has the nearest name
+    kwargs = {key.replace("-", "_"): option_value(text) for key, text in env_options.items()}
+    asked = {"evaluate": _TASKS, "group_size": 1, **values}
+    return _made({"env": env, "env_kwargs": kwargs}, asked, overrides)
+
+
+def _from_file(path: Path, values: Mapping[str, Any], overrides: Sequence[str]) -> Config:
+    """What a run's file plays, evaluated: its filter and its batches are a trainer's."""
+    config = read_config(path, overrides)
+    listed = read_tasks(config)
+    asked = {"evaluate": config.evaluate or (_TASKS if listed is None else len(listed)), **values}
+    group_size = {} if config.evaluate is not None else {"group_size": 1}
+    values_of_file = load(to_yaml(config), str(path)).value
+    return _made({**values_of_file, "keep": None}, {**group_size, **asked})
+
+
+def _made(values: dict[str, Any], asked: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    for key, value in asked.items():
+        *parents, last = key.split(".")
+        within = values
+        for parent in parents:
+            within = within.setdefault(parent, {})
+        within[last] = value
+    return as_config(values, overrides, _COMMAND_LINE)
+
+
+def _place(config: Config, runs: Path, name: str | None, run_dir: Path | None) -> tuple[Path, str | None, str]:
+    """Where run directories are, the name of this one, and what it is called with a number if it has none."""
+    if run_dir is not None:
+        if name is not None:
+            raise UsageError("--run-dir is the run directory itself, and --name its name under --runs: choose one")
+        return run_dir.parent, run_dir.name, ""
+    return runs, name or config.name, f"eval-{config.entries[0].env.rpartition(':')[2]}"
+
+
+async def _evaluate(config: Config, place: tuple[Path, str | None, str], *, allow_import: bool, output: Output) -> int:
+    with new_directory(*place) as directory:
+        write_config(directory, config, None)
+        with logging_to(next_attempt(directory), console=not output.quiet):
+            return await play(config, directory, resume=False, allow_import=allow_import, output=output)

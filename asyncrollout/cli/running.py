@@ -24,20 +24,21 @@ from asyncrollout.cli.directory import (
     write_config,
     write_resolved,
 )
-from asyncrollout.cli.display import Display, live
+from asyncrollout.cli.display import Display, live, live_view
 from asyncrollout.cli.logs import logging_to
 from asyncrollout.cli.reporting import make_report
 from asyncrollout.cli.samples import write_samples
+from asyncrollout.cli.scores import EvaluationProgress, EvaluationSummary, is_complete, read_evaluated, rollouts_over
 from asyncrollout.cli.stopping import Stop, stoppable
-from asyncrollout.cli.summary import as_record, summary
-from asyncrollout.config import Config, read_config
+from asyncrollout.cli.summary import as_record, summary, with_totals
+from asyncrollout.config import Config, read_config, read_tasks
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.logs import get_logger
 from asyncrollout.metrics import Figures
 from asyncrollout.redaction import hide_in_error, known_secrets, named_secrets
-from asyncrollout.report.page import REPORT
+from asyncrollout.report.page import REPORT, Written
 from asyncrollout.report.recordings import recordings
 from asyncrollout.rollouts.facade import Rollouts
 from asyncrollout.video.files import VIDEOS
@@ -91,8 +92,10 @@ async def resume(
         journal = directory / JOURNAL
         if journal.exists() and journal.stat().st_size > _LONG_TO_READ:
             output.say(f"Reading what {directory} has recorded ...")
-        done = await anyio.to_thread.run_sync(_batches_done, directory)
-        if done >= config.batches:
+        if config.evaluate is not None:
+            if (directory / JOURNAL).exists() and await anyio.to_thread.run_sync(is_complete, directory):
+                return await _show_complete_evaluation(directory, config, allow_import=allow_import, output=output)
+        elif (done := await anyio.to_thread.run_sync(_batches_done, directory)) >= config.batches:
             await anyio.to_thread.run_sync(write_samples, directory, config)
             if not (directory / REPORT).exists():
                 await make_report(directory, None, output)
@@ -120,6 +123,25 @@ def _secrets(config: Config) -> list[str]:
 
 def _batches_done(directory: Path) -> int:
     return read_past(directory).next_batch if (directory / JOURNAL).exists() else 0
+
+
+async def _show_complete_evaluation(directory: Path, config: Config, *, allow_import: bool, output: Output) -> int:
+    """Its figures once more: nothing is left to play."""
+    if not (directory / REPORT).exists():
+        await make_report(directory, None, output)
+    output.record(_launched(directory, allow_import=allow_import))
+    notes = [f"files     {directory}", f"report    {directory / REPORT}"]
+    await _show_evaluation(directory, config, state="done", notes=notes, output=output)
+    return DONE
+
+
+async def _show_evaluation(directory: Path, config: Config, *, state: str, notes: list[str], output: Output) -> None:
+    assert config.evaluate is not None
+    found = await anyio.to_thread.run_sync(read_evaluated, directory, config.evaluate)
+    output.record({"event": "ended", "directory": str(directory), "state": state, **found.record})
+    if state == "stopped":
+        notes = ["Tasks that end quickly come first: the figures of all may be others.", *notes]
+    output.show(EvaluationSummary(found, f"{directory.name}: {state}", notes))
 
 
 def _launched(directory: Path, *, allow_import: bool) -> dict[str, Any]:
@@ -162,7 +184,14 @@ async def play(
                     if resume:  # overrides stay, unless they were refused
                         write_resolved(directory, config)
                     on_open()
-                    await _consume(rollouts, config, title=directory.name, output=output, on_batch=on_batch, stop=stop)
+                    if config.evaluate is not None:
+                        await _evaluate(
+                            rollouts, config, config.evaluate, title=directory.name, output=output, stop=stop
+                        )
+                    else:
+                        await _consume(
+                            rollouts, config, title=directory.name, output=output, on_batch=on_batch, stop=stop
+                        )
             if rollouts is not None:
                 figures = rollouts.figures()
             if (directory / JOURNAL).exists():
@@ -174,31 +203,57 @@ async def play(
             if has_played(directory):
                 if rollouts is not None:  # else it was refused, and all is as it was
                     await _report(directory, stop, output)
-                output.warn(f"what was played is kept; to go on: {how_to_go_on}")
+                output.warn(await anyio.to_thread.run_sync(_what_is_left, directory, config, how_to_go_on))
             raise shown from error.__cause__
         report = await _report(directory, stop, output)
     has_stopped = playing.cancelled_caught
     state = "stopped" if has_stopped else "done"
     log.info("run_ended", state=state)
-    output.record({"event": "ended", "directory": str(directory), "state": state, **as_record(figures)})
     notes = [f"files     {directory}"]
     notes += [f"videos    {videos}, in {directory / VIDEOS}"] if (videos := len(recordings(directory))) else []
-    notes += [f"report    {report}"] if report is not None else []
+    notes += [f"report    {report.path}"] if report is not None else []
     notes += [f"to go on  {how_to_go_on}"] if has_stopped else []
-    output.show(summary(figures, title=f"{directory.name}: {state}", notes=notes))
+    if config.evaluate is not None and report is not None:
+        await _show_evaluation(directory, config, state=state, notes=notes, output=output)
+    else:
+        totals = None if report is None else report.totals
+        told = as_record(figures if totals is None else with_totals(figures, totals))
+        output.record({"event": "ended", "directory": str(directory), "state": state, **told})
+        output.show(summary(figures, title=f"{directory.name}: {state}", notes=notes, totals=totals))
     return STOPPED if has_stopped else DONE
 
 
-async def _report(directory: Path, stop: Stop, output: Output) -> Path | None:
-    """Where the report is; none if nothing was played, if it cannot be written, or if somebody will not wait for it."""
+def _what_is_left(directory: Path, config: Config, how_to_go_on: str) -> str:
+    """How to go on after an error; an evaluation of which every rollout is over has nothing to go on with."""
+    if config.evaluate is not None and rollouts_over(directory) >= config.evaluate * config.group_size:
+        return "every rollout is over, and nothing is left to resume: evaluate again once the cause is mended"
+    return f"what was played is kept; to go on: {how_to_go_on}"
+
+
+async def _report(directory: Path, stop: Stop, output: Output) -> Written | None:
+    """The report; none if nothing was played, if it cannot be written, or if somebody will not wait for it."""
     if not has_played(directory):
         return None
     try:
         with stop.scope():
-            return (await make_report(directory, None, output)).path
+            return await make_report(directory, None, output)
     except RolloutError as error:
         output.warn(f"there is no report: {error}")
     return None
+
+
+async def _evaluate(rollouts: Rollouts, config: Config, tasks: int, *, title: str, output: Output, stop: Stop) -> None:
+    """Play each task `group_size` times, all on record, and show how it goes."""
+    listed = read_tasks(config)
+    if listed is not None and len(listed) < tasks:
+        raise UsageError(f"evaluate: found {tasks}, but there are {len(listed)} tasks")
+    console = Console(stderr=True, quiet=output.quiet or output.json)
+    progress = EvaluationProgress(rollouts, tasks, config.group_size, title)
+    async with live_view(lambda: progress, progress.line, console=console) as display:
+        stop.drain(rollouts, display)
+        await rollouts.evaluate(
+            tasks if listed is None else listed[:tasks], k=config.group_size, seed=config.seed, on_group=progress.add
+        )
 
 
 async def _consume(

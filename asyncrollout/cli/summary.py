@@ -8,7 +8,9 @@ import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from asyncrollout.comparison import Estimate
 from asyncrollout.metrics import Figures
+from asyncrollout.report.summary import Totals
 from asyncrollout.types import Durations
 
 LABEL = 10
@@ -21,9 +23,26 @@ _BLOCKS_ASCII = "_.-:=+*#"
 _CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
-def summary(figures: Figures, *, title: str, notes: Sequence[str] = ()) -> RenderableType:
-    """The figures of the whole run. `notes` are lines below them, such as how to go on with it."""
-    return _Summary(figures, title, notes)
+def summary(figures: Figures, *, title: str, notes: Sequence[str] = (), totals: Totals | None = None) -> RenderableType:
+    """The figures of the whole run. `notes` are lines below them, such as how to go on with it.
+
+    `totals` are what the run's files say of all its attempts, where `figures` know of the last alone.
+    """
+    return _Summary(figures if totals is None else with_totals(figures, totals), title, notes, totals)
+
+
+def with_totals(figures: Figures, totals: Totals) -> Figures:
+    return msgspec.structs.replace(
+        figures,
+        seconds=totals.seconds,
+        rollouts=totals.rollouts,
+        turns=totals.turns,
+        invalid=totals.invalid,
+        tokens=totals.tokens,
+        errors=totals.errors,
+        reward_mean=totals.reward.mean,
+        success_rate=totals.pass_rate.mean,
+    )
 
 
 def as_record(figures: Figures) -> dict[str, Any]:
@@ -33,8 +52,9 @@ def as_record(figures: Figures) -> dict[str, Any]:
 
 
 class _Summary:
-    def __init__(self, figures: Figures, title: str, notes: Sequence[str]) -> None:
+    def __init__(self, figures: Figures, title: str, notes: Sequence[str], totals: Totals | None) -> None:
         self._figures = figures
+        self._totals = totals
         self._title = title
         self._notes = notes
 
@@ -44,16 +64,18 @@ class _Summary:
             return text.encode("ascii", "replace").decode() if options.ascii_only else text
 
         yield Text(shown(self._title), style="bold")
-        for label, content in _rows(self._figures, ascii_only=options.ascii_only):
+        for label, content in _rows(self._figures, self._totals, ascii_only=options.ascii_only):
             style = "red" if label == "errors" and self._figures.errors else ""
             yield Text.assemble((label.ljust(LABEL), "dim"), (shown(content), style))
         for note in self._notes:
             yield Text(shown(note))
 
 
-def _rows(f: Figures, *, ascii_only: bool) -> list[tuple[str, str]]:
+def _rows(f: Figures, totals: Totals | None, *, ascii_only: bool) -> list[tuple[str, str]]:
     llm, env = (", ".join(map(" ".join, percentiles(taken))) for taken in (f.policy_seconds, f.env_seconds))
     wanted = "" if f.wanted_batches is None else f" of {f.wanted_batches}"
+    between = "" if totals is None or totals.reward.low is None else f" [{interval(totals.reward)}]"
+    passed = ("success", share(f.success_rate)) if totals is None else ("pass@1", as_share(totals.pass_rate))
     trend = "" if f.reward_trend is None else f", {f.reward_trend} at the end ({number(f.reward_change, '+')})"
     return [
         ("time", clock(f.seconds)),
@@ -64,9 +86,9 @@ def _rows(f: Figures, *, ascii_only: bool) -> list[tuple[str, str]]:
         ("tokens", f"{count(f.tokens)}, {rate(f.tokens / max(f.seconds, 1e-9))} a second"),
         ("LLM", f"{llm}, {f.retries} retries"),
         ("env", f"{env}, {f.restarts} workers restarted"),
-        ("reward", f"{number(f.reward_mean)} mean, {number(f.reward_recent)} recent{trend}"),
+        ("reward", f"{number(f.reward_mean)}{between} mean, {number(f.reward_recent)} recent{trend}"),
         ("", " ".join(curve(f.reward_history, ascii_only=ascii_only))),
-        ("success", share(f.success_rate)),
+        passed,
         ("errors", " ".join(counts(f.errors))),
     ]
 
@@ -98,6 +120,22 @@ def rate(value: float) -> str:
 
 def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def as_share(estimate: Estimate) -> str:
+    """A share with its interval."""
+    if estimate.low is None:
+        return share(estimate.mean)
+    return f"{share(estimate.mean)} [{share(estimate.low)}, {share(estimate.high)}]"
+
+
+def as_number(estimate: Estimate) -> str:
+    """A mean with its interval."""
+    return number(estimate.mean) if estimate.low is None else f"{number(estimate.mean)} [{interval(estimate)}]"
+
+
+def interval(estimate: Estimate) -> str:
+    return f"{number(estimate.low)}, {number(estimate.high)}"
 
 
 def seconds(value: float | None) -> str:

@@ -34,7 +34,18 @@ def read_config(path: FilePath, overrides: Sequence[str] = ()) -> Config:
 
 def parse_config(text: str, overrides: Sequence[str] = (), where: str = "config.yaml") -> Config:
     """As `read_config`; `where` is the file's name, for errors and for paths that are relative to it."""
-    document = load_mapping(text, overrides, where, least=_LEAST)
+    return _checked(load_mapping(text, overrides, where, least=_LEAST), where)
+
+
+def as_config(values: dict[str, Any], overrides: Sequence[str] = (), where: str = "config") -> Config:
+    """As `read_config`, of what a file would hold."""
+    document = Document(values, {})
+    for assignment in overrides:
+        document = override(document, assignment)
+    return _checked(document, where)
+
+
+def _checked(document: Document, where: str) -> Config:
     translated = ragen.translate(expanded(document.value))
     checker = Checker(Config, _placed(document.places, translated.origins), ragen.TOP_LEVEL)
     problems = [*translated.problems, *checker.problems(translated.values)]

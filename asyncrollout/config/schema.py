@@ -215,7 +215,10 @@ AdvantageName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pa
 
 
 class Config(Part, frozen=True, kw_only=True):
-    """A run. `tasks` is a list, or the absolute path of a .jsonl or .json file."""
+    """A run. `tasks` is a list, or the absolute path of a .jsonl or .json file.
+
+    With `evaluate`, that many tasks are played for figures alone, and no batches.
+    """
 
     name: Text | None = None
     seed: FromZero = 0
@@ -226,6 +229,7 @@ class Config(Part, frozen=True, kw_only=True):
     group_size: FromOne = 8
     groups: FromOne = 8
     batches: FromOne = 4
+    evaluate: FromOne | None = None
     keep: Keep | None = None
     tasks: Text | list[Any] | None = None
     score: ImportPath | None = None
@@ -255,6 +259,8 @@ class Config(Part, frozen=True, kw_only=True):
             raise UsageError("shares: found 'delivered', which depends on timing, but order: start does not")
         if self.backend == "inline" and self.workers is not None:
             raise UsageError(f"workers: found {self.workers}, but with backend: inline there are none: leave it out")
+        if self.evaluate is not None and self.keep is not None:
+            raise UsageError("keep: an evaluation counts every group, and filters none: leave it out")
         if isinstance(self.env, str):
             return
         if self.env_kwargs:

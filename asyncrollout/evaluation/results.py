@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.comparison import Estimate, mean, share
+from asyncrollout.comparison import Estimate, mean, mean_count, share
 from asyncrollout.errors import RolloutError
 from asyncrollout.evaluation.plan import Part
 from asyncrollout.successes import RolloutResult, Successes, reported
@@ -97,5 +97,5 @@ def summarize(episodes: Sequence[Episode]) -> Summary:
         failed=len(episodes) - len(valid),
         success=share([float(bool(episode.success)) for episode in valid], len(valid)),
         reward=mean([episode.reward or 0.0 for episode in valid]),
-        steps=mean([float(episode.steps) for episode in valid]),
+        steps=mean_count([float(episode.steps) for episode in valid]),
     )

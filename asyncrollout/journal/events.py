@@ -129,12 +129,15 @@ class Updated(Event, frozen=True, tag="weights"):
 class Evaluating(Event, frozen=True, tag="evaluating"):
     """An evaluation begins; its groups' ids begin with its name. `what` is a digest of all that it was asked for.
 
-    `env_kwargs` are those that were added to the env's own; None if they could not be recorded.
+    `env_kwargs` are those that were added to the env's own; None if they could not be recorded. Each of its `tasks` is
+    played `k` times; journals of older versions do not say so.
     """
 
     name: str
     what: int
     env_kwargs: Any = {}
+    tasks: int | None = None
+    k: int | None = None
 
 
 class Evaluated(Event, frozen=True, tag="evaluated"):

@@ -129,7 +129,7 @@ class RunJournal:
     def updated(self, weights: int) -> None:
         self.writer.put(Updated(weights=weights))
 
-    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any]) -> str:
+    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:
         """The name of an evaluation: that of one which was broken off, if it is the same, or a new one."""
         asked = digest(what)
         for name, begun in self.past.evaluating.items():
@@ -138,7 +138,7 @@ class RunJournal:
                 return name
         name = f"{EVALUATED}{self.past.evaluations}"
         self.past.evaluations += 1
-        self.writer.put(Evaluating(name=name, what=asked, env_kwargs=_recordable(env_kwargs)))
+        self.writer.put(Evaluating(name=name, what=asked, env_kwargs=_recordable(env_kwargs), tasks=tasks, k=k))
         return name
 
     def end_evaluation(self, name: str) -> None:

@@ -12,7 +12,8 @@ _MOST_FATES = 24
 
 def bias_and_waste(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
     """What became of all that was played, and how what the trainer saw differs from it."""
-    members = [member for group in groups for member in group.members]
+    trained = [group for group in groups if history.evaluation_of(group.id) is None]
+    members = [member for group in trained for member in group.members]
     delivered = [member for group in groups if group.fate.kind == "delivered" for member in group.members]
     parts = [
         _fates(history, groups),

@@ -17,6 +17,7 @@ from asyncrollout.journal.events import (
     Dispatched,
     Drawn,
     Dropped,
+    Evaluated,
     Evaluating,
     Failed,
     Finished,
@@ -57,6 +58,15 @@ FATES = ("delivered", "evaluation", "waiting", "incomplete", "dropped", "stale",
 by the filter; kept, and then too old; given up."""
 
 
+class EvaluationRecord(msgspec.Struct):
+    """An evaluation: its tasks, each played `k` times. Journals of older versions do not say how many."""
+
+    name: str
+    tasks: int | None = None
+    k: int | None = None
+    is_complete: bool = False
+
+
 class UnderWay(msgspec.Struct):
     """A rollout of which no end is recorded."""
 
@@ -83,7 +93,9 @@ class History:
         self._weights = 0
         self._dropped: set[str] = set()
         self._cancelled: set[str] = set()
-        self._evaluations: set[str] = set()
+        self.evaluations: dict[str, EvaluationRecord] = {}
+        self._ended: Counter[str] = Counter()
+        self._playing: set[str] = set()
         self._fates: dict[str, Fate] = {}
 
     def add(self, event: AnyEvent) -> None:  # noqa: PLR0912 (one case for each event)
@@ -118,22 +130,39 @@ class History:
                 self._dropped.update(groups)
             case Updated(weights=weights):
                 self._weights = weights
-            case Evaluating(name=name):
-                self._evaluations.add(name)
+            case Evaluating(name=name, tasks=tasks, k=k):
+                self.evaluations[name] = EvaluationRecord(name, tasks, k)
+            case Evaluated(name=name) if name in self.evaluations:
+                self.evaluations[name].is_complete = True
         self.last = max(self.last, event.at)
 
     def settle(self) -> None:
         """Find out what became of the groups; after the last event."""
+        self._ended = Counter(map(group_of, self.finished))
+        self._playing = {*map(group_of, self.under_way)}
         for batch in self.batches.values():
             self._dropped.update(batch.dropped)
             self._fates.update({group: Fate("delivered", batch=batch.index) for group in batch.groups})
+
+    def evaluation_of(self, group: str) -> EvaluationRecord | None:
+        """The evaluation that a group was played for."""
+        return self.evaluations.get(group.rpartition("-")[0])
+
+    @property
+    def evaluates_only(self) -> bool:
+        """Whether no group was drawn for a trainer, and there is an evaluation."""
+        return bool(self.evaluations) and not self.groups
+
+    @property
+    def last_evaluation(self) -> EvaluationRecord | None:
+        return next(reversed(self.evaluations.values()), None)
 
     def fate(self, group: str) -> Fate:
         if group in self._fates:
             return self._fates[group]
         verdict = self.verdicts.get(group)
-        if group.rpartition("-")[0] in self._evaluations:
-            return Fate("evaluation")
+        if (evaluation := self.evaluation_of(group)) is not None:
+            return Fate("evaluation" if evaluation.is_complete or self._is_whole(group, evaluation.k) else "incomplete")
         if verdict is not None and not verdict.keep:
             return Fate("dropped", verdict.reason)
         if group in self._cancelled:
@@ -141,6 +170,10 @@ class History:
         if group in self._dropped:
             return Fate("stale")
         return Fate("incomplete" if verdict is None else "waiting")
+
+    def _is_whole(self, group: str, size: int | None) -> bool:
+        """Whether all members of an evaluation's group are over; if their number is not known, whether none plays."""
+        return self._ended[group] >= size if size is not None else group not in self._playing
 
     def clock(self, at: float) -> float:
         """Seconds of running up to then: pauses between attempts are left out."""

@@ -10,9 +10,10 @@ function cell(value, { kind }) {
       svg("rect", { class: "f0", width: 100 * value, height: 10 }));
     return el("td", { class: "bar" }, el("div", {}, shown(value, kind), drawn));
   }
-  if (Array.isArray(value)) { // a mean, and half of its interval
-    const half = value[1] === null ? null : el("span", { class: "half" }, ` ± ${shown(value[1], kind)}`);
-    return el("td", { class: "n" }, shown(value[0], kind), half);
+  if (Array.isArray(value)) { // a mean, and its interval
+    const [mean, low, high] = value;
+    const between = low === null ? null : el("span", { class: "half" }, ` [${shown(low, kind)}, ${shown(high, kind)}]`);
+    return el("td", { class: "n" }, shown(mean, kind), between);
   }
   return el("td", { class: side(kind) }, value instanceof Node ? value : shown(value, kind));
 }

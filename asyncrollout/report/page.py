@@ -14,11 +14,12 @@ from asyncrollout.report.bias import bias_and_waste
 from asyncrollout.report.blocks import Blocks, embedded
 from asyncrollout.report.document import data, replacing, skeleton
 from asyncrollout.report.groups import PlayedGroup, decided, played_group
-from asyncrollout.report.history import History, read_history
+from asyncrollout.report.history import EvaluationRecord, History, read_history
 from asyncrollout.report.readable import as_line, shown_path
 from asyncrollout.report.recordings import recordings
 from asyncrollout.report.rollouts import Records, Rollout, shown
-from asyncrollout.report.summary import rewards, tiles
+from asyncrollout.report.sides import Side, evaluation_side, side_of
+from asyncrollout.report.summary import Totals, evaluations, rewards, tiles, totals
 from asyncrollout.report.timeline import where_time_went
 
 REPORT = "report.html"
@@ -37,12 +38,13 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A report that was written, and how much of the run is in it."""
+    """A report that was written, and how much of the run is in it. `totals` are the figures that it begins with."""
 
     path: Path
     groups: int
     rollouts: int
     bytes: int
+    totals: Totals
 
 
 def write_report(
@@ -61,14 +63,16 @@ def write_report(
     path = directory / REPORT if path is None else path
     try:
         with replacing(path) as file:
-            groups = _write(file, directory, progress, served)
+            groups, found = _write(file, directory, progress, served)
         size = path.stat().st_size
     except OSError as error:
         raise JournalError(f"cannot write {path}: {error.strerror or error}") from error
-    return Written(path, len(groups), sum(len(group.members) for group in groups), size)
+    return Written(path, len(groups), sum(len(group.members) for group in groups), size, found)
 
 
-def _write(file: IO[bytes], directory: Path, progress: Progress, served: Served | None) -> list[PlayedGroup]:
+def _write(
+    file: IO[bytes], directory: Path, progress: Progress, served: Served | None
+) -> tuple[list[PlayedGroup], Totals]:
     history, records = read_history(directory), Records(directory)
     scripts = [_SCRIPT] if served is None else [_SCRIPT, served.script]
     head, tail = skeleton(shown_path(directory.resolve().name), *scripts, asks_server=served is not None)
@@ -98,7 +102,14 @@ def _write(file: IO[bytes], directory: Path, progress: Progress, served: Served 
     for name, value in carried.items():
         file.write(data(name, embedded(value)).encode())
     file.write(tail.encode())
-    return groups
+    return groups, totals(side_of("", history, groups), _own(history, groups))
+
+
+def _own(history: History, groups: list[PlayedGroup]) -> list[PlayedGroup]:
+    """Those that the run was made for: evaluations only if there is nothing else."""
+    if history.evaluates_only:
+        return [group for group in groups if history.evaluation_of(group.id) is history.last_evaluation]
+    return [group for group in groups if history.evaluation_of(group.id) is None]
 
 
 def _row(group: PlayedGroup, block: int) -> dict[str, Any]:
@@ -122,14 +133,13 @@ def _summary(directory: Path, history: History, groups: list[PlayedGroup], clipp
     config = _text_of(directory / "config.resolved.yaml")
     wanted = _wanted_batches(config)
     played = [group for group in groups if group.members]
-    sections = (
-        [rewards(history, played), bias_and_waste(history, groups), where_time_went(history, played)] if played else []
-    )
+    side = side_of("", history, groups)
+    sections = _sections(history, groups, side) if played else []
     return {
         "name": shown_path(directory.resolve().name),
         "what": _what(directory, history),
-        "state": _state(history, played, wanted),
-        "tiles": tiles(history, groups, wanted),
+        "state": _state(history, side, played, wanted),
+        "tiles": tiles(side, _own(history, groups), wanted),
         "facts": _facts(directory, history),
         "config": config,
         "sections": sections,
@@ -139,13 +149,34 @@ def _summary(directory: Path, history: History, groups: list[PlayedGroup], clipp
     }
 
 
-def _state(history: History, played: list[PlayedGroup], wanted: int | None) -> str:
+def _sections(history: History, groups: list[PlayedGroup], side: Side) -> list[dict[str, Any]]:
+    time_spent = where_time_went(history, [group for group in groups if group.members])
+    if side.evaluation is not None:
+        return [rewards(side), time_spent]
+    others = [evaluation_side("", history, groups, one) for one in history.evaluations.values()]
+    evaluated = [evaluations(others)] if others else []
+    return [rewards(side), *evaluated, bias_and_waste(history, groups), time_spent]
+
+
+def _state(history: History, side: Side, played: list[PlayedGroup], wanted: int | None) -> str:
     if not played:
         return f"No rollout is finished yet, and {len(history.under_way):,} under way: make the report again later."
+    if side.evaluation is not None:
+        return _state_of_evaluation(history, side, side.evaluation)
     if wanted is not None and len(history.batches) >= wanted:
         return f"Complete: all {wanted:,} batches were delivered."
     done = f"{len(history.batches):,} batches were delivered" + ("" if wanted is None else f" of {wanted:,}")
     return f"{done}; the last event is of {_time(history.last)}, and this report of {_time(time.time())}."
+
+
+def _state_of_evaluation(history: History, side: Side, evaluation: EvaluationRecord) -> str:
+    of = "" if evaluation.tasks is None else f" of {evaluation.tasks:,}"
+    if evaluation.is_complete:
+        return f"Complete: all {len(side.groups):,} tasks were evaluated."
+    return (
+        f"{len(side.groups):,}{of} tasks are over; the last event is of {_time(history.last)}. Tasks that end quickly "
+        "come first: the figures of all may be others."
+    )
 
 
 def _what(directory: Path, history: History) -> str:

@@ -1,6 +1,6 @@
 """A run as one side of a comparison."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,22 +10,27 @@ import msgspec
 from asyncrollout.comparison import Played
 from asyncrollout.errors import UsageError
 from asyncrollout.report.groups import PlayedGroup, decided, played_group, successes
-from asyncrollout.report.history import History, read_history
+from asyncrollout.report.history import EvaluationRecord, History, read_history
 from asyncrollout.report.readable import shown_path
 from asyncrollout.report.rollouts import Records, Rollout
 
 
 class Side:
-    """A run, as far as it is compared: its groups that were judged."""
+    """A run, as far as it is compared: its groups that were judged; without any, those of its last evaluation."""
 
-    def __init__(self, name: str, history: History, groups: list[PlayedGroup]) -> None:
+    def __init__(
+        self, name: str, history: History, groups: list[PlayedGroup], evaluation: EvaluationRecord | None = None
+    ) -> None:
         self.name = name
         self.history = history
         self.groups = groups
+        self.evaluation = evaluation
 
     @property
     def group_size(self) -> int:
-        size = self.history.given.get("group_size")
+        size = self.history.given.get("group_size") if self.evaluation is None else self.evaluation.k
+        if size is None:
+            return max((len(group.members) for group in self.groups), default=1)
         return size if isinstance(size, int) and size > 0 else 1
 
     @cached_property
@@ -48,11 +53,27 @@ def read_side(directory: Path, name: str, proceed: Callable[[], None] = lambda: 
     """
     history, records = read_history(directory), Records(directory)
     groups = []
-    for group in history.verdicts:
+    for group in records.groups if history.evaluates_only else history.verdicts:
         proceed()
         if group in records.groups:
             groups.append(played_group(history, group, [rollout for rollout, _ in records.read(group)]))
-    return Side(name, history, decided(groups))
+    return side_of(name, history, decided(groups))
+
+
+def side_of(name: str, history: History, groups: Iterable[PlayedGroup]) -> Side:
+    """Of all groups, those that a run's figures are of: the judged ones; if nothing but evaluations was played, the
+    whole ones of the last.
+    """
+    if history.evaluates_only:
+        return evaluation_side(name, history, groups, history.last_evaluation)
+    return Side(name, history, [group for group in groups if group.id in history.verdicts and group.members])
+
+
+def evaluation_side(
+    name: str, history: History, groups: Iterable[PlayedGroup], evaluation: EvaluationRecord | None
+) -> Side:
+    chosen = [group for group in groups if history.evaluation_of(group.id) is evaluation]
+    return Side(name, history, [group for group in chosen if group.fate.kind == "evaluation"], evaluation)
 
 
 def decide(sides: Sequence[Side]) -> None:
@@ -80,7 +101,7 @@ def as_played(history: History, group: PlayedGroup) -> Played:
     """Two groups are of the same task if id, env, options, seed and task are the same."""
     envs, valid = history.given.get("envs"), group.valid
     setting: Any = envs.get(group.env) if isinstance(envs, dict) else None
-    what = [group.id, group.env, group.members[0].start, setting]
+    what = [group.id.rpartition("-")[2], group.env, group.members[0].start, setting]
     verdict = history.verdicts.get(group.id)
     return Played(
         what=msgspec.json.encode(what, order="sorted").decode(),

@@ -1,43 +1,87 @@
 """The figures of a run that one looks at first, and its rewards."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from asyncrollout.comparison import pass_at
+import msgspec
+
+from asyncrollout.comparison import Estimate, RunFigures, summarize
 from asyncrollout.report.drawings import Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup
 from asyncrollout.report.history import History
 from asyncrollout.report.rollouts import Rollout
-from asyncrollout.report.statistics import Estimate, estimate, means_over
+from asyncrollout.report.sides import Side, which_k
+from asyncrollout.report.statistics import means_over
+from asyncrollout.trajectories import StopReason
 
 _MOST_BINS = 30
 _MOST_ENVS = 6
 _SPENT = ("delivered", "evaluation")
 
 
-def tiles(history: History, groups: list[PlayedGroup], wanted: int | None) -> list[dict[str, Any]]:
-    """The figures that one looks at first: label, value, kind, and a note below."""
+class Totals(msgspec.Struct, frozen=True):
+    """All of a run, over all of its attempts. `errors` counts rollouts that ended with one, by whom they blame."""
+
+    seconds: float
+    rollouts: int
+    turns: int
+    invalid: int
+    tokens: int
+    errors: dict[str, int]
+    reward: Estimate
+    pass_rate: Estimate
+
+
+def totals(side: Side, groups: Iterable[PlayedGroup]) -> Totals:
+    """Of all that the groups' members did; rewards and pass rates are those of the side, as `compare` has them."""
     members = [member for group in groups for member in group.members]
-    valid = [group for group in groups if group.counts]
+    found = summarize(side.played, [1])
+    return Totals(
+        seconds=side.history.clock(side.history.last),
+        rollouts=len(members),
+        turns=sum(one.turns for one in members),
+        invalid=sum(one.invalid for one in members),
+        tokens=sum(one.tokens for one in members),
+        errors=dict(Counter(_blamed(one) for one in members if one.error)),
+        reward=found.reward,
+        pass_rate=found.pass_at[1],
+    )
+
+
+def _blamed(one: Rollout) -> str:
+    try:
+        return StopReason(one.stop).blame or "other"
+    except ValueError:  # whatever is on file
+        return "other"
+
+
+def tiles(side: Side, groups: list[PlayedGroup], wanted: int | None) -> list[dict[str, Any]]:
+    """The figures that one looks at first: label, value, kind, and a note below."""
+    history, whole = side.history, totals(side, groups)
+    first = [
+        _tile("Reward", whole.reward.mean, "number", _between(whole.reward, "number", "over whole groups")),
+        _tile("Pass rate", whole.pass_rate.mean, "share", _between(whole.pass_rate, "share", "pass@1")),
+    ]
+    turns, tokens, pace = whole.turns, whole.tokens, max(whole.seconds, 1e-9)
+    last = [
+        _tile("Rollouts", whole.rollouts, "count", f"{sum(whole.errors.values()):,} with an error"),
+        _tile("Turns", turns, "count", f"{turns / pace:,.1f} a second"),
+        _tile("Tokens", tokens, "count", f"{tokens / pace:,.0f} a second" if tokens else "none counted"),
+        _tile("Time", whole.seconds, "seconds", _attempts(history)),
+    ]
+    if side.evaluation is not None:
+        return [*first, *_evaluation_tiles(side), *last]
     judged = [group for group in groups if group.id in history.verdicts]
     kept = sum(history.verdicts[group.id].keep for group in judged)
-    seconds = history.clock(history.last)
-    turns, tokens = sum(member.turns for member in members), sum(member.tokens for member in members)
-    errors = sum(bool(member.error) for member in members)
-    reward = estimate([group.reward for group in valid])
-    passed = estimate([group.pass_rate for group in valid])
     lost = 1 - sum(
         _cost(member, tokens) for group in groups if group.fate.kind in _SPENT for member in group.members
     ) / (tokens or turns or 1)
     return [
-        _tile("Reward", reward.mean, "number", _give_or_take(reward, "number", "over whole groups")),
-        _tile("Pass rate", passed.mean, "share", _give_or_take(passed, "share", "pass@1")),
+        *first,
         _tile("Groups kept", kept / len(judged) if judged else None, "share", f"{kept:,} of {len(judged):,} judged"),
         _tile("Batches", len(history.batches), "count", "delivered" if wanted is None else f"of {wanted:,} delivered"),
-        _tile("Rollouts", len(members), "count", f"{errors:,} with an error"),
-        _tile("Turns", turns, "count", f"{turns / max(seconds, 1e-9):,.1f} a second"),
-        _tile("Tokens", tokens, "count", f"{tokens / max(seconds, 1e-9):,.0f} a second" if tokens else "none counted"),
-        _tile("Time", seconds, "seconds", _attempts(history)),
+        *last,
         _tile("Not delivered", lost if turns else None, "share", f"of all {'tokens' if tokens else 'turns'} played"),
     ]
 
@@ -46,10 +90,23 @@ def _tile(label: str, value: float | None, kind: Kind, note: str) -> dict[str, A
     return {"label": label, "value": value, "kind": kind, "note": note}
 
 
-def _give_or_take(found: Estimate, kind: Kind, what: str) -> str:
-    if found.half is None:
+def _evaluation_tiles(side: Side) -> list[dict[str, Any]]:
+    evaluation = side.evaluation
+    assert evaluation is not None
+    of = "whole" if evaluation.tasks is None else f"of {evaluation.tasks:,}, each played {evaluation.k} times"
+    tasks = _tile("Tasks", len(side.groups), "count", of)
+    if side.group_size == 1:
+        return [tasks]
+    passed = summarize(side.played, [side.group_size]).pass_at[side.group_size]
+    name = f"pass@{side.group_size}"
+    return [_tile(name, passed.mean, "share", _between(passed, "share", "over tasks")), tasks]
+
+
+def _between(found: Estimate, kind: Kind, what: str) -> str:
+    if found.low is None:
         return what
-    return f"± {found.half:.1%} {what}" if kind == "share" else f"± {found.half:.3g} {what}"
+    form = ".1%" if kind == "share" else ".3g"
+    return f"[{found.low:{form}}, {found.high:{form}}] {what}"
 
 
 def _attempts(history: History) -> str:
@@ -62,8 +119,9 @@ def _cost(member: Rollout, tokens: int) -> int:
     return member.tokens if tokens else member.turns
 
 
-def rewards(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
+def rewards(side: Side) -> dict[str, Any]:
     """Rewards and pass rates over time, by batch and by env."""
+    history, groups = side.history, side.groups
     played = [group for group in groups if group.counts]
     envs = colours(played)
     parts = [
@@ -73,9 +131,10 @@ def rewards(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
             [line(env, colour, _means(history, played, env, lambda group: group.pass_rate))
              for env, colour in envs.items()],
         ),
-        _by_env(history, groups),
+        _by_env(side),
     ]  # fmt: skip
-    text = "Means of the groups that were judged in each stretch of time, with 95% intervals."
+    kind = "judged" if side.evaluation is None else "over"
+    text = f"Means of the groups that were {kind} in each stretch of time, with 95% intervals."
     if len({group.env for group in played}) > len(envs):
         text += f" The {len(envs)} envs that were played most are drawn."
     return {"id": "rewards", "title": "Rewards", "text": text, "parts": parts}
@@ -115,37 +174,61 @@ def _means(
     return means_over([at for at, _ in of_env], [one for _, one in of_env], history.clock(history.last), bins)
 
 
-def _by_env(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
+def _by_env(side: Side) -> dict[str, Any]:
+    """The figures are those that `compare` has."""
+    names, ks = side.envs, which_k([side])
     rows = []
-    names = list(dict.fromkeys(group.env for group in groups))
-    largest = max((len(group.valid) for group in groups), default=1) or 1
     for name in names if len(names) == 1 else [*names, ""]:
-        chosen = [group for group in groups if name in ("", group.env)]
-        valid = [group for group in chosen if group.counts]
-        judged = [history.verdicts[group.id].keep for group in chosen if group.id in history.verdicts]
-        members = [member for group in chosen for member in group.members]
-        delivered = [group.reward for group in valid if group.fate.kind == "delivered"]
-        whole = [group for group in valid if len(group.valid) >= largest]
-        rows.append([
-            name or "all", len(chosen), len(members),
-            estimate([group.reward for group in valid]), estimate(delivered),
-            estimate([group.pass_rate for group in valid]),
-            _mean(pass_at(len(group.valid), sum(one.passed for one in group.valid), largest) for group in whole),
-            sum(judged) / len(judged) if judged else None,
-            _mean(member.turns for member in members), _mean(member.tokens for member in members) or None,
-            sum(bool(member.error) for member in members),
-        ])  # fmt: skip
-    columns: list[tuple[str, Kind]] = [
-        ("env", "text"), ("groups", "count"), ("rollouts", "count"), ("reward, all", "number"),
-        ("reward, delivered", "number"), ("pass@1", "share"), (f"pass@{largest}", "share"), ("kept", "share"),
-        ("turns", "number"), ("tokens", "number"), ("errors", "count"),
-    ]  # fmt: skip
+        played = [group for group in side.played if name in ("", group.tag)]
+        found = summarize(played, ks)
+        delivered = [one for one, group in zip(side.played, side.groups, strict=True)
+                     if name in ("", one.tag) and group.fate.kind == "delivered"]  # fmt: skip
+        rows.append([name or "all", found.groups, found.rollouts, *_estimates(found, summarize(delivered, ks), side)])
+    columns: list[tuple[str, Kind]] = [("env", "text"), ("groups", "count"), ("rollouts", "count")]
+    columns += _columns(ks, side)
     note = (
         "With 95% intervals over groups that are whole, because members of a group share a seed. A rollout passes if "
-        "its env reports success; if the env never does, if its reward is above 0."
+        "its env reports success; if the env never does, if its reward is above 0. Turns and tokens are those of "
+        "rollouts that have an outcome."
     )
     return table("By environment", columns, rows, note)
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    return estimate(list(values)).mean
+def _columns(ks: list[int], side: Side) -> list[tuple[str, Kind]]:
+    rates: list[tuple[str, Kind]] = [(f"pass@{k}", "share") for k in ks]
+    lengths: list[tuple[str, Kind]] = [("turns", "number"), ("tokens", "number"), ("failed", "count")]
+    if side.evaluation is not None:
+        return [("reward", "number"), *rates, *lengths]
+    return [("reward, all", "number"), ("reward, delivered", "number"), *rates, ("kept", "share"), *lengths]
+
+
+def _estimates(found: RunFigures, delivered: RunFigures, side: Side) -> list[Any]:
+    rates = [_cell(rate) for rate in found.pass_at.values()]
+    lengths = [_cell(found.turns), _cell(found.tokens) if found.tokens.mean else None, found.failed]
+    if side.evaluation is not None:
+        return [_cell(found.reward), *rates, *lengths]
+    return [_cell(found.reward), _cell(delivered.reward), *rates, found.keep_rate.mean, *lengths]
+
+
+def _cell(found: Estimate) -> list[float | None] | None:
+    return None if found.mean is None else [found.mean, found.low, found.high]
+
+
+def evaluations(sides: list[Side]) -> dict[str, Any]:
+    """A row for each evaluation beside the training, which counts in no other figure."""
+    rows = []
+    for side in sides:
+        assert side.evaluation is not None
+        found, k = summarize(side.played, which_k([side])), side.group_size
+        state = "complete" if side.evaluation.is_complete else "not complete"
+        rates = [_cell(found.pass_at[1]), _cell(found.pass_at[k])]
+        rows.append([side.evaluation.name, state, found.groups, k, _cell(found.reward), *rates, found.failed])
+    columns: list[tuple[str, Kind]] = [
+        ("evaluation", "text"), ("state", "text"), ("tasks", "count"), ("k", "count"), ("reward", "number"),
+        ("pass@1", "share"), ("pass@k", "share"), ("failed", "count"),
+    ]  # fmt: skip
+    note = "With 95% intervals, over tasks. Evaluations count in no figure of the training."
+    return {
+        "id": "evaluations", "title": "Evaluations", "text": "",
+        "parts": [table("What was evaluated", columns, rows, note)],
+    }  # fmt: skip

@@ -325,11 +325,13 @@ class Rollouts:
         k: int = 1,
         env_kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
+        on_group: Callable[[Group], None] | None = None,
     ) -> Evaluation:
         """Play each task `k` times, beside whatever else is played; all evaluations have half of `max_in_flight`.
 
         `tasks` may be a number of episodes. The seeds of envs and of sampling depend on `seed` alone, so that
         evaluations can be compared and repeated. `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
+        `on_group` is called with each group as it ends.
         """
         k, seed = checks.whole("k", k, 1), checks.whole("seed", seed, 0)
         self._check_open()
@@ -340,14 +342,17 @@ class Rollouts:
         if not listed:
             raise UsageError("evaluate: there are no tasks")
         added = dict(env_kwargs or {})
-        name = self._watch.begin_evaluation([listed, k, seed, self.version, added], added)
+        name = self._watch.begin_evaluation([listed, k, seed, self.version, added], added, len(listed), k)
         await self._watch.flush()
 
         async def play(draw: Draw) -> Group:
             chance = sampling_seed(seed, "evaluation", "sampling", draw.index)
-            return await self._play(
+            group = await self._play(
                 draw, size=k, env_kwargs=env_kwargs, sampling_base=chance, slots=self._evaluator.slots
             )
+            if on_group is not None:
+                on_group(group)
+            return group
 
         evaluation = await self._evaluator.run(play, name, listed, k, seed)
         self._watch.end_evaluation(name)

@@ -1,11 +1,12 @@
 """How `Rollouts` stand at one moment."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
 from asyncrollout.metrics import Standing
-from asyncrollout.rollout.progress import POLICY, RESET, STEP
+from asyncrollout.rollout.progress import POLICY, RESET, STEP, Progress
 from asyncrollout.sampler.ledger import Ledger
 from asyncrollout.trajectories import DRAWN
 from asyncrollout.types import PoolStats
@@ -35,7 +36,7 @@ class RolloutsStats(msgspec.Struct, frozen=True):
 def standing(stats: RolloutsStats, ledger: Ledger, wanted: tuple[int, int] | None) -> Standing:
     """The same for the figures of a run, of which so many batches of so many groups are wanted."""
     training = (progress for uid, progress in ledger.open.items() if uid.startswith(DRAWN))
-    waiting = Counter(_kind_of_wait(progress.doing) for progress in training)
+    waiting = waiting_for(training)
     return Standing(
         wanted_batches=None if wanted is None else wanted[0],
         wanted_groups=None if wanted is None else wanted[0] * wanted[1],
@@ -50,6 +51,11 @@ def standing(stats: RolloutsStats, ledger: Ledger, wanted: tuple[int, int] | Non
         retries=ledger.retried,
         version=stats.version,
     )
+
+
+def waiting_for(rollouts: Iterable[Progress]) -> Counter[str]:
+    """How many of them wait for the `policy`, the `env`, or something `else`."""
+    return Counter(_kind_of_wait(progress.doing) for progress in rollouts)
 
 
 def _kind_of_wait(doing: str) -> str:

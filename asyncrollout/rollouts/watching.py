@@ -70,7 +70,7 @@ class Watching(Nobody):
     async def flush(self) -> None:
         """What was told so far is on record."""
 
-    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any]) -> str:  # noqa: ARG002
+    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:  # noqa: ARG002
         """Its name, which no other has; but one that was broken off, and is the same, goes on."""
         name, self._evaluations = f"{EVALUATED}{self._evaluations}", self._evaluations + 1
         return name
@@ -150,8 +150,8 @@ class Recording(Watching):
     async def flush(self) -> None:
         await self._journal.writer.flush()
 
-    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any]) -> str:
-        return self._journal.begin_evaluation(what, env_kwargs)
+    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:
+        return self._journal.begin_evaluation(what, env_kwargs, tasks, k)
 
     def end_evaluation(self, name: str) -> None:
         self._journal.end_evaluation(name)
