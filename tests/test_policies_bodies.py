@@ -112,7 +112,7 @@ async def test_little_is_unpacked_of_the_pages_that_tell_the_kind_of_a_server(un
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "gzip,deflate", "br", "zstd", "identity, gzip", "x" * 5_000])
 async def test_encodings_that_were_not_asked_for(encoding: str) -> None:
-    odd = Answer(body=gzip.compress(b"{}"), headers={"Content-Encoding": encoding})
+    odd = Answer(body=gzip.compress(b"{}", mtime=0), headers={"Content-Encoding": encoding})
     async with llm_server(script=[odd]) as server, policy(server) as asked:
         with pytest.raises(
             ProviderError, match=r"malformed answer: its Content-Encoding is .* gzip, deflate"
@@ -154,9 +154,9 @@ CONTENT = gzip.compress(json.dumps(whole(30_000)).encode())
         (CONTENT[: 2**17], "its gzip stream is cut off"),
         (CONTENT + b"x", "bytes after the end of its gzip stream"),
         (CONTENT + CONTENT, "bytes after the end of its gzip stream"),
-        (gzip.compress(b"{}") + gzip.compress(b"{}"), "bytes after the end of its gzip stream"),
+        (gzip.compress(b"{}", mtime=0) + gzip.compress(b"{}", mtime=0), "bytes after the end of its gzip stream"),
         (CONTENT[:-8] + bytes(8), "its Content-Encoding is 'gzip', but"),
-        (gzip.compress(b""), "malformed answer"),
+        (gzip.compress(b"", mtime=0), "malformed answer"),
         (b"", "malformed answer"),
     ],
 )
