@@ -15,7 +15,11 @@ from typing import Any, Self, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from asyncrollout.logs import get_logger
+
 T = TypeVar("T")
+
+log = get_logger(__name__)
 
 _running: set[asyncio.Task[Any]] = set()
 """Host tasks and clean-up: the event loop itself has only weak references to tasks."""
@@ -111,11 +115,12 @@ class Background:
             self._has_cancelled_body, cancelled = False, None
             if self._body is not None:
                 self._body.uncancel()
-        failure = self.failure
-        is_in_place = error is None or isinstance(error, asyncio.CancelledError)
-        if failure is not None and is_in_place and not self._is_failure_raised:
+        failure = None if self._is_failure_raised else self.failure
+        if failure is not None:
             self._is_failure_raised = True
-            raise failure from failure.__cause__
+            if error is None or isinstance(error, asyncio.CancelledError):
+                raise failure from failure.__cause__
+            log.warning("background_task_failed", error=f"{type(failure).__name__}: {failure}")
         if cancelled is not None:
             raise cancelled
 
