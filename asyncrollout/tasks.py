@@ -48,8 +48,7 @@ class Background:
         self._group: TaskGroup | None = None
         self._host: asyncio.Task[None] | None = None
         self._body: asyncio.Task[Any] | None = None
-        self._ready = anyio.Event()
-        self._closing = anyio.Event()
+        self._ready, self._closing = anyio.Event(), anyio.Event()
         self._cancels = True
         self._has_cancelled_body = False
         self._is_failure_raised = False
@@ -75,7 +74,13 @@ class Background:
         await self.close(error)
 
     async def open(self, *, cancels_body: bool = True) -> None:
-        """Without `cancels_body`, nobody is cancelled if a task fails, and only `close` raises the failure."""
+        """Without `cancels_body`, nobody is cancelled if a task fails, and only `close` raises the failure.
+
+        What was closed may be opened again.
+        """
+        assert self._host is None or self._host.done(), "close it first"
+        self._ready, self._closing = anyio.Event(), anyio.Event()
+        self._is_failure_raised = False
         self._body = asyncio.current_task() if cancels_body else None
         self._host = _spawn(self._live())
         try:

@@ -25,6 +25,7 @@ from asyncrollout import (
     EnvService,
     OpenAIPolicy,
     RemoteEnvPool,
+    Request,
     Rollouts,
     ScriptedPolicy,
     local_llm,
@@ -492,6 +493,16 @@ async def test_a_cancellation_from_outside_gives_way_to_a_failure() -> None:
 
 
 # The parts
+
+
+async def test_what_could_be_opened_again_still_can(tmp_path: Path) -> None:
+    recorder, background = VideoRecorder(tmp_path), Background()
+    policy = BatchedPolicy(lambda requests: ["a"] * len(requests))
+    for _ in range(2):
+        async with policy, recorder:
+            assert (await policy.generate(Request(messages=[]))).text == "a"
+        with pytest.raises(OursError):
+            await wait_for_failure(background, OursError())
 
 
 async def test_a_task_group_gives_an_error_that_is_a_group_as_it_is() -> None:
