@@ -15,7 +15,11 @@ from typing import Any, Self, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from asyncrollout.logs import get_logger
+
 T = TypeVar("T")
+
+log = get_logger(__name__)
 
 _running: set[asyncio.Task[Any]] = set()
 """Host tasks and clean-up: the event loop itself has only weak references to tasks."""
@@ -44,8 +48,7 @@ class Background:
         self._group: TaskGroup | None = None
         self._host: asyncio.Task[None] | None = None
         self._body: asyncio.Task[Any] | None = None
-        self._ready = anyio.Event()
-        self._closing = anyio.Event()
+        self._ready, self._closing = anyio.Event(), anyio.Event()
         self._cancels = True
         self._has_cancelled_body = False
         self._is_failure_raised = False
@@ -71,7 +74,13 @@ class Background:
         await self.close(error)
 
     async def open(self, *, cancels_body: bool = True) -> None:
-        """Without `cancels_body`, nobody is cancelled if a task fails, and only `close` raises the failure."""
+        """Without `cancels_body`, nobody is cancelled if a task fails, and only `close` raises the failure.
+
+        What was closed may be opened again.
+        """
+        assert self._host is None or self._host.done(), "close it first"
+        self._ready, self._closing = anyio.Event(), anyio.Event()
+        self._is_failure_raised = False
         self._body = asyncio.current_task() if cancels_body else None
         self._host = _spawn(self._live())
         try:
@@ -111,11 +120,12 @@ class Background:
             self._has_cancelled_body, cancelled = False, None
             if self._body is not None:
                 self._body.uncancel()
-        failure = self.failure
-        is_in_place = error is None or isinstance(error, asyncio.CancelledError)
-        if failure is not None and is_in_place and not self._is_failure_raised:
+        failure = None if self._is_failure_raised else self.failure
+        if failure is not None:
             self._is_failure_raised = True
-            raise failure from failure.__cause__
+            if error is None or isinstance(error, asyncio.CancelledError):
+                raise failure from failure.__cause__
+            log.warning("background_task_failed", error=f"{type(failure).__name__}: {failure}")
         if cancelled is not None:
             raise cancelled
 

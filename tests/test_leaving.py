@@ -4,6 +4,10 @@
 
 import asyncio
 import gc
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,6 +17,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+import asyncrollout
 from asyncrollout import (
     BatchedPolicy,
     ClosedError,
@@ -20,6 +25,7 @@ from asyncrollout import (
     EnvService,
     OpenAIPolicy,
     RemoteEnvPool,
+    Request,
     Rollouts,
     ScriptedPolicy,
     local_llm,
@@ -447,15 +453,30 @@ async def test_a_failure_in_the_last_moment_arrives_too() -> None:
     assert raised.value is error
 
 
-async def test_an_error_of_the_body_is_not_replaced_by_a_failure() -> None:
+async def test_an_error_of_the_body_is_not_replaced_by_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     mine = OursError("mine")
     background = Background()
     with pytest.raises(OursError) as raised:
         async with background:
-            background.start_soon(fail, OursError("a task's"))
+            background.start_soon(fail, OursError("another"))
+            await anyio.lowlevel.checkpoint()
             raise mine
     assert raised.value is mine
     assert own().cancelling() == 0
+    assert caplog.messages == ["background_task_failed error='OursError: another'"]
+
+
+async def test_two_objects_that_fail_cancel_the_body_once_each() -> None:
+    outer, inner = Background(), Background()
+    errors = [OursError("outer"), OursError("inner")]
+    with pytest.raises(OursError) as raised:
+        async with outer, inner:
+            outer.start_soon(fail, errors[0])
+            inner.start_soon(fail, errors[1])
+            await anyio.sleep_forever()
+    assert raised.value in errors
+    assert own().cancelling() == 0
+    await anyio.lowlevel.checkpoint()
 
 
 async def test_a_cancellation_from_outside_gives_way_to_a_failure() -> None:
@@ -472,6 +493,16 @@ async def test_a_cancellation_from_outside_gives_way_to_a_failure() -> None:
 
 
 # The parts
+
+
+async def test_what_could_be_opened_again_still_can(tmp_path: Path) -> None:
+    recorder, background = VideoRecorder(tmp_path), Background()
+    policy = BatchedPolicy(lambda requests: ["a"] * len(requests))
+    for _ in range(2):
+        async with policy, recorder:
+            assert (await policy.generate(Request(messages=[]))).text == "a"
+        with pytest.raises(OursError):
+            await wait_for_failure(background, OursError())
 
 
 async def test_a_task_group_gives_an_error_that_is_a_group_as_it_is() -> None:
@@ -533,3 +564,46 @@ async def test_many_at_once_may_be_left_in_any_way() -> None:
         ]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(check_way, way, nested(*managers))
+
+
+COVERED = {
+    "AsyncEnvStateManager", "Background", "BatchedPolicy", "EnvHandle", "EnvPool", "EnvServer", "EnvService", "Fleet",
+    "OpenAIPolicy", "Reporting", "Rollouts", "Sessions", "VideoRecorder", "Writer",
+}  # fmt: skip
+WITHOUT_TASKS = {"Connection", "Direct"}
+
+
+def test_every_class_that_is_left_is_in_the_table() -> None:
+    package = Path(asyncrollout.__file__).parent
+    found = set()
+    for path in package.rglob("*.py"):
+        for part in re.split(r"^(?=class )", path.read_text(), flags=re.MULTILINE):
+            if "    async def __aexit__(" in part:
+                found.add(part.removeprefix("class ").partition(":")[0].partition("(")[0])
+    assert found == COVERED | WITHOUT_TASKS
+
+
+INTERRUPTED = """
+import asyncio, sys, uvloop
+import asyncrollout as ar
+
+async def main():
+    async with ar.EnvPool(backend="inline") as pool, pool.open("frozen_lake"), asyncio.TaskGroup() as tasks:
+        tasks.create_task(asyncio.sleep(3600))
+        print("ready", flush=True)
+
+with asyncio.Runner(loop_factory=uvloop.new_event_loop if "uvloop" in sys.argv else None) as runner:
+    runner.run(main())
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_ctrl_c_is_a_keyboard_interrupt(loop: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, loop]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert process.returncode == -signal.SIGINT

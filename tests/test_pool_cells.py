@@ -131,7 +131,7 @@ async def test_a_failure_in_the_background_is_raised_once_when_it_is_closed() ->
     await pool.close()
 
 
-CASES = [("asyncio", "terminal", "open"), ("uvloop", "kernel", "open"), ("asyncio", "script", "open")]
+CASES = [("asyncio", "terminal", "open"), ("uvloop", "kernel", "open")]
 REST = [
     (loop, place, end)
     for loop in ("asyncio", "uvloop")

@@ -35,7 +35,7 @@ from asyncrollout.policies.probing import kind_of_server
 from asyncrollout.policies.retries import backoff, failure_of, read_retry_after
 from asyncrollout.policies.routing import Router
 from asyncrollout.policies.weights import PAUSES, RESUMES, Page, post_page
-from asyncrollout.tasks import run_to_end
+from asyncrollout.tasks import run_to_end, task_group
 from asyncrollout.types import Generation, PauseMode, Request, Sampling, Timings
 
 log = get_logger(__name__)
@@ -365,7 +365,7 @@ class OpenAIPolicy:
         return self._gate.held.last()
 
     async def _tell(self, pages: Mapping[ServerKind, Page], mode: PauseMode | None) -> None:
-        async with anyio.create_task_group() as telling:
+        async with task_group() as telling:
             for endpoint in self.endpoints:
                 telling.start_soon(self._tell_one, endpoint, pages, mode)
 

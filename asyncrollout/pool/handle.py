@@ -3,7 +3,6 @@
 import secrets
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Generator
-from contextlib import suppress
 from enum import Enum
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
@@ -19,14 +18,13 @@ from asyncrollout.logs import get_logger
 from asyncrollout.pool import wire
 from asyncrollout.pool.digest import outcome_digest
 from asyncrollout.pool.failure import Failure
-from asyncrollout.pool.home import CLOSE_GRACE, Home, Lost, Reply
+from asyncrollout.pool.home import CLOSE_GRACE, Lost, Reply
 from asyncrollout.pool.past import Called, Past, dump_past, life_key, load_past
 from asyncrollout.pool.replay import NotInPlaceError
 from asyncrollout.pool.seat import Seat
 from asyncrollout.pool.together import Begun
 from asyncrollout.pool.wire import OUTCOMES, Op, Undecodable
 from asyncrollout.protocols import Recorded
-from asyncrollout.tasks import run_to_end
 from asyncrollout.types import Outcome
 
 if TYPE_CHECKING:
@@ -383,16 +381,14 @@ class EnvHandle:
         if unsure:
             home.drop(self.seat.id)
             return None
-        reply = await run_to_end(self._ask_to_close, home)
-        if reply is None:
-            return None
-        if reply[1] is not None:
-            log.warning("env_close_failed", env=self.name, error=_failure(reply[1]).text)
-        return reply[2]
-
-    async def _ask_to_close(self, home: Home) -> Reply | None:
-        with anyio.move_on_after(CLOSE_GRACE), suppress(Lost):
-            return await home.call(self.seat.id, Op.CLOSE, None)
+        with anyio.move_on_after(CLOSE_GRACE, shield=True):
+            try:
+                reply = await home.call(self.seat.id, Op.CLOSE, None)
+            except Lost:
+                return None
+            if reply[1] is not None:
+                log.warning("env_close_failed", env=self.name, error=_failure(reply[1]).text)
+            return reply[2]
         return None
 
     async def _invoke(self, op: Op, payload: Any) -> Reply:
