@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,27 +17,23 @@ import anyio.to_process
 import structlog
 
 from asyncrollout.errors import PoolError
+from asyncrollout.pool import interpreter
 from asyncrollout.pool.arrays import ArrayReader
 from asyncrollout.pool.entry import WorkerConfig, serve
 from asyncrollout.pool.guards import has_zombies, kill_group, resident_bytes, starting_interpreters
 from asyncrollout.pool.home import CLOSE_GRACE, Clock, Limits, Lost
 from asyncrollout.pool.link import Link
+from asyncrollout.pool.main_module import MainModule, is_imported_by_child
 from asyncrollout.pool.page import CLOSING, Page
 
 log = structlog.get_logger(__name__)
 
-_START_LIMIT = 60.0  # seconds; anyio itself gives up on a silent interpreter after 20
+_START_LIMIT = interpreter.READY_LIMIT
 _START_TRIES = 3
 _LOG_TAIL = 2_000
 _SWEEP_EVERY = 0.005  # seconds
 _SWEEP_LOOKS = 200
 _REAP_LIMIT = 0.5  # seconds
-_GUARD_HINT = (
-    "The script that uses the pool is run again in every worker, so what it starts must stand behind this line:\n\n"
-    '    if __name__ == "__main__":\n'
-    "        asyncio.run(main())\n"
-)
-
 
 _starting: "set[Supervisor]" = set()
 """Of all pools: those whose process has not yet said hello."""
@@ -143,8 +138,8 @@ class Supervisor:
         _starting.add(self)
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
-                await anyio.to_process.run_sync(serve, config, cancellable=True, limiter=anyio.CapacityLimiter(1))
-        except (anyio.BrokenWorkerProcess, OSError) as broken:  # always, in the end: `serve` does not return
+                await interpreter.run(serve, config, config.log)
+        except (anyio.BrokenWorkerProcess, OSError, PoolError) as broken:  # always, in the end: `serve` does not return
             cause = broken.__cause__ or broken
         finally:
             _starting.discard(self)
@@ -165,6 +160,7 @@ class Supervisor:
         output = (self._log_dir or directory) / f"worker-{self.rank}.log"
         self._log_start = output.stat().st_size if output.exists() else 0
         return WorkerConfig(
+            main=MainModule.of_this_process(),
             rank=self.rank,
             directory=directory,
             log=output,
@@ -289,21 +285,28 @@ class Supervisor:
 
 
 def refuse_in_worker() -> None:
-    """A pool must not start inside a worker that is still reading its parent's main script."""
-    if "__main__" not in sys.modules:  # anyio removes it for just that time
-        raise PoolError(f"this script starts its pool when it is imported. {_GUARD_HINT}")
+    """Not every import may start a pool: one in a child process would have a child do the same, and so on."""
+    if is_imported_by_child():
+        raise PoolError(
+            "a pool is started by an import in a child process, whose workers would do the same. Put what starts it "
+            "in that module or script behind `if __name__ == '__main__':`"
+        )
 
 
 def _start_error(rank: int, cause: BaseException | None, tail: str) -> PoolError:
     if isinstance(cause, PoolError):
         return cause
-    if cause is None:
-        why = f"it did not answer within {_START_LIMIT:.0f} s; does the main script wait for something when imported?"
-    elif isinstance(cause, ValueError | RuntimeError):  # what anyio makes of an answer that it cannot read
-        why = f"{cause}: does a child of the main script write to stdout when the script is imported?"
+    if cause is None or isinstance(cause, TimeoutError):
+        why = f"it did not answer within {_START_LIMIT:.0f} s"
+    elif isinstance(cause, anyio.EndOfStream | anyio.IncompleteRead | anyio.BrokenResourceError | ProcessLookupError):
+        why = "its process ended before it answered"
+    elif isinstance(cause, ValueError | RuntimeError | anyio.BrokenWorkerProcess):
+        why = f"{cause}: does a sitecustomize or .pth file write to stdout, or start a process that does?"
     else:
         why = f"{type(cause).__name__}: {cause}"
-    return PoolError.at(f"worker {rank} did not start: {why}. {_GUARD_HINT}", worker=rank, notes=tail)
+    last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
+    said = f". The last line of its output: {last.strip()}" if last else ""
+    return PoolError.at(f"worker {rank} did not start: {why}{said}", worker=rank, notes=tail)
 
 
 def _processes() -> Iterable[Any]:

@@ -24,7 +24,7 @@ from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.policies.compose import nested
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
-from asyncrollout.registry import EnvSpec, find_env
+from asyncrollout.registry import EnvRef, find_env
 from asyncrollout.rollout.group import Failures, Slots, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
 from asyncrollout.rollouts.delivery import Delivery
@@ -84,7 +84,7 @@ class Rollouts:
 
     def __init__(
         self,
-        env: str | EnvSpec | list[Share | dict[str, Any]],
+        env: EnvRef | list[Share | dict[str, Any]],
         *,
         env_kwargs: Mapping[str, Any] | None = None,
         policy: Policy | None = None,
