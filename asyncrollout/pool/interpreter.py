@@ -39,13 +39,12 @@ class _Sys:
         return [entry for entry in sys.path if isinstance(entry, str)]  # imports skip others, and some do not pickle
 
 
-async def run(serve: Callable[[Any], NoReturn], config: Any, log: Path) -> None:
+async def run(serve: Callable[[Any], NoReturn], config: Any, log: Path, started: list[Process]) -> None:
     """Call `serve` in a new process, and return or raise when that has ended. Its output goes to `log` from the first.
 
-    A cancellation kills the process.
+    The process is added to `started`. A cancellation kills it.
     """
     _check_interpreter()
-    started: list[Process] = []
     with log.open("ab") as output:
         try:
             start = _start_function(output, started)

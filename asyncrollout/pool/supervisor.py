@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_process
 import structlog
+from anyio.abc import Process
 
 from asyncrollout.errors import PoolError
 from asyncrollout.pool import interpreter
@@ -70,6 +71,7 @@ class Supervisor:
         self._lives = 0
         self._page: Page | None = None
         self._log_start = 0  # bytes that earlier processes wrote to the same log
+        self._started: list[Process] = []  # at most one
         self._process: Any = None  # anyio's, for its exit status
         self._doom: tuple[str, set[int]] | None = None  # why we kill it, and the calls to blame
         self._seen_running: set[tuple[int, float]] = set()
@@ -135,10 +137,11 @@ class Supervisor:
         except OSError as error:  # a full disk, too few descriptors
             return PoolError.at(f"worker {self.rank} cannot be started: {error}", worker=self.rank)
         cause: BaseException | None = None
+        self._started = []
         _starting.add(self)
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
-                await interpreter.run(serve, config, config.log)
+                await interpreter.run(serve, config, config.log, self._started)
         except (anyio.BrokenWorkerProcess, OSError, PoolError) as broken:  # always, in the end: `serve` does not return
             cause = broken.__cause__ or broken
         finally:
@@ -192,7 +195,7 @@ class Supervisor:
                 return
             for name in ("socket", "page"):  # both sides have them open
                 (config.directory / name).unlink(missing_ok=True)
-            self.home, self._process = link, _process_of(link.pid)
+            self.home, self._process = link, _process_of(link.pid, self._started)
             self._answered = time.monotonic()
             if self.stopping:
                 link.stop()
@@ -327,8 +330,9 @@ def _unknown_interpreters() -> set[int]:
     return starting_interpreters() - {process.pid for process in _processes()}
 
 
-def _process_of(pid: int) -> Any:
-    return next((process for process in _processes() if process.pid == pid), None)
+def _process_of(pid: int, started: Iterable[Process]) -> Any:
+    """Perhaps not one just started: anyio may have had an idle one of the user's own calls."""
+    return next((process for process in (*started, *_processes()) if process.pid == pid), None)
 
 
 def _cause_of_death(process: Any) -> str:
