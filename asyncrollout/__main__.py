@@ -1,6 +1,6 @@
 """`python -m asyncrollout` is the `asyncrollout` command."""
 
-if __name__ == "__main__":  # a worker process runs this file again, and needs nothing of it
+if __name__ == "__main__":
     import sys
 
     try:

@@ -1,8 +1,9 @@
 """Names to specs: registered envs, entry points, `gymnasium:<id>` and `module:Class`."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -14,23 +15,30 @@ from asyncrollout.types import Placement
 ENTRY_POINT_GROUP = "asyncrollout.envs"
 GYMNASIUM = "gymnasium:"
 _PLACEMENTS = ("cpu", "light", "io")
+_NOT_A_FACTORY = "neither a class, nor a function that makes an env, nor the import path of one ('module:Class')"
 
 Factory = str | Callable[..., Any]
-"""A callable, or its import path `module:attribute`, which always reaches a worker process."""
+"""A class or function, or its import path `module:attribute`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EnvSpec:
     """How to make an env and where to run it. Travels to worker processes, so all of it must pickle."""
 
     name: str
     factory: Factory
+    _: KW_ONLY
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     text: Factory | None = None
     runs: Placement = "cpu"
     replayable: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise UsageError(f"EnvSpec: an env's name is a text, not {self.name!r:.100}")
+        for role, factory in (("factory", self.factory), ("text", self.text or "")):
+            if not isinstance(factory, str) and not callable(factory):
+                raise UsageError(f"env {self.name!r}: {role}={factory!r:.100} is {_NOT_A_FACTORY}")
         if self.runs not in _PLACEMENTS:
             raise UsageError(f"env {self.name!r}: runs={self.runs!r} is not one of {', '.join(_PLACEMENTS)}")
 
@@ -55,13 +63,17 @@ def register_env(name: str, factory: Factory, **fields: Any) -> EnvSpec:
     return spec
 
 
-def find_env(spec_or_name: EnvSpec | str) -> EnvSpec:
-    """The spec of a name. Registered names come first, then entry points, then import paths."""
-    if isinstance(spec_or_name, EnvSpec):
-        return spec_or_name
-    if not isinstance(spec_or_name, str):
-        raise UsageError(f"an env is named by a string or an EnvSpec, not by {type(spec_or_name).__name__}")
-    name = spec_or_name
+EnvRef = EnvSpec | str | Callable[..., Any]
+"""How an env is named: by its spec, by a name, or by its class or a function that makes it."""
+
+
+def find_env(env: EnvRef) -> EnvSpec:
+    """The spec of an env. Registered names come first, then entry points, then import paths."""
+    if isinstance(env, EnvSpec):
+        return env
+    if not isinstance(env, str):
+        return _spec_of(env)
+    name = env
     if name in _registered:
         return _registered[name]
     if name in _entry_points():
@@ -75,6 +87,18 @@ def find_env(spec_or_name: EnvSpec | str) -> EnvSpec:
     raise UnknownEnvError(f"no env is called {name!r}{nearest(name, env_names())} {forms}")
 
 
+def _spec_of(factory: Any) -> EnvSpec:
+    """That of a class or function, under its import path, by which a later run finds it again."""
+    if not callable(factory):
+        instance = ", but an env itself: give its class" if callable(getattr(factory, "step", None)) else ""
+        raise UsageError(
+            f"{factory!r:.100} is not the name of an env, its class, a function that makes it or an EnvSpec{instance}"
+        )
+    named = factory if hasattr(factory, "__qualname__") else type(factory)  # of a functools.partial, the class
+    runs: Placement = "io" if inspect.iscoroutinefunction(getattr(factory, "step", None)) else "cpu"
+    return EnvSpec(f"{named.__module__}:{named.__qualname__}", factory, runs=runs)
+
+
 def is_import_path(name: str) -> bool:
     """Whether to find this env may run code that its name points to; Gymnasium, too, imports what precedes a colon."""
     return ":" in name.removeprefix(GYMNASIUM)
@@ -86,7 +110,7 @@ def env_names() -> list[str]:
 
 
 def load_factory(factory: Factory) -> Callable[..., Any]:
-    """The callable behind an import path; a callable is returned as it is."""
+    """The class or function behind an import path, or itself."""
     if not isinstance(factory, str):
         return factory
     module_name, _, attribute = factory.partition(":")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks.slow_envs`, in workers, too
 
-if __name__ == "__main__":  # every worker runs this file again, and must not pay for what only the parent needs
+if __name__ == "__main__":
     import argparse
     import json
     import time

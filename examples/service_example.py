@@ -66,5 +66,5 @@ async def main() -> None:
     await over_http()
 
 
-if __name__ == "__main__":  # workers run this file again: guard it
+if __name__ == "__main__":
     asyncio.run(main())

@@ -24,8 +24,6 @@ _PRIVATE = f"asyncrollout-{os.getpid()}-"  # others may have theirs
 def pytest_configure() -> None:
     settings.register_profile("patient", deadline=None)  # the machine may be busy; nothing here is timed
     settings.load_profile("patient")
-    # A worker runs its parent's main script again; pytest's own would cost each of them a quarter of a second.
-    vars(sys.modules["__main__"]).pop("__file__", None)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads that no test uses are a quarter of a worker's start
     uvloop.new_event_loop().close()  # libuv keeps one pipe of its own from the first loop on
 

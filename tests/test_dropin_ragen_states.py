@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from enum import Enum
 from types import SimpleNamespace
@@ -344,7 +345,8 @@ def test_an_env_that_kills_its_worker_fails_alone() -> None:
 def test_what_cannot_be_sent_to_a_worker_runs_here_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(REGISTERED_ENVS, "stuck", lambda config: Unpicklable(config))
+    lock = threading.Lock()
+    monkeypatch.setitem(REGISTERED_ENVS, "stuck", lambda config: Unpicklable(config) if lock else None)
     monkeypatch.setitem(REGISTERED_ENV_CONFIGS, "stuck", WalkConfig)
     manager = EnvStateManager(config("stuck", max_workers=1))
     with caplog.at_level(logging.WARNING):

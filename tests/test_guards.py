@@ -367,23 +367,19 @@ sys.meta_path.insert(0, Finder())
 # The user's script
 
 
-def test_an_unguarded_script_is_told_what_is_missing(mark: str) -> None:
+def test_an_unguarded_script_works(mark: str) -> None:
     ended = run("unguarded.py")
-    assert ended.returncode != 0
-    assert 'if __name__ == "__main__":' in ended.stderr
-    assert "PoolError: this script starts its pool when it is imported" in ended.stderr
-    assert wait_until(lambda: not marked(mark))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert not marked(mark)
 
 
-def test_a_child_that_talks_when_the_script_is_imported_is_named_as_the_cause(
-    monkeypatch: pytest.MonkeyPatch, mark: str
-) -> None:
-    """It writes to fd 1 before any guard of ours is up."""
+def test_a_script_whose_children_talk_when_it_is_imported_works(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+    """No worker imports it."""
     monkeypatch.setenv("NOISY", "1")
     ended = run("guarded.py")
-    assert ended.returncode != 0
-    assert "does a child of the main script write to stdout" in ended.stderr
-    assert wait_until(lambda: not marked(mark))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("noise of a child at import") == 1
 
 
 def test_a_guarded_script_works_with_an_env_of_its_own(mark: str) -> None:

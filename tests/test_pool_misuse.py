@@ -1,5 +1,6 @@
 """Wrong use is told at once, by an error that names the env and the remedy, and hurts nobody else."""
 
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -187,7 +188,7 @@ WRONG_USES: dict[str, tuple[Use, type[RolloutError], list[str]]] = {
     "not an env": (opening("builtins:dict"), UsageError, ["env 'builtins:dict'", "dict has no reset()"]),
     "coroutines without io": (opening(f"{ENVS}:AsyncCounter"), UsageError, ["AsyncCounter", "runs='io'"]),
     "unknown name": (opening("countr"), UnknownEnvError, ["no env is called 'countr'"]),
-    "not a name": (opening(5), UsageError, ["a string or an EnvSpec"]),  # type: ignore[arg-type]
+    "not a name": (opening(5), UsageError, ["not the name of an env"]),  # type: ignore[arg-type]
     "expert of a raw env": (opening(COUNTER, expert=True), UsageError, ["env 'counter'", "expert=True"]),
     "expert without a solver": (
         resetting(UNSOLVED, expert=True),
@@ -277,13 +278,22 @@ async def test_wrong_uses_are_told_and_hurt_nobody_else(options: dict[str, Any])
 
 
 async def test_what_cannot_be_pickled_runs_inline_alone() -> None:
-    local = EnvSpec(name="local", factory=lambda: tiny_envs.Counter())
+    lock = threading.Lock()
+
+    def make() -> tiny_envs.Counter:
+        with lock:
+            return tiny_envs.Counter()
+
+    local = EnvSpec(name="local", factory=make)
     async with EnvPool(backend="inline") as pool, pool.open(local) as env:
         assert same(await play(env, 1, ACTIONS), expected(COUNTER, 1, ACTIONS))
     async with EnvPool(workers=1) as pool:
-        for spec in (local, COUNTER.with_kwargs(limit=lambda: 1)):
-            with pytest.raises(UsageError, match=f"env '{spec.name}' cannot be sent.*'module:Class'.*backend='inline'"):
+        for spec, culprit in ((local, "spec.factory.lock"), (COUNTER.with_kwargs(limit=[lock]), "limit'][0]")):
+            with pytest.raises(
+                UsageError, match=f"env '{spec.name}' cannot be sent to.*runs='light'.*'inline'"
+            ) as told:
                 pool.open(spec)
+            assert f"{culprit} is a lock: " in str(told.value)
         async with pool.open(replace(local, runs="light")) as env:
             assert same(await play(env, 1, ACTIONS), expected(COUNTER, 1, ACTIONS))
 

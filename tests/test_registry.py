@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +132,32 @@ def test_unknown_name_names_the_nearest(name: str, told: str, monkeypatch: pytes
     assert f"no env is called {name!r}: {told}" in str(caught.value)
 
 
-@pytest.mark.parametrize("odd", [None, 5, Counter, b"counter"])
-def test_env_is_named_by_text_or_spec(odd: Any) -> None:
-    with pytest.raises(UsageError, match="a string or an EnvSpec"):
+@pytest.mark.parametrize("odd", [None, 5, b"counter"])
+def test_what_names_no_env_is_refused(odd: Any) -> None:
+    with pytest.raises(UsageError, match="is not the name of an env, its class, a function"):
         find_env(odd)
+    with pytest.raises(UsageError, match=r"factory=.* is neither a class, nor a function"):
+        EnvSpec("odd", odd)
+
+
+def test_an_env_itself_is_not_its_class() -> None:
+    with pytest.raises(UsageError, match="but an env itself: give its class"):
+        find_env(Counter())  # type: ignore[arg-type]
+
+
+class Waiting(Counter):
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        return super().step(action)
+
+
+def test_a_class_or_a_function_names_its_env() -> None:
+    """Under its import path, by which the same env is found in a later run."""
+    assert find_env(Counter) == EnvSpec("tests.tiny_envs:Counter", Counter)
+    assert find_env(find_env(Counter).name).factory == "tests.tiny_envs:Counter"
+    assert find_env(partial(Counter, limit=3)).name == "functools:partial"
+    assert find_env(Waiting).runs == "io"
+    with pytest.raises(UsageError, match="name is a text"):
+        EnvSpec(Counter, "counter")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "a:b"])

@@ -138,7 +138,7 @@ def test_arrays_come_back_writable(array: Any) -> None:
         float("-inf"),
         [[[[[[[[[()]]]]]]]]],
     ],
-    ids=repr,
+    ids=lambda value: "a set" if isinstance(value, set) else repr(value),
 )
 def test_odd_values(value: Any) -> None:
     seen = there_and_back({"inside": (value, [value])})["inside"]

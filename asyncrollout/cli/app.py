@@ -276,7 +276,6 @@ Told = Annotated[Output, Parameter(parse=False)]
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run one command, and return what to exit with."""
     _open_missing_descriptors()
-    _forget_launcher()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -319,13 +318,6 @@ def program() -> str:
     if not installed.exists():
         return f"{sys.executable} -m asyncrollout"
     return str(installed.relative_to(Path.cwd()) if installed.is_relative_to(Path.cwd()) else installed)
-
-
-def _forget_launcher() -> None:
-    """A worker process runs its parent's main script again; that of the installed command would load all this there."""
-    launcher = vars(sys.modules["__main__"])
-    if Path(launcher.get("__file__") or "").stem == "asyncrollout":
-        del launcher["__file__"]
 
 
 def _called(tokens: Sequence[str]) -> int:

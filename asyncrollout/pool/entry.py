@@ -5,14 +5,17 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from asyncrollout.pool import guards
+from asyncrollout.pool.main_module import MainModule
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker is told at its start."""
+    """What a worker gets at its start."""
 
+    main: MainModule
     rank: int
     directory: Path
     log: Path
@@ -23,8 +26,9 @@ class WorkerConfig:
     memory_limit: int | None
 
 
-def serve(config: WorkerConfig) -> None:
+def serve(config: WorkerConfig) -> NoReturn:
     """Serve envs until told to stop. Never returns: anyio would keep the process and give it other work."""
+    config.main.install()  # before anything that might import `__main__`
     try:
         old_in, old_out = guards.move_streams(config.log)
         guards.leave_terminal()

@@ -81,8 +81,7 @@ _CONTAINERS: dict[type, Callable[[Any], Form]] = {
 def _name(value: Any) -> str:
     if isinstance(value, ModuleType):
         return value.__name__
-    module = value.__module__
-    return f"{'__main__' if module == '__mp_main__' else module}:{value.__qualname__}"  # a worker's own main module
+    return f"{value.__module__}:{value.__qualname__}"
 
 
 def _reduced_form(value: Any) -> Form:

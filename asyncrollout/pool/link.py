@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from asyncrollout.pool import wire
 from asyncrollout.pool.arrays import ArrayReader
+from asyncrollout.pool.definitions import Sent
 from asyncrollout.pool.home import LONG, SOON, Caller, Clock, Lost, Reply
 from asyncrollout.pool.page import NO_PAGE, Page
 from asyncrollout.pool.wire import SKIPPED, Op
@@ -51,6 +52,7 @@ class Link(asyncio.Protocol):
         self._on_hello = on_hello
         self._on_idle = on_idle
         self._on_lost = on_lost
+        self._sent = Sent()
         self._frames = wire.FrameReader()
         self._decode = wire.Unpacker(arrays.read).decode
         self._loop = asyncio.get_running_loop()
@@ -94,7 +96,7 @@ class Link(asyncio.Protocol):
         if self._ended is not None:
             future.set_exception(self._ended)
             return future
-        message = wire.embed(payload)
+        message = wire.embed(payload, None, self._sent)
         self._last_id = call_id = self._last_id + 1
         work = 0.0
         if caller is not None:

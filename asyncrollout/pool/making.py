@@ -5,14 +5,28 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
+from asyncrollout.pool.definitions import MAIN
 from asyncrollout.pool.wire import PLAIN
-from asyncrollout.registry import GYMNASIUM, EnvSpec, load_factory, make_gymnasium
+from asyncrollout.registry import GYMNASIUM, EnvSpec, Factory, load_factory, make_gymnasium
 
 _MODE = "render_mode"
+
+
+def of_this_script(spec: EnvSpec) -> EnvSpec:
+    """The spec with what it names in the main script itself: a worker does not run that, and could not find it."""
+    if not _is_of_script(spec.factory) and not _is_of_script(spec.text):
+        return spec
+    text = load_factory(spec.text) if spec.text is not None and _is_of_script(spec.text) else spec.text
+    return replace(spec, factory=load_factory(spec.factory) if _is_of_script(spec.factory) else spec.factory, text=text)
+
+
+def _is_of_script(factory: Factory | None) -> bool:
+    return isinstance(factory, str) and factory.startswith(f"{MAIN}:")
 
 
 def make_env(spec: EnvSpec, *, filmed: bool = False, shared: bool = True) -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import pickle
 import resource
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,18 +17,20 @@ import msgspec
 from asyncrollout import checks
 from asyncrollout.errors import ClosedError, PoolError, UsageError
 from asyncrollout.pool.blocking import LoopWatch, watch_loop
+from asyncrollout.pool.definitions import Sent
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.home import Backend, Limits
 from asyncrollout.pool.hosted import Opening, is_async
 from asyncrollout.pool.inline import LoopHome
-from asyncrollout.pool.making import own_copies
+from asyncrollout.pool.making import of_this_script, own_copies
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process import ProcessBackend, WorkerEnv, keep_processes
 from asyncrollout.pool.seat import Rules, Seat
 from asyncrollout.pool.supervisor import refuse_in_worker
 from asyncrollout.pool.together import Result, call_all
+from asyncrollout.pool.wire import UnsendableError, to_pickle
 from asyncrollout.protocols import Recorded
-from asyncrollout.registry import EnvSpec, find_env
+from asyncrollout.registry import EnvRef, EnvSpec, find_env
 from asyncrollout.tasks import Background
 from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
@@ -85,6 +86,7 @@ class EnvPool:
         self._log_dir = Path(log_dir) if log_dir is not None else None
         self._rules = Rules(Limits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts)
         self._loop_home = LoopHome(self._rules.limits)
+        self._sendable = Sent()  # classes that were found to be so
         self._backend: Backend | None = None
         self._placement = Placement(self._loop_home, None)
         self._background = Background(self._stop)
@@ -164,13 +166,13 @@ class EnvPool:
             raise ClosedError(f"the pool has failed: {type(failure).__name__}: {failure}") from failure
         self._placement.check_open()
 
-    def find(self, spec_or_name: EnvSpec | str) -> EnvSpec:
+    def find(self, env: EnvRef) -> EnvSpec:
         """What an env of this name is in this pool."""
-        return find_env(spec_or_name)
+        return of_this_script(find_env(env))
 
     def open(
         self,
-        spec_or_name: EnvSpec | str,
+        env: EnvRef,
         /,
         *,
         text: bool | None = None,
@@ -180,14 +182,14 @@ class EnvPool:
         record: Recorded | None = None,
         **env_kwargs: Any,
     ) -> EnvHandle:
-        """An env to enter with `async with`, or to `await` and close yourself.
+        """An env to enter with `async with`, or to `await` and close yourself; by its name, class, factory or spec.
 
         `text` overrides whether it opens with its text interface; `worker` pins it to a rank; `beside` has it begin on
         the worker of another env, with which it may share what is costly to make; with `expert`, each outcome carries
         the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
         """
         self.check_open()
-        spec = self.find(spec_or_name)
+        spec = self.find(env)
         if text is not None and not isinstance(text, bool):
             raise UsageError(f"env {spec.name!r}: text={text!r} is neither True nor False")
         if record is not None and not all(hasattr(record, part) for part in ("camera", "opened", "ended")):
@@ -247,8 +249,18 @@ class EnvPool:
             raise UsageError(f"env {name!r}: worker={pinned}: async envs run on the event loop and cannot be pinned")
         if not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec))):
             return True
-        _check_picklable(opening)
+        self._check_picklable(opening)
         return False
+
+    def _check_picklable(self, opening: Opening) -> None:
+        try:
+            to_pickle(opening, self._sendable)
+        except UnsendableError as error:
+            raise UsageError(
+                f"env {opening.spec.name!r} cannot be sent to a worker process: {error.__cause__ or error}. Have the "
+                "env make it (in `__init__` or `reset`), put the env in a module and name it 'module:Class', or run it "
+                "in this process: EnvSpec(..., runs='light') or EnvPool(backend='inline')"
+            ) from error
 
     async def step_many(self, handles: Sequence[EnvHandle], actions: Sequence[Any]) -> list[Result]:
         """Step all at once; an env that fails has its error in its place."""
@@ -306,17 +318,6 @@ def _check_handles(handles: Sequence[EnvHandle]) -> None:
     for handle in handles:
         if not isinstance(handle, EnvHandle):
             raise UsageError(f"an env that pool.open() gave is needed, not a {type(handle).__name__}")
-
-
-def _check_picklable(opening: Opening) -> None:
-    try:
-        pickle.dumps(opening)
-    except Exception as error:  # pickle raises all sorts
-        raise UsageError(
-            f"env {opening.spec.name!r} cannot be sent to a worker process: {error}. Give its factory as "
-            "'module:Class' or a function at the top of a module, with picklable keyword arguments; or use "
-            "backend='inline'"
-        ) from error
 
 
 def usable_cpus() -> int:

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,31 +14,28 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import anyio.to_process
+from anyio.abc import Process
 
 from asyncrollout.errors import PoolError
 from asyncrollout.logs import get_logger
+from asyncrollout.pool import interpreter
 from asyncrollout.pool.arrays import ArrayReader
 from asyncrollout.pool.entry import WorkerConfig, serve
 from asyncrollout.pool.guards import has_zombies, kill_group, resident_bytes, starting_interpreters
 from asyncrollout.pool.home import CLOSE_GRACE, Clock, Limits, Lost
 from asyncrollout.pool.link import Link
+from asyncrollout.pool.main_module import MainModule, is_imported_by_child
 from asyncrollout.pool.page import CLOSING, Page
 from asyncrollout.pool.watchdog import Doom, Watch, Watchdog, crash
 
 log = get_logger(__name__)
 
-_START_LIMIT = 60.0  # seconds; anyio itself gives up on a silent interpreter after 20
+_START_LIMIT = interpreter.READY_LIMIT
 _START_TRIES = 3
 _LOG_TAIL = 4_000  # bytes; holds the report of a segmentation fault
 _SWEEP_EVERY = 0.005  # seconds
 _SWEEP_LOOKS = 200
 _REAP_LIMIT = 0.5  # seconds
-_GUARD_HINT = (
-    "The script that uses the pool is run again in every worker, so what it starts must stand behind this line:\n\n"
-    '    if __name__ == "__main__":\n'
-    "        asyncio.run(main())\n"
-)
-
 
 _starting: "set[Supervisor]" = set()
 """Of all pools: those whose process has not yet said hello."""
@@ -78,6 +74,7 @@ class Supervisor:
         self._lives = 0
         self._page: Page | None = None
         self._log_start = 0  # bytes that earlier processes wrote to the same log
+        self._started: list[Process] = []  # at most one
         self._process: Any = None  # anyio's, for its exit status
         self._doom: Doom | None = None
         self._watchdog = Watchdog(limits, watch, self.clock)
@@ -141,11 +138,12 @@ class Supervisor:
         except OSError as error:  # a full disk, too few descriptors
             return PoolError.at(f"worker {self.rank} cannot be started: {error}", worker=self.rank)
         cause: BaseException | None = None
+        self._started = []
         _starting.add(self)
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
-                await anyio.to_process.run_sync(serve, config, cancellable=True, limiter=anyio.CapacityLimiter(1))
-        except (anyio.BrokenWorkerProcess, OSError) as broken:  # always, in the end: `serve` does not return
+                await interpreter.run(serve, config, config.log, self._started)
+        except (anyio.BrokenWorkerProcess, OSError, PoolError) as broken:  # always, in the end: `serve` does not return
             cause = broken.__cause__ or broken
         finally:
             _starting.discard(self)
@@ -166,6 +164,7 @@ class Supervisor:
         output = (self._log_dir or directory) / f"worker-{self.rank}.log"
         self._log_start = output.stat().st_size if output.exists() else 0
         return WorkerConfig(
+            main=MainModule.of_this_process(),
             rank=self.rank,
             directory=directory,
             log=output,
@@ -197,7 +196,7 @@ class Supervisor:
                 return
             for name in ("socket", "page"):  # both sides have them open
                 (config.directory / name).unlink(missing_ok=True)
-            self.home, self._process = link, _process_of(link.pid)
+            self.home, self._process = link, _process_of(link.pid, self._started)
             self._watchdog = Watchdog(self._limits, self._watch, self.clock)
             if self.stopping:
                 link.stop()
@@ -289,21 +288,28 @@ class Supervisor:
 
 
 def refuse_in_worker() -> None:
-    """A pool must not start inside a worker that is still reading its parent's main script."""
-    if "__main__" not in sys.modules:  # anyio removes it for just that time
-        raise PoolError(f"this script starts its pool when it is imported. {_GUARD_HINT}")
+    """Not every import may start a pool: one in a child process would have a child do the same, and so on."""
+    if is_imported_by_child():
+        raise PoolError(
+            "a pool is started by an import in a child process, whose workers would do the same. Put what starts it "
+            "in that module or script behind `if __name__ == '__main__':`"
+        )
 
 
 def _start_error(rank: int, cause: BaseException | None, tail: str) -> PoolError:
     if isinstance(cause, PoolError):
         return cause
-    if cause is None:
-        why = f"it did not answer within {_START_LIMIT:.0f} s; does the main script wait for something when imported?"
-    elif isinstance(cause, ValueError | RuntimeError):  # what anyio makes of an answer that it cannot read
-        why = f"{cause}: does a child of the main script write to stdout when the script is imported?"
+    if cause is None or isinstance(cause, TimeoutError):
+        why = f"it did not answer within {_START_LIMIT:.0f} s"
+    elif isinstance(cause, anyio.EndOfStream | anyio.IncompleteRead | anyio.BrokenResourceError | ProcessLookupError):
+        why = "its process ended before it answered"
+    elif isinstance(cause, ValueError | RuntimeError | anyio.BrokenWorkerProcess):
+        why = f"{cause}: does a sitecustomize or .pth file write to stdout, or start a process that does?"
     else:
         why = f"{type(cause).__name__}: {cause}"
-    return PoolError.at(f"worker {rank} did not start: {why}. {_GUARD_HINT}", worker=rank, notes=tail)
+    last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
+    said = f". The last line of its output: {last.strip()}" if last else ""
+    return PoolError.at(f"worker {rank} did not start: {why}{said}", worker=rank, notes=tail)
 
 
 def _processes() -> Iterable[Any]:
@@ -324,8 +330,9 @@ def _unknown_interpreters() -> set[int]:
     return starting_interpreters() - {process.pid for process in _processes()}
 
 
-def _process_of(pid: int) -> Any:
-    return next((process for process in _processes() if process.pid == pid), None)
+def _process_of(pid: int, started: Iterable[Process]) -> Any:
+    """Perhaps not one just started: anyio may have had an idle one of the user's own calls."""
+    return next((process for process in (*started, *_processes()) if process.pid == pid), None)
 
 
 def _cause_of_death(code: int | None) -> str:

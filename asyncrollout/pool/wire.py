@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from asyncrollout.errors import UsageError
+from asyncrollout.pool import definitions
 from asyncrollout.pool.raised import describe, is_own, text_of
 from asyncrollout.types import Observation
 
@@ -82,6 +83,7 @@ _SIMPLE = frozenset(np.dtype(code).str for code in "?bBhHiIlLqQefdFD")  # all of
 _LONG = "gG"  # codes of numbers that have bytes beside their value
 _LONG_BYTES = 10 if np.finfo(np.longdouble).nmant == 63 else np.dtype(np.longdouble).itemsize
 _DEPTH = 100
+_MAIN = definitions.MAIN.encode()
 _ArrayFields = tuple[str, tuple[int, ...], bytearray]
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -168,32 +170,50 @@ def encode_exact(value: Any, place: Place | None = None) -> bytes:
     return _encode(pack(value, place))
 
 
-def encode(value: Any, place: Place | None = None) -> bytes:
-    """The value as msgpack, or as a pickle inside it where msgpack is not exact."""
+def encode(value: Any, place: Place | None = None, sent: definitions.Sent | None = None) -> bytes:
+    """The value as msgpack, or as a pickle inside it where msgpack is not exact. `sent` is as for `to_pickle`."""
     try:
         return encode_exact(value, place)
     except INEXACT:
-        return encode_pickled(value)
+        return encode_pickled(value, sent)
 
 
-def encode_pickled(value: Any) -> bytes:
-    return _encode(msgspec.msgpack.Ext(Code.PICKLE, to_pickle(value)))
+def encode_pickled(value: Any, sent: definitions.Sent | None = None) -> bytes:
+    return _encode(msgspec.msgpack.Ext(Code.PICKLE, to_pickle(value, sent)))
 
 
-def to_pickle(value: Any) -> bytes:
+def to_pickle(value: Any, sent: definitions.Sent | None = None) -> bytes:
+    """A pickle for the worker that has got `sent`; without it, for this process or the parent of this worker."""
     try:
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        return _to_pickle(value, sent)
     except RecursionError as error:
         raise UnsendableError("a value cannot be sent to another process: it is nested too deeply") from error
     except Exception as error:  # pickle raises all sorts
         raise UnsendableError(f"a value cannot be sent to another process: {text_of(error)}") from error
 
 
-def embed(value: Any, place: Place | None = None) -> Any:
+def _to_pickle(value: Any, sent: definitions.Sent | None) -> bytes:
+    """By pickle's own and quickest way, unless it refers to what the other side knows otherwise or not at all."""
+    try:
+        plain = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except RecursionError:
+        raise
+    except Exception:  # perhaps for a class or function that cannot be imported
+        plain = b""
+    if sent is None:
+        return plain if plain and not (definitions.came_here() and _MAIN in plain) else definitions.refer(value)
+    if plain and _MAIN not in plain and not sent.is_behind() and not definitions.are_asked_for():
+        return plain
+    from asyncrollout.pool import by_value  # noqa: PLC0415 (cloudpickle takes long to load, and few need it)
+
+    return by_value.dumps(value, sent)
+
+
+def embed(value: Any, place: Place | None = None, sent: definitions.Sent | None = None) -> Any:
     """The value as part of a message: itself where that is safe, else its encoded form."""
     if value is None or (type(value) is str and value.isascii()):
         return value
-    return msgspec.Raw(encode(value, place))
+    return msgspec.Raw(encode(value, place, sent))
 
 
 def detach(value: Any) -> Any:
@@ -278,7 +298,9 @@ class Unpacker:
             except BaseException as error:  # whatever a user's class does while it is made
                 if not is_own(error):
                     raise
-                return Undecodable(describe(error))
+                reason = describe(error)
+                definitions.note_trouble(reason)
+                return Undecodable(reason)
         raise UsageError(f"unknown extension {code} on the wire")
 
 

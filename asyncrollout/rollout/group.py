@@ -11,7 +11,7 @@ from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.errors import EnvCrashed, EnvError, ProviderError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
-from asyncrollout.registry import EnvSpec
+from asyncrollout.registry import EnvRef, EnvSpec
 from asyncrollout.rollout.episode import as_data, run_rollout
 from asyncrollout.rollout.filming import GroupFilms
 from asyncrollout.rollout.progress import Progress
@@ -64,7 +64,7 @@ class Slots(Protocol):
 
 async def run_group(
     pool: EnvPool,
-    env: EnvSpec | str,
+    env: EnvRef,
     agent: Agent,
     *,
     seed: int,

@@ -26,7 +26,7 @@ from asyncrollout.policies.learning import Learning
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.pool.process import keep_processes
 from asyncrollout.protocols import Agent, Policy
-from asyncrollout.registry import EnvSpec, find_env
+from asyncrollout.registry import EnvRef, find_env
 from asyncrollout.rollout.group import Failures, Slots, run_group
 from asyncrollout.rollout.scoring import Score, Scorer
 from asyncrollout.rollouts.delivery import Delivery
@@ -86,7 +86,7 @@ class Rollouts:
 
     def __init__(
         self,
-        env: str | EnvSpec | list[Share | dict[str, Any]],
+        env: EnvRef | list[Share | dict[str, Any]],
         *,
         env_kwargs: Mapping[str, Any] | None = None,
         policy: Policy | None = None,

@@ -12,17 +12,17 @@ from asyncrollout.errors import UsageError
 from asyncrollout.policies.learning import Learning, hold_back
 from asyncrollout.pool.hosted import is_async
 from asyncrollout.protocols import Agent, Policy
-from asyncrollout.registry import EnvSpec, find_env
+from asyncrollout.registry import EnvRef, EnvSpec, find_env
 from asyncrollout.sampler.draws import Share
 from asyncrollout.video.files import VIDEOS
 from asyncrollout.video.recorder import VideoRecorder
 
-Find = Callable[[EnvSpec | str], EnvSpec]
+Find = Callable[[EnvRef], EnvSpec]
 
 
 def read_envs(env: Any, env_kwargs: Mapping[str, Any] | None, find: Find = find_env) -> list[Share]:
     """One env, or several with tags and shares; each with the `EnvSpec` that `find` gives."""
-    if isinstance(env, str | EnvSpec):
+    if isinstance(env, str | EnvSpec) or callable(env):
         env = [Share(env, env_kwargs=dict(env_kwargs or {}))]
     elif env_kwargs:
         raise UsageError("env_kwargs is for one env: with several, each entry of env=[...] has its own")

@@ -18,7 +18,7 @@ from asyncrollout.pool.making import own_copies
 from asyncrollout.pool.pool import Description, EnvPool
 from asyncrollout.pool.seat import Seat
 from asyncrollout.protocols import Recorded
-from asyncrollout.registry import EnvSpec
+from asyncrollout.registry import EnvRef, EnvSpec
 from asyncrollout.service.access import VARIABLE
 from asyncrollout.service.host import Host
 from asyncrollout.types import TextOptions, WorkerStats
@@ -54,16 +54,18 @@ class RemoteEnvPool(EnvPool):
     def _make_backend(self) -> Backend:
         return Hosts(self._urls, token=self._token, patience=self._patience)
 
-    def find(self, spec_or_name: EnvSpec | str) -> EnvSpec:
+    def find(self, env: EnvRef) -> EnvSpec:
         """What is known here of an env; the server may know more of them."""
+        if not isinstance(env, str | EnvSpec):
+            raise UsageError(f"{env!r:.100}: a server knows its envs by name; code is not sent there")
         try:
-            return super().find(spec_or_name)
+            return super().find(env)
         except UnknownEnvError:
-            return EnvSpec(name=str(spec_or_name), factory=str(spec_or_name))
+            return EnvSpec(name=str(env), factory=str(env))
 
     def open(
         self,
-        spec_or_name: EnvSpec | str,
+        env: EnvRef,
         /,
         *,
         text: bool | None = None,
@@ -78,7 +80,7 @@ class RemoteEnvPool(EnvPool):
         `beside` has it begin at the server of another env.
         """
         self.check_open()
-        spec = self.find(spec_or_name)
+        spec = self.find(env)
         if record is not None:
             raise UsageError(f"env {spec.name!r} lives at a server: envs are filmed by the process that they live in")
         given = {"text": text, "expert": expert or None}

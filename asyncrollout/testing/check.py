@@ -18,7 +18,7 @@ from asyncrollout.errors import (
     UsageError,
 )
 from asyncrollout.pool.pool import EnvPool
-from asyncrollout.registry import EnvSpec, find_env
+from asyncrollout.registry import EnvRef, find_env
 from asyncrollout.testing import closing, direct, pooled, text
 from asyncrollout.testing.cases import Actions, Backend, Case, find_actions
 from asyncrollout.testing.compare import shown
@@ -81,7 +81,7 @@ class Findings:
 
 
 async def check_env(
-    spec: EnvSpec | str,
+    spec: EnvRef,
     *,
     backends: Sequence[Backend] = ("inline", "process"),
     seeds: Sequence[int] = (0, 1, 2),

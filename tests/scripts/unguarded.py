@@ -1,4 +1,4 @@
-"""Starts its pool when it is imported, as no script may."""
+"""Starts its pool without a main guard."""
 
 import asyncio
 
