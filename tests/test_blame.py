@@ -14,8 +14,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from asyncrollout import EnvCrashed, EnvPool, EnvTimeout, Outcome
-from asyncrollout.pool import blame
+from asyncrollout import EnvCrashed, EnvPool, EnvSpec, EnvTimeout, Outcome
+from asyncrollout.pool import blame, quarantine
 from asyncrollout.pool.blame import Blame
 from asyncrollout.pool.home import Lost
 from asyncrollout.pool.observed import ObservedTime
@@ -27,6 +27,7 @@ from tests.test_faults import (
     FAULTY,
     FAULTY_IO,
     MIXED,
+    WAITING,
     Transcript,
     actions_of,
     check_sound,
@@ -289,6 +290,67 @@ async def test_deaths_without_end_and_without_progress_are_an_error(monkeypatch:
             seat._accept(BYSTANDER, Op.STEP)
         with pytest.raises(EnvCrashed, match="for the 4th time in a row without a call of this env completed"):
             seat._accept(BYSTANDER, Op.STEP)
+
+
+# Suspects
+
+
+@uvloop_only
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("spec", [FAULTY, FAULTY_IO], ids=["cpu", "io"])
+async def test_a_crasher_is_found_among_envs_that_are_always_at_work(spec: EnvSpec, workers: int) -> None:
+    """Its neighbours are at work at every death; in the end it is tried on its own, and they wait."""
+    waiting = [WAITING.with_kwargs(seconds=0.02)] * 6
+    async with EnvPool(workers=workers) as pool, neighbours(pool, *waiting, COUNTER):
+        env = await open_reset(pool, spec, 6, worker=0)
+        with anyio.fail_after(2 * LIMIT):
+            error = await error_of(env.step, ["exit", 3])
+        assert type(error) is EnvCrashed
+        assert "exit code 3" in str(error)
+        assert pool.stats().restarts < 10
+        await check_sound(env, spec)
+
+
+@uvloop_only
+async def test_envs_that_keep_killing_workers_get_one_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(number: int) -> list[Any]:
+        return ["once", str(tmp_path / f"{number}"), "exit", 3]
+
+    async with EnvPool(workers=2, max_restarts=100) as pool:
+        crasher = await open_reset(pool, FAULTY, 1)
+        others = [await open_reset(pool, COUNTER, seed) for seed in range(6)]
+        for number in range(5):
+            assert not pool.stats().quarantined
+            await crasher.step(crash(number))
+            await pool.step_many(others, [1] * 6)
+        assert pool.stats().quarantined == ("faulty",)
+        await crasher.step(crash(5))
+        await pool.reset_many(others, range(6))
+        assert {env.worker for env in others} == {1 - (crasher.worker or 0)}
+        another = await open_reset(pool, FAULTY, 2)
+        assert another.worker == crasher.worker
+        restored, places = pool.stats().restored, [env.seat.id for env in others]
+        for number in range(6, 9):
+            await crasher.step(crash(number))
+            await pool.step_many(others, [1] * 6)
+        assert places == [env.seat.id for env in others]
+        assert pool.stats().restored == restored + 3
+        monkeypatch.setattr(quarantine, "_QUIET", 0.0)  # as if it had been quiet for long
+        assert not pool.stats().quarantined
+        more = [await open_reset(pool, COUNTER, seed) for seed in range(6)]
+        assert {env.worker for env in more} == {0, 1}
+
+
+@uvloop_only
+async def test_envs_of_one_kind_are_not_kept_apart_from_each_other(tmp_path: Path) -> None:
+    async with EnvPool(workers=2) as pool:
+        env = await open_reset(pool, FAULTY, 1)
+        for number in range(6):
+            await env.step(["once", str(tmp_path / f"{number}"), "exit", 3])
+        await until(lambda: len(pids(pool)) == 2)
+        assert {(await open_reset(pool, FAULTY, seed)).worker for seed in range(6)} == {0, 1}
 
 
 # Time

@@ -269,6 +269,7 @@ class EnvPool:
             restored=self._rules.restored,
             moved=self._placement.moved,
             seconds=Durations.of([*recent, *self._loop_home.clock.recent()]),
+            quarantined=self._placement.quarantine.names(),
         )
 
     def _check_descriptors(self) -> None:
