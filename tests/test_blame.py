@@ -217,6 +217,37 @@ async def test_a_kill_every_fifth_of_a_second_for_20_seconds(capsys: pytest.Capt
             print(f"\n{hail.kills} kills, {hail.episodes} episodes, {before:.0f} steps/s before, {after / before:.2f}x")
 
 
+@uvloop_only
+@pytest.mark.slow
+async def test_640_episodes_under_850_deaths(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps take long enough that most kills hit one, or a replay of many."""
+    generator = random.Random(13)
+    actions = [["burn", 0.004]] * 15
+    clean = {seed: await undisturbed(FAULTY, seed, actions) for seed in range(40)}
+    episodes = kills = 0
+    async with EnvPool(workers=4) as pool:
+
+        async def live(number: int) -> None:
+            nonlocal episodes
+            async with pool.open(FAULTY) as env:
+                while episodes < 640 or kills < 850:
+                    seed = (number + episodes) % 40
+                    assert await play(env, seed, actions) == clean[seed]
+                    episodes += 1
+
+        with anyio.fail_after(60 * LIMIT):
+            async with anyio.create_task_group() as tasks:
+                for number in range(16):
+                    tasks.start_soon(live, number)
+                while kills < 850:
+                    await until(lambda: pids(pool))
+                    os.kill(generator.choice(pids(pool)), generator.choice([signal.SIGKILL, signal.SIGTERM]))
+                    kills += 1
+                    await until(lambda wanted=kills - 2: pool.stats().restarts >= wanted)  # type: ignore[misc]
+        with capsys.disabled():
+            print(f"\n{kills} kills, {episodes} episodes, {pool.stats().restored} envs restored")
+
+
 async def strike_when_told(told: Path, number: int) -> None:
     """Have the worker that says where it is die by a signal."""
     await until(lambda: told.exists() and told.read_text())

@@ -53,7 +53,8 @@ class EnvPool:
 
     `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` are seconds of work, not of
     waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's environment variables.
-    Workers' output is kept in `log_dir`, if given.
+    Workers' output is kept in `log_dir`, if given. An env whose worker dies is restored; it fails if it crashes its
+    worker twice at the same call, or more than `max_restarts` times in one episode.
     """
 
     takes_states = True
