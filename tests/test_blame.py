@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from asyncrollout.pool.home import Lost
 from asyncrollout.pool.observed import ObservedTime
 from asyncrollout.pool.wire import Op
 from tests.playing import pid_of
-from tests.scripts.processes import LIMIT, until
+from tests.scripts.processes import LIMIT, spoil_starts, until
 from tests.test_faults import (
     COUNTER,
     FAULTY,
@@ -88,7 +89,10 @@ def test_deaths_in_a_replay_are_not_those_at_a_step() -> None:
 def test_kills_say_little_while_others_are_killed_too() -> None:
     mine = Blame(10)
     assert not any(mine.add(kill(2 * number), Op.STEP) for number in range(1, 25))
-    assert mine.add(kill(50), Op.STEP)
+    assert mine.add(kill(50), Op.STEP) == "25 times at the same point"
+    mine = Blame(10)
+    assert not any(mine.add(kill(3 * number), Op.STEP) for number in range(1, 500))
+    assert mine.add(kill(1500), Op.STEP)
 
 
 def test_a_bystander_is_restored_as_long_as_it_makes_progress() -> None:
@@ -166,8 +170,9 @@ class Hail:
 
     def strike(self) -> None:
         if serving := pids(self.pool):
-            self.kills += 1
-            os.kill(self.generator.choice(serving), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it died just now
+                os.kill(self.generator.choice(serving), signal.SIGKILL)
+                self.kills += 1
 
 
 @uvloop_only
@@ -186,6 +191,27 @@ async def test_nobody_fails_in_a_hail_of_kills() -> None:
                     hail.strike()
                     await until(lambda: pool.stats().restarts == hail.kills)
                 hail.over = True
+
+
+@uvloop_only
+async def test_workers_that_are_killed_at_their_start_are_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as it takes, if those that serve are killed, too."""
+    code = f"import os\nif os.path.exists({str(tmp_path / 'hail')!r}): os.kill(os.getpid(), 9)"
+    monkeypatch.setenv("PYTHONPATH", spoil_starts(tmp_path, code))
+    async with EnvPool(workers=2) as pool:
+        env = await open_reset(pool, COUNTER, 6, worker=0)
+        for _ in range(4):
+            os.kill(pid_of(pool, env), signal.SIGKILL)
+            await env.step(1)
+        (tmp_path / "hail").touch()
+        started = (rank := pool._backend._ranks[0])._lives  # type: ignore[union-attr]
+        os.kill(pid_of(pool, env), signal.SIGKILL)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(env.step, 1)
+            await until(lambda: rank._lives > started + 5)
+            (tmp_path / "hail").unlink()
 
 
 @uvloop_only
@@ -222,17 +248,21 @@ async def test_a_kill_every_fifth_of_a_second_for_20_seconds(capsys: pytest.Capt
 async def test_640_episodes_under_850_deaths(capsys: pytest.CaptureFixture[str]) -> None:
     """Steps take long enough that most kills hit one, or a replay of many."""
     generator = random.Random(13)
-    actions = [["burn", 0.004]] * 15
+    actions = [["burn", 0.003]] * 10
     clean = {seed: await undisturbed(FAULTY, seed, actions) for seed in range(40)}
-    episodes = kills = 0
-    async with EnvPool(workers=4) as pool:
+    episodes = kills = steps = 0
+    async with EnvPool(workers=3) as pool:
 
         async def live(number: int) -> None:
-            nonlocal episodes
+            nonlocal episodes, steps
             async with pool.open(FAULTY) as env:
                 while episodes < 640 or kills < 850:
                     seed = (number + episodes) % 40
-                    assert await play(env, seed, actions) == clean[seed]
+                    transcript = [frozen(await env.reset(seed=seed))]
+                    for action in actions:
+                        transcript.append(frozen(await env.step(action)))
+                        steps += 1
+                    assert transcript == clean[seed]
                     episodes += 1
 
         with anyio.fail_after(60 * LIMIT):
@@ -241,9 +271,11 @@ async def test_640_episodes_under_850_deaths(capsys: pytest.CaptureFixture[str])
                     tasks.start_soon(live, number)
                 while kills < 850:
                     await until(lambda: pids(pool))
-                    os.kill(generator.choice(pids(pool)), generator.choice([signal.SIGKILL, signal.SIGTERM]))
-                    kills += 1
-                    await until(lambda wanted=kills - 2: pool.stats().restarts >= wanted)  # type: ignore[misc]
+                    with suppress(ProcessLookupError):  # it died just now
+                        os.kill(generator.choice(pids(pool)), generator.choice([signal.SIGKILL, signal.SIGTERM]))
+                        kills += 1
+                    wanted = steps + generator.randrange(10)
+                    await until(lambda wanted=wanted: steps >= wanted)  # type: ignore[misc]
         with capsys.disabled():
             print(f"\n{kills} kills, {episodes} episodes, {pool.stats().restored} envs restored")
 

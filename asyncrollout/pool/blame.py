@@ -71,6 +71,8 @@ class Blame:
     def _most_kills(self, lost: Lost, at: Op) -> int:
         here = self._alone_at[at]
         elsewhere = lost.kills - self._kills_before.get(at, lost.kills) - here
+        if elsewhere > here:  # somebody kills workers, whatever they do
+            return _FRUITLESS_DEATHS
         return _DOUBTFUL_DEATHS if at is Op.REPLAY or elsewhere > here / 4 else _OUTSIDE_DEATHS
 
     def clear(self) -> None:

@@ -119,6 +119,12 @@ class Placement:
             return seat.pinned, set()
         return (rank, set()) if self._is_quarantined(seat) else (None, {rank})
 
+    @property
+    def has_choice(self) -> bool:
+        """Whether a call that waits could be made elsewhere: not if all other homes are taken by a quarantine."""
+        rank = self.quarantine.rank
+        return rank is None or self._backend is None or sum(home.rank != rank for home in self._backend.homes) > 1
+
     def _is_quarantined(self, seat: "Seat") -> bool:
         return seat.opening.spec.name in self.quarantine.names()
 

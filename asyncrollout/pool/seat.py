@@ -118,7 +118,8 @@ class Seat:
         An env that was changed by calls can be, too, but stays where it is; so does one that failed.
         """
         history = self.history
-        return self._is_movable and not self.was_moved and not history.was_called and not history.failed
+        has_choice = self._placement.has_choice
+        return self._is_movable and has_choice and not self.was_moved and not history.was_called and not history.failed
 
     @property
     def may_be_recalled(self) -> bool:
@@ -324,7 +325,7 @@ class Seat:
             if home is not None:
                 home.drop(self.id)
             return
-        self.last_rank = rank
+        self.last_rank = self.last_rank if rank is None else rank
         if lost.suspects == 1 and not lost.from_outside and home is not None:
             self._placement.quarantine.add_death(name, home.rank)
         at = self._at or op
