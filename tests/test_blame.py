@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import psutil
 import pytest
 
 from asyncrollout import EnvCrashed, EnvPool, EnvSpec, EnvTimeout, Outcome
@@ -22,7 +23,7 @@ from asyncrollout.pool.home import Lost
 from asyncrollout.pool.observed import ObservedTime
 from asyncrollout.pool.wire import Op
 from tests.playing import pid_of
-from tests.scripts.processes import LIMIT, spoil_starts, until
+from tests.scripts.processes import LIMIT, ROOT, spoil_starts, until
 from tests.test_faults import (
     COUNTER,
     FAULTY,
@@ -461,6 +462,26 @@ async def test_a_frozen_program_blames_no_step(tmp_path: Path) -> None:
                 gate.touch()
         assert pids(pool) == [pid]
         assert frozen(outcomes[0]) == (await undisturbed(FAULTY, 6, [1]))[-1]
+
+
+@pytest.mark.slow
+def test_a_program_that_is_frozen_as_a_whole_continues() -> None:
+    """Four times: all processes, the first one alone, all in the opposite order, all again."""
+    command = [sys.executable, "-m", "tests.scripts.frozen"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        first = psutil.Process(program.pid)
+        family = [first.pid, *(child.pid for child in first.children(recursive=True))]
+        for pids_ in (family, family[:1], family[::-1], family):
+            program.stdout.readline()
+            for pid in pids_:
+                os.kill(pid, signal.SIGSTOP)
+            stand_still(3.0)
+            for pid in pids_:
+                os.kill(pid, signal.SIGCONT)
+        rounds = program.stdout.read().splitlines()
+    assert rounds == [*(f"[{number}, {number}, {number}]" for number in range(4, 8)), "0 restarts"]
 
 
 @uvloop_only
