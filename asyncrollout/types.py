@@ -147,6 +147,7 @@ class PoolStats(msgspec.Struct, frozen=True):
     """A pool at one moment.
 
     `restarts` counts replaced workers, `restored` envs brought back after a death, `moved` envs that changed worker.
+    `quarantined` names envs that kept killing workers, and live on a worker without others for that.
     """
 
     workers: tuple[WorkerStats, ...]
@@ -157,6 +158,7 @@ class PoolStats(msgspec.Struct, frozen=True):
     restored: int
     moved: int
     seconds: Durations
+    quarantined: tuple[str, ...] = ()
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

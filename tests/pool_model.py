@@ -3,8 +3,8 @@
 What may differ from the plain object, and nothing else:
 
 - `EnvCrashed`, after a home was lost: for an env that is not replayable, or failed; for one with a call that cannot be
-  repeated (cancelled, made after a failure, made in an episode that cannot be replayed); and if a worker died twice
-  during one call.
+  repeated (cancelled, made after a failure, made in an episode that cannot be replayed); and if workers were killed
+  five times during one call.
 - `EnvDiverged`, for an env that shows which object it is; no episode may show two.
 - `UsageError`, and nothing else changes, for a fork or snapshot of an env with a call that cannot be repeated; of one
   that is not replayable, unless its own snapshot holds everything; to or at a remote pool, of an env with snapshots of
@@ -359,7 +359,7 @@ class User:
         if not isinstance(got, Failed) or got.kind != "EnvCrashed" or slot.place.losses == slot.losses:
             return False
         is_over = slot.forgotten or slot.failed or not self.spec.replayable
-        return is_over or slot.place.losses > slot.losses + 1
+        return is_over or slot.place.losses > slot.losses + 4
 
     def _demand(self, got: Any, wanted: Failed) -> None:
         if self._was_cancelled or got[:1] != wanted[:1] if isinstance(got, Failed) else True:

@@ -6,27 +6,30 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
+import psutil
 import pytest
 
-from asyncrollout import EnvCrashed, EnvPool, EnvTimeout, Outcome
-from asyncrollout.pool import blame
+from asyncrollout import EnvCrashed, EnvPool, EnvSpec, EnvTimeout, Outcome
+from asyncrollout.pool import blame, quarantine
 from asyncrollout.pool.blame import Blame
 from asyncrollout.pool.home import Lost
 from asyncrollout.pool.observed import ObservedTime
 from asyncrollout.pool.wire import Op
 from tests.playing import pid_of
-from tests.scripts.processes import LIMIT, until
+from tests.scripts.processes import LIMIT, ROOT, spoil_starts, until
 from tests.test_faults import (
     COUNTER,
     FAULTY,
     FAULTY_IO,
     MIXED,
+    WAITING,
     Transcript,
     actions_of,
     check_sound,
@@ -87,7 +90,10 @@ def test_deaths_in_a_replay_are_not_those_at_a_step() -> None:
 def test_kills_say_little_while_others_are_killed_too() -> None:
     mine = Blame(10)
     assert not any(mine.add(kill(2 * number), Op.STEP) for number in range(1, 25))
-    assert mine.add(kill(50), Op.STEP)
+    assert mine.add(kill(50), Op.STEP) == "25 times at the same point"
+    mine = Blame(10)
+    assert not any(mine.add(kill(3 * number), Op.STEP) for number in range(1, 500))
+    assert mine.add(kill(1500), Op.STEP)
 
 
 def test_a_bystander_is_restored_as_long_as_it_makes_progress() -> None:
@@ -165,8 +171,9 @@ class Hail:
 
     def strike(self) -> None:
         if serving := pids(self.pool):
-            self.kills += 1
-            os.kill(self.generator.choice(serving), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it died just now
+                os.kill(self.generator.choice(serving), signal.SIGKILL)
+                self.kills += 1
 
 
 @uvloop_only
@@ -185,6 +192,27 @@ async def test_nobody_fails_in_a_hail_of_kills() -> None:
                     hail.strike()
                     await until(lambda: pool.stats().restarts == hail.kills)
                 hail.over = True
+
+
+@uvloop_only
+async def test_workers_that_are_killed_at_their_start_are_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as it takes, if those that serve are killed, too."""
+    code = f"import os\nif os.path.exists({str(tmp_path / 'hail')!r}): os.kill(os.getpid(), 9)"
+    monkeypatch.setenv("PYTHONPATH", spoil_starts(tmp_path, code))
+    async with EnvPool(workers=2) as pool:
+        env = await open_reset(pool, COUNTER, 6, worker=0)
+        for _ in range(4):
+            os.kill(pid_of(pool, env), signal.SIGKILL)
+            await env.step(1)
+        (tmp_path / "hail").touch()
+        started = (rank := pool._backend._ranks[0])._lives  # type: ignore[union-attr]
+        os.kill(pid_of(pool, env), signal.SIGKILL)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(env.step, 1)
+            await until(lambda: rank._lives > started + 5)
+            (tmp_path / "hail").unlink()
 
 
 @uvloop_only
@@ -214,6 +242,43 @@ async def test_a_kill_every_fifth_of_a_second_for_20_seconds(capsys: pytest.Capt
                 hail.over = True
         with capsys.disabled():
             print(f"\n{hail.kills} kills, {hail.episodes} episodes, {before:.0f} steps/s before, {after / before:.2f}x")
+
+
+@uvloop_only
+@pytest.mark.slow
+async def test_640_episodes_under_850_deaths(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps take long enough that most kills hit one, or a replay of many."""
+    generator = random.Random(13)
+    actions = [["burn", 0.003]] * 10
+    clean = {seed: await undisturbed(FAULTY, seed, actions) for seed in range(40)}
+    episodes = kills = steps = 0
+    async with EnvPool(workers=3) as pool:
+
+        async def live(number: int) -> None:
+            nonlocal episodes, steps
+            async with pool.open(FAULTY) as env:
+                while episodes < 640 or kills < 850:
+                    seed = (number + episodes) % 40
+                    transcript = [frozen(await env.reset(seed=seed))]
+                    for action in actions:
+                        transcript.append(frozen(await env.step(action)))
+                        steps += 1
+                    assert transcript == clean[seed]
+                    episodes += 1
+
+        with anyio.fail_after(60 * LIMIT):
+            async with anyio.create_task_group() as tasks:
+                for number in range(16):
+                    tasks.start_soon(live, number)
+                while kills < 850:
+                    await until(lambda: pids(pool))
+                    with suppress(ProcessLookupError):  # it died just now
+                        os.kill(generator.choice(pids(pool)), generator.choice([signal.SIGKILL, signal.SIGTERM]))
+                        kills += 1
+                    wanted = steps + generator.randrange(10)
+                    await until(lambda wanted=wanted: steps >= wanted)  # type: ignore[misc]
+        with capsys.disabled():
+            print(f"\n{kills} kills, {episodes} episodes, {pool.stats().restored} envs restored")
 
 
 async def strike_when_told(told: Path, number: int) -> None:
@@ -291,6 +356,67 @@ async def test_deaths_without_end_and_without_progress_are_an_error(monkeypatch:
             seat._accept(BYSTANDER, Op.STEP)
 
 
+# Suspects
+
+
+@uvloop_only
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("spec", [FAULTY, FAULTY_IO], ids=["cpu", "io"])
+async def test_a_crasher_is_found_among_envs_that_are_always_at_work(spec: EnvSpec, workers: int) -> None:
+    """Its neighbours are at work at every death; in the end it is tried on its own, and they wait."""
+    waiting = [WAITING.with_kwargs(seconds=0.02)] * 6
+    async with EnvPool(workers=workers) as pool, neighbours(pool, *waiting, COUNTER):
+        env = await open_reset(pool, spec, 6, worker=0)
+        with anyio.fail_after(2 * LIMIT):
+            error = await error_of(env.step, ["exit", 3])
+        assert type(error) is EnvCrashed
+        assert "exit code 3" in str(error)
+        assert pool.stats().restarts < 10
+        await check_sound(env, spec)
+
+
+@uvloop_only
+async def test_envs_that_keep_killing_workers_get_one_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(number: int) -> list[Any]:
+        return ["once", str(tmp_path / f"{number}"), "exit", 3]
+
+    async with EnvPool(workers=2, max_restarts=100) as pool:
+        crasher = await open_reset(pool, FAULTY, 1)
+        others = [await open_reset(pool, COUNTER, seed) for seed in range(6)]
+        for number in range(5):
+            assert not pool.stats().quarantined
+            await crasher.step(crash(number))
+            await pool.step_many(others, [1] * 6)
+        assert pool.stats().quarantined == ("faulty",)
+        await crasher.step(crash(5))
+        await pool.reset_many(others, range(6))
+        assert {env.worker for env in others} == {1 - (crasher.worker or 0)}
+        another = await open_reset(pool, FAULTY, 2)
+        assert another.worker == crasher.worker
+        restored, places = pool.stats().restored, [env.seat.id for env in others]
+        for number in range(6, 9):
+            await crasher.step(crash(number))
+            await pool.step_many(others, [1] * 6)
+        assert places == [env.seat.id for env in others]
+        assert pool.stats().restored == restored + 3
+        monkeypatch.setattr(quarantine, "_QUIET", 0.0)  # as if it had been quiet for long
+        assert not pool.stats().quarantined
+        more = [await open_reset(pool, COUNTER, seed) for seed in range(6)]
+        assert {env.worker for env in more} == {0, 1}
+
+
+@uvloop_only
+async def test_envs_of_one_kind_are_not_kept_apart_from_each_other(tmp_path: Path) -> None:
+    async with EnvPool(workers=2) as pool:
+        env = await open_reset(pool, FAULTY, 1)
+        for number in range(6):
+            await env.step(["once", str(tmp_path / f"{number}"), "exit", 3])
+        await until(lambda: len(pids(pool)) == 2)
+        assert {(await open_reset(pool, FAULTY, seed)).worker for seed in range(6)} == {0, 1}
+
+
 # Time
 
 
@@ -336,6 +462,26 @@ async def test_a_frozen_program_blames_no_step(tmp_path: Path) -> None:
                 gate.touch()
         assert pids(pool) == [pid]
         assert frozen(outcomes[0]) == (await undisturbed(FAULTY, 6, [1]))[-1]
+
+
+@pytest.mark.slow
+def test_a_program_that_is_frozen_as_a_whole_continues() -> None:
+    """Four times: all processes, the first one alone, all in the opposite order, all again."""
+    command = [sys.executable, "-m", "tests.scripts.frozen"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        first = psutil.Process(program.pid)
+        family = [first.pid, *(child.pid for child in first.children(recursive=True))]
+        for pids_ in (family, family[:1], family[::-1], family):
+            program.stdout.readline()
+            for pid in pids_:
+                os.kill(pid, signal.SIGSTOP)
+            stand_still(3.0)
+            for pid in pids_:
+                os.kill(pid, signal.SIGCONT)
+        rounds = program.stdout.read().splitlines()
+    assert rounds == [*(f"[{number}, {number}, {number}]" for number in range(4, 8)), "0 restarts"]
 
 
 @uvloop_only

@@ -15,7 +15,7 @@ import pytest
 from asyncrollout import EnvHandle, EnvPool, EnvSpec
 from asyncrollout.errors import ClosedError, EnvCrashed, EnvError
 from asyncrollout.pool.home import SOON
-from asyncrollout.pool.seat import Quarantine
+from asyncrollout.pool.quarantine import Retries
 from asyncrollout.testing import same
 from tests.playing import ACTIONS, COUNTER, PATIENCE, expected, pid_of
 from tests.scripts.processes import until
@@ -170,12 +170,12 @@ async def test_suspects_are_tried_again_together(tmp_path: Path) -> None:
 
 
 async def test_a_quarantine_has_as_many_as_their_shares_allow() -> None:
-    quarantine = Quarantine()
+    retries = Retries()
     inside: list[int] = []
     most: dict[int, int] = {}
 
     async def stay(count: int) -> None:
-        async with quarantine.share(count):
+        async with retries.share(count):
             inside.append(count)
             most[count] = max(most.get(count, 0), len(inside))
             for _ in range(50):

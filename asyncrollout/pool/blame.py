@@ -29,8 +29,8 @@ class Blame:
         self._kills_shared = 0
         self._fruitless = 0
         self._crashes_at: Counter[Op] = Counter()
-        self._kills_at: Counter[Op] = Counter()
-        self._kills_before: dict[Op, int] = {}  # those in the whole pool before the first one counted here
+        self._alone_at: Counter[Op] = Counter()
+        self._kills_before: dict[Op, int] = {}  # kills in the whole pool before the first one here
 
     @property
     def companions(self) -> int:
@@ -43,37 +43,41 @@ class Blame:
         """Take note of a death; why the env is to fail of it, or nothing if it is to be restored."""
         self._suspects = lost.suspects
         self._fruitless += 1
-        alone = lost.suspects == 1
-        if lost.suspects and lost.from_outside:
-            self._add_kill(lost, at, alone=alone)
-        elif lost.suspects:
-            self._crashes_at[at] += 1
-            self._crashes += alone
-            self._halvings += 1
-        deaths = self._crashes_at[at] + self._kills_at[at]
-        if alone and (self._crashes_at[at] >= _OWN_DEATHS or deaths >= self._most_kills(lost, at)):
-            return f"{deaths} times at the same point"
+        if lost.suspects:
+            self._add_as_suspect(lost, at)
+        if lost.suspects == 1:
+            crashed_again = not lost.from_outside and self._crashes_at[at] >= _OWN_DEATHS
+            if crashed_again or self._alone_at[at] >= self._most_kills(lost, at):
+                deaths = max(self._crashes_at[at], self._alone_at[at])
+                return f"{deaths} times at the same point"
         if self._crashes > self._max_restarts:
             return f"after {self._max_restarts} restarts in one episode"
         if self._fruitless >= _FRUITLESS_DEATHS:
             return f"for the {self._fruitless}th time in a row without a call of this env completed in between"
         return ""
 
-    def _add_kill(self, lost: Lost, at: Op, *, alone: bool) -> None:
-        if alone:
+    def _add_as_suspect(self, lost: Lost, at: Op) -> None:
+        alone = lost.suspects == 1
+        self._alone_at[at] += alone
+        if lost.from_outside:
             self._kills_before.setdefault(at, lost.kills - 1)
-            self._kills_at[at] += 1
-        self._kills_shared += not alone
-        self._halvings += alone or self._kills_shared > _UNSORTED
+            self._kills_shared += not alone
+            self._halvings += alone or self._kills_shared > _UNSORTED
+        else:
+            self._crashes_at[at] += 1
+            self._crashes += alone
+            self._halvings += 1
 
     def _most_kills(self, lost: Lost, at: Op) -> int:
-        here = self._kills_at[at]
+        here = self._alone_at[at]
         elsewhere = lost.kills - self._kills_before.get(at, lost.kills) - here
+        if elsewhere > here:  # somebody kills workers, whatever they do
+            return _FRUITLESS_DEATHS
         return _DOUBTFUL_DEATHS if at is Op.REPLAY or elsewhere > here / 4 else _OUTSIDE_DEATHS
 
     def clear(self) -> None:
         """A call was completed."""
         self._suspects = self._halvings = self._kills_shared = self._fruitless = 0
         self._crashes_at.clear()
-        self._kills_at.clear()
+        self._alone_at.clear()
         self._kills_before.clear()

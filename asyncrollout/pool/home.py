@@ -1,7 +1,7 @@
 """The seam between the pool and its backends: a home is where envs live, a backend is a set of homes."""
 
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -144,8 +144,11 @@ class Backend(Protocol):
 
     async def stop(self) -> None: ...
 
-    async def wait_usable(self, rank: int | None) -> Sequence[Home]:
-        """The usable homes (that of the rank), as soon as there is one; PoolError if there never will be."""
+    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[Home]:
+        """The usable homes (that of the rank), as soon as there is one; PoolError if there never will be.
+
+        Without those of ranks to avoid, as long as there may be others.
+        """
 
     async def wait_idle(self) -> None:
         """Until one of the homes has nothing to do, as far as it is known."""

@@ -2,14 +2,16 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncrollout.errors import ClosedError
+from asyncrollout.errors import ClosedError, PoolError
 from asyncrollout.pool.home import LONG, SOON, Backend, Home
 from asyncrollout.pool.inline import LoopHome
+from asyncrollout.pool.quarantine import Quarantine
 from asyncrollout.pool.wire import Op
 
 if TYPE_CHECKING:
@@ -26,6 +28,14 @@ _SMALL_PART = 0.1
 _LOOK_EVERY = 0.05  # seconds
 
 
+class _Trial:
+    """A suspect of a worker's death, and the rank of the worker that it has to itself."""
+
+    def __init__(self, seat: "Seat", rank: int) -> None:
+        self.seat, self.rank = seat, rank
+        self.over = anyio.Event()
+
+
 class Placement:
     """The seats of all open envs. Without a backend, everything lives on the event loop."""
 
@@ -35,6 +45,8 @@ class Placement:
         self.open = False
         self._loop_home = loop_home
         self._backend = backend
+        self.quarantine = Quarantine()
+        self._trial: _Trial | None = None
         self._ids = itertools.count(1)
         self._turns: defaultdict[Any, anyio.Lock] = defaultdict(anyio.Lock)  # one for each `seat.queue`
 
@@ -61,7 +73,7 @@ class Placement:
         So calls of built envs come first, and no worker is idle while another has two envs to build. An env waits at
         most a few times as long as the calls under way should take. Envs that build quickly do not wait here.
         """
-        usable = await backend.wait_usable(seat.pinned)
+        usable = await self._permitted(backend, seat)
         if seat.pinned is not None or seat.was_moved or not seat.builds_slowly:
             return usable
         async with self._turns[seat.queue]:
@@ -77,8 +89,78 @@ class Placement:
                 with anyio.move_on_after(_LOOK_EVERY) as look:
                     await backend.wait_idle()
                 is_notified = not look.cancelled_caught
-                usable = await backend.wait_usable(None)
+                usable = await self._permitted(backend, seat)
             return usable
+
+    async def _permitted(self, backend: Backend, seat: "Seat") -> Sequence[Home]:
+        """The homes where an env may live: apart from one that is cleared for another env, and from any quarantine."""
+        while True:
+            trial = self._trial
+            if trial is not None and trial.seat is seat:
+                return await backend.wait_usable(trial.rank)
+            rank, avoided = self._quarantined(seat)
+            try:
+                usable = await backend.wait_usable(rank, {*avoided, *([trial.rank] if trial else ())})
+            except ClosedError:
+                raise
+            except PoolError:
+                if seat.pinned is not None or rank is None:
+                    raise
+                self.quarantine.end()
+                continue
+            if trial is None or any(home.rank != trial.rank for home in usable):
+                return usable
+            await trial.over.wait()
+
+    def _quarantined(self, seat: "Seat") -> tuple[int | None, set[int]]:
+        """The rank where an env is to live, if any, and those where it is not to, while there are others."""
+        rank = self.quarantine.rank
+        if seat.pinned is not None or rank is None or not self._has_others():
+            return seat.pinned, set()
+        return (rank, set()) if self._is_quarantined(seat) else (None, {rank})
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether a call that waits could be made elsewhere: not if all other homes are taken by a quarantine."""
+        rank = self.quarantine.rank
+        return rank is None or self._backend is None or sum(home.rank != rank for home in self._backend.homes) > 1
+
+    def _is_quarantined(self, seat: "Seat") -> bool:
+        return seat.opening.spec.name in self.quarantine.names()
+
+    def _has_others(self) -> bool:
+        """Whether there are envs on workers that are not in quarantine; else there is nobody to protect."""
+        names = self.quarantine.names()
+        return any(not seat.on_loop and seat.opening.spec.name not in names for seat in self.seats)
+
+    @asynccontextmanager
+    async def cleared(self, seat: "Seat", patience: float) -> AsyncIterator[None]:
+        """Give an env a worker without other envs, as far as these can be restored elsewhere or later."""
+        rank = seat.last_rank if seat.pinned is None else seat.pinned
+        if self._backend is None or seat.on_loop or rank is None:
+            yield
+            return
+        self._trial = trial = _Trial(seat, rank)
+        try:
+            with anyio.move_on_after(patience):
+                while self._send_others_away(trial) or self._is_busy(self._backend, rank):
+                    await anyio.sleep(_LOOK_EVERY)
+                    self.check_open()
+            yield
+        finally:
+            self._trial = None
+            trial.over.set()
+
+    def _send_others_away(self, trial: "_Trial") -> bool:
+        """Whether some of them are there until they were made."""
+        others = [other for other in self.seats if other is not trial.seat and other.rank == trial.rank]
+        for other in others:
+            if other.may_leave:
+                other.give_up()
+        return any(other.is_being_made for other in others)
+
+    def _is_busy(self, backend: Backend, rank: int) -> bool:
+        return any(home.rank == rank and not home.is_idle for home in backend.homes)
 
     def unseat(self, seat: "Seat") -> Home | None:
         """Take an env out of its place, which may be gone."""
@@ -101,15 +183,23 @@ class Placement:
         home = seat.home
         if home is None or not home.usable or self._backend is None or seat.on_loop or seat.pinned is not None:
             return
-        target = _least_loaded(self._backend.homes or [home], seat)
+        rank, avoided = self._quarantined(seat)
+        if home.rank in avoided or rank not in (None, home.rank):
+            self._move_away(seat, home)
+            return
+        allowed = [one for one in self._backend.homes if one.rank not in avoided and rank in (None, one.rank)]
+        target = _least_loaded(allowed or [home], seat)
         gain = home.load - (target.load + seat.load)
         pays = gain > _WORTH_MOVING and gain * _ROUNDS_TO_PAY > seat.build_seconds
         wait = home.wait()
         freer = wait > LONG and target.wait() + seat.build_seconds < _CLEARLY_SOONER * wait
         if freer or (pays and target.load < _CLEARLY_LESS * home.load):
-            self.moved += 1
-            self.unseat(seat)
-            home.drop(seat.id)
+            self._move_away(seat, home)
+
+    def _move_away(self, seat: "Seat", home: Home) -> None:
+        self.moved += 1
+        self.unseat(seat)
+        home.drop(seat.id)
 
     async def weigh(self) -> None:
         """Learn, from their latest steps, how much of a load the envs are; often enough, and not at every step."""

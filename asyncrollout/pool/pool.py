@@ -55,7 +55,8 @@ class EnvPool:
 
     `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` are seconds of work, not of
     waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's environment variables.
-    Workers' output is kept in `log_dir`, if given.
+    Workers' output is kept in `log_dir`, if given. An env whose worker dies is restored; it fails if it crashes its
+    worker twice at the same call, or more than `max_restarts` times in one episode.
     """
 
     takes_states = True
@@ -300,6 +301,7 @@ class EnvPool:
             restored=self._rules.restored,
             moved=self._placement.moved,
             seconds=Durations.of([*recent, *self._loop_home.clock.recent()]),
+            quarantined=self._placement.quarantine.names(),
         )
 
     def _check_descriptors(self) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -96,9 +96,10 @@ class ProcessBackend:
         if self._ranks:
             await self._directory.__aexit__(None, None, None)
 
-    async def wait_usable(self, rank: int | None) -> Sequence[Home]:
-        wanted = self._ranks if rank is None else [self._ranks[rank]]
+    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[Home]:
         while True:
+            wanted = self._ranks if rank is None else [self._ranks[rank]]
+            wanted = [one for one in wanted if one.rank not in avoided and one.failure is None] or wanted
             if any(one.stopping for one in wanted):
                 raise ClosedError("the pool is closed")
             homes = [one.home for one in wanted if one.home is not None and one.home.usable]

@@ -1,11 +1,9 @@
 """Where an env lives, and how it gets a new place, in its old state, when that one is lost."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import anyio
 import msgspec
 
 from asyncrollout.errors import ClosedError, EnvCrashed, EnvResourceError, EnvTimeout, RolloutError
@@ -15,40 +13,16 @@ from asyncrollout.pool.home import SOON, Home, Limits, Lost, Reply
 from asyncrollout.pool.hosted import Opening
 from asyncrollout.pool.past import Past
 from asyncrollout.pool.placement import Placement
+from asyncrollout.pool.quarantine import Retries
 from asyncrollout.pool.wire import WITHOUT_EPISODE, Op
 from asyncrollout.types import Recovery
 
 E = TypeVar("E", bound=RolloutError)
 
 _SMOOTHING = 0.3
-_WHOLE = 1 + 1e-9  # of thirds, say, the sum is not exact
 _GUESS = 0.2  # seconds
 _RECENT = 8
 _QUICK = 0.005  # seconds; a quicker step holds up nobody
-
-
-class Quarantine:
-    """Bounds how many suspects of workers' deaths are tried again at a time."""
-
-    def __init__(self) -> None:
-        self._used = 0.0
-        self._first = anyio.Lock()
-        self._left = anyio.Event()
-
-    @asynccontextmanager
-    async def share(self, count: int) -> AsyncIterator[None]:
-        """A place beside at most so many less one."""
-        part = 1 / count
-        async with self._first:
-            while self._used + part > _WHOLE:
-                self._left = anyio.Event()
-                await self._left.wait()
-            self._used += part
-        try:
-            yield
-        finally:
-            self._used -= part
-            self._left.set()
 
 
 class Usual:
@@ -81,7 +55,7 @@ class Rules:
         self.recover = recover
         self.max_restarts = max_restarts
         self.restored = 0
-        self.quarantine = Quarantine()
+        self.retries = Retries()
         self._usual: dict[str, Usual] = {}
 
     def usual(self, name: str) -> Usual:
@@ -108,6 +82,7 @@ class Seat:
         self.beside = beside
         self.weighs = not on_loop and opening.spec.runs == "cpu"
         self.home: Home | None = None
+        self.last_rank: int | None = None  # of the worker that died last
         self.load = 0.0  # seconds of a worker's time that a step takes, smoothed
         self.last_seconds = 0.0
         self.build_seconds = 0.0
@@ -143,12 +118,28 @@ class Seat:
         An env that was changed by calls can be, too, but stays where it is; so does one that failed.
         """
         history = self.history
-        return self._is_movable and not self.was_moved and not history.was_called and not history.failed
+        has_choice = self._placement.has_choice
+        return self._is_movable and has_choice and not self.was_moved and not history.was_called and not history.failed
 
     @property
     def may_be_recalled(self) -> bool:
         """Whether an env that waits to be built on a worker may wait, instead, for whichever is free first."""
         return self.may_move and not self.was_recalled
+
+    @property
+    def is_being_made(self) -> bool:
+        return self._aim is not None
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether it can be made anew elsewhere, also if a call is under way."""
+        history = self.history
+        return (
+            self._aim is None
+            and self._rules.recover != "none"
+            and not (history.forgotten or history.failed)
+            and (self.opening.spec.replayable or not history.running)
+        )
 
     @property
     def is_new(self) -> bool:
@@ -252,21 +243,25 @@ class Seat:
                 if lost is not None:
                     self._accept(lost, op)
                 try:
-                    return await self._call_in_quarantine(op, payload)
+                    return await self._call_again(op, payload)
                 except Lost as again:
                     lost = again
         finally:
             self.was_moved = self.was_recalled = False
             self._aim = None
 
-    async def _call_in_quarantine(self, op: Op, payload: Any) -> Reply:
-        """One of several suspects is tried again with half of them, and half again, until a death has one cause."""
+    async def _call_again(self, op: Op, payload: Any) -> Reply:
+        """One of several suspects is tried again with half of them, and half again, and in the end on its own."""
         companions = self._blame.companions
         if not companions:
             reply = await self._call_anew(op, payload)
         else:
-            async with self._rules.quarantine.share(companions):
-                reply = await self._call_anew(op, payload)
+            async with self._rules.retries.share(companions):
+                if companions == 1:
+                    async with self._placement.cleared(self, self._rules.limits.reset):
+                        reply = await self._call_anew(op, payload)
+                else:
+                    reply = await self._call_anew(op, payload)
         self._blame.clear()
         return reply
 
@@ -330,6 +325,9 @@ class Seat:
             if home is not None:
                 home.drop(self.id)
             return
+        self.last_rank = self.last_rank if rank is None else rank
+        if lost.suspects == 1 and not lost.from_outside and home is not None:
+            self._placement.quarantine.add_death(name, home.rank)
         at = self._at or op
         during = at.name.lower()
         if lost.suspects and lost.kind == "timeout":

@@ -32,6 +32,7 @@ log = get_logger(__name__)
 
 _START_LIMIT = interpreter.READY_LIMIT
 _START_TRIES = 3
+_START_TRIES_UNDER_FIRE = 30  # while somebody kills workers, which may be killed at their start, too
 _LOG_TAIL = 4_000  # bytes; holds the report of a segmentation fault
 _SWEEP_EVERY = 0.005  # seconds
 _SWEEP_LOOKS = 200
@@ -94,7 +95,8 @@ class Supervisor:
                     if self.failure is not None:
                         break
                     failed_starts = failed_starts + 1 if error else 0
-                    if error and (self._lives == 1 or failed_starts == _START_TRIES):
+                    tries = _START_TRIES_UNDER_FIRE if self._watch.is_under_fire else _START_TRIES
+                    if error and (self._lives == 1 or failed_starts >= tries):
                         self.failure = error
                         break
                     self.restarts += not self.stopping
@@ -254,7 +256,8 @@ class Supervisor:
         doom = doom._replace(cause=doom.cause or _cause_of_death(code))
         if not self.stopping:
             log.warning("worker_died", worker=self.rank, reason=doom.kind, cause=doom.cause, calls=len(link.pending))
-        self._watch.kills += doom.from_outside
+        if doom.from_outside:
+            self._watch.add_kill()
         link.end(self._lost(doom, 0, log_tail), lambda call: self._lost(doom, call, log_tail))
         self._on_change()
         return True

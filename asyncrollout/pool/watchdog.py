@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections import deque
 from typing import NamedTuple
 
 from asyncrollout.pool.guards import resident_bytes
@@ -11,6 +12,8 @@ from asyncrollout.pool.observed import ObservedTime, usage
 from asyncrollout.pool.page import CLOSING, Page
 
 _STARVED = 0.1  # of a CPU; a worker that gets less, though it could use more, is not what takes the time
+_MANY_KILLS = 3
+_UNDER_FIRE = 10.0  # seconds in which so many are many
 _MOST_PATIENCE = 3.0  # times its limit that a call may take on a worker that is starved
 _ANYBODYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """What operators, schedulers and the kernel send; other signals come of what an env does."""
@@ -22,6 +25,16 @@ class Watch:
     def __init__(self) -> None:
         self.time = ObservedTime(time.monotonic(), time.process_time())
         self.kills = 0  # deaths of workers that may have come from outside
+        self._last_kills: deque[float] = deque(maxlen=_MANY_KILLS)
+
+    def add_kill(self) -> None:
+        self.kills += 1
+        self._last_kills.append(time.monotonic())
+
+    @property
+    def is_under_fire(self) -> bool:
+        """Whether somebody keeps killing workers."""
+        return len(self._last_kills) == _MANY_KILLS and time.monotonic() - self._last_kills[0] < _UNDER_FIRE
 
     def tick(self) -> float:
         now = time.monotonic()

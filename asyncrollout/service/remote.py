@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -129,7 +129,7 @@ class Hosts:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def wait_usable(self, rank: int | None) -> Sequence[Home]:
+    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[Home]:  # noqa: ARG002
         wanted = self._hosts if rank is None else [self._hosts[rank]]
         usable = [host for host in wanted if host.usable]
         with anyio.move_on_after(self._patience):
