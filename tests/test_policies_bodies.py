@@ -9,10 +9,13 @@ from itertools import count
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
+from aiohttp import web
 from anyio.abc import SocketAttribute, SocketStream
 
-from asyncrollout import OpenAIPolicy, ProviderError, Request
+from asyncrollout import OpenAIPolicy, PoolError, ProviderError, RemoteEnvPool, Request, UsageError
+from asyncrollout.dropin.vagen import BatchEnvClient
 from asyncrollout.policies import bodies
 from asyncrollout.policies.bodies import LARGE, MOST_BYTES, MOST_OF_AN_ERROR, unpack
 from asyncrollout.policies.codec import decode
@@ -279,3 +282,43 @@ async def test_large_answers_are_decoded_beside_the_loop(monkeypatch: pytest.Mon
         assert not ran
         await asked.generate(ask())
         assert ran == ["_decode"]
+
+
+@asynccontextmanager
+async def env_server(status: int, body: bytes) -> AsyncIterator[str]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, body=body, headers={"Content-Encoding": "gzip"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_little_is_unpacked_of_the_refusal_of_an_env_server(unpacked: list[int]) -> None:
+    async with env_server(403, packed(b" ", GIGABYTE, before=b'{"error": "no"')) as url:
+        with pytest.raises(UsageError, match="status 403, which is no answer of"):
+            async with RemoteEnvPool(url):
+                pass
+    assert sum(unpacked) == MOST_OF_AN_ERROR
+    async with env_server(403, gzip.compress(b'{"error": "not you"}')) as url:
+        with pytest.raises(UsageError, match="status 403, not you"):
+            async with RemoteEnvPool(url):
+                pass
+
+
+async def test_no_more_than_its_cap_is_unpacked_for_a_client_of_envs(
+    unpacked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrollout.dropin.vagen.client._LARGEST_ANSWER", 2**21)
+    async with env_server(200, packed(b" ", GIGABYTE)) as url:
+        with pytest.raises(PoolError, match="it has more than 2097152 bytes, unpacked"):
+            await anyio.to_thread.run_sync(BatchEnvClient(url).get_system_prompt, "a")
+    assert sum(unpacked) == 2**21 + 1
+    async with env_server(200, gzip.compress(b'{"system_prompts": {"a": "Play."}}')) as url:
+        assert await anyio.to_thread.run_sync(BatchEnvClient(url).get_system_prompt, "a") == "Play."

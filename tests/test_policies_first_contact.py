@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,13 @@ async def test_server_that_is_silent(kind: Any, monkeypatch: pytest.MonkeyPatch)
     """It takes connections, and never says a word; pages are waited for as long as the first answer is."""
     monkeypatch.setattr("asyncrollout.policies.probing._SECONDS", SOON)
 
+    asked: list[bytes] = []
+
     async def hold(stream: SocketStream) -> None:
         async with stream:
-            await anyio.sleep_forever()
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                asked.append(await stream.receive())
+                await anyio.sleep_forever()
 
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = listener.extra(SocketAttribute.local_port)
@@ -119,6 +124,7 @@ async def test_server_that_is_silent(kind: Any, monkeypatch: pytest.MonkeyPatch)
         said = await fails(f"http://127.0.0.1:{port}/v1", kind=kind)
         tasks.cancel_scope.cancel()
     assert f"127.0.0.1:{port} is silent" in said
+    assert sum(request.startswith(b"GET /version") for request in asked) < 5  # one call asks for many
 
 
 async def test_server_that_hangs_up() -> None:

@@ -238,6 +238,29 @@ async def test_deadline_of_a_request() -> None:
             await asked.generate(ask(seconds=0.05))
 
 
+async def test_longer_seconds_of_a_request() -> None:
+    refusal = Answer(429, headers={"Retry-After": "0.2"})
+    async with llm_server(script=[refusal, refusal]) as server, policy(server, seconds=0.05, kind="openai") as asked:
+        with pytest.raises(ProviderError, match=r"no answer within 0.05 s"):
+            await asked.generate(ask())
+        assert (await asked.generate(ask(seconds=PATIENCE))).text == "reply to Hello"
+
+
+async def test_waits_between_attempts_begin_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+
+    def backoff(number: int, _rng: Any) -> float:
+        waited.append(number)
+        return 0.0
+
+    monkeypatch.setattr("asyncrollout.policies.openai.backoff", backoff)
+    async with llm_server(script=lambda *_: Answer(500)) as server, policy(server, attempts=4) as asked:
+        with pytest.raises(ProviderError, match="after 4 attempts"):
+            await asked.generate(ask())
+        assert len(calls(server)) == 4
+    assert waited == [1, 2, 3]
+
+
 async def test_cancelled_waiters_leave_no_gap() -> None:
     go = anyio.Event()
     script: list[Any] = [Hold(until=go), None, None]

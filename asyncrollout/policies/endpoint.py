@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
+from aiohttp.hdrs import CONTENT_ENCODING
 
 from asyncrollout.policies.bodies import read_raw, read_start, unpack
 from asyncrollout.policies.codec import ServerKind
@@ -110,6 +111,6 @@ class Endpoint:
             if status != 200:
                 return Answer(status, told, await read_start(response), first_byte)
             content = await read_raw(response)
-        if "Content-Encoding" in told:
-            content = await unpack(content, told["Content-Encoding"])
+        if (encoding := told.get(CONTENT_ENCODING)) is not None:
+            content = await unpack(content, encoding)
         return Answer(status, told, content, first_byte)

@@ -5,6 +5,7 @@ import math
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import aiohttp
 import anyio
@@ -75,16 +76,19 @@ class FirstContact:
                     await anyio.sleep(min(pause, left))
                     pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def watch(
-        self, client: aiohttp.ClientSession, endpoint: Endpoint, post: Callable[[], Awaitable[Answer]]
-    ) -> Answer:
-        """The answer to a server's first call: it may take long, but not from a server that answers nothing at all."""
+    def first_post(self, endpoint: Endpoint) -> Callable[..., Awaitable[Answer]]:
+        """A server's first call: it may take long, but not from a server that answers nothing at all."""
         self.begin()
-        async with task_group() as tasks:
-            tasks.start_soon(self._doubt, client, endpoint)
-            answer = await post()
-            tasks.cancel_scope.cancel()
-        return answer
+
+        async def post(client: aiohttp.ClientSession, *arguments: Any) -> Answer:
+            async with task_group() as tasks:
+                tasks.start_soon(self._doubt, client, endpoint)
+                answer = await endpoint.post(client, *arguments)
+                tasks.cancel_scope.cancel()
+            endpoint.has_answered |= answer.status < 500
+            return answer
+
+        return post
 
     async def _doubt(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> None:
         asked = time.monotonic()

@@ -6,7 +6,6 @@ import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -176,20 +175,14 @@ class OpenAIPolicy:
                 started, version = time.monotonic(), self.version
                 call.began = charged()
                 answer = await self._try(endpoint, call)
-                if answer is not None and answer.status == 200:
-                    try:
-                        generation = await self._accept(call, answer, endpoint, started)
-                    except AbortedReplyError as error:
-                        if not self._gate.is_open:
-                            refund(call.began)
-                            continue  # stopped by the server for new weights
-                        endpoint.limit.failed(time.monotonic())
-                        call.fails(endpoint, str(error))
-                        answer = None
-                    else:
-                        timings = _timings(began, started, answer, call.tries)
-                        return msgspec.structs.replace(generation, version=version, timings=timings)
-                wait = None if answer is None else self._refuse(call, answer, endpoint, started)
+                wait = None
+                if answer is None:
+                    pass  # the call knows why
+                elif answer.status != 200:
+                    wait = self._refuse(call, answer, endpoint, started)
+                elif (generation := await self._accept(call, answer, endpoint, started)) is not None:
+                    timings = _timings(began, started, answer, call.tries)
+                    return msgspec.structs.replace(generation, version=version, timings=timings)
             finally:
                 endpoint.leave()
             if call.is_again:
@@ -269,12 +262,19 @@ class OpenAIPolicy:
 
     async def _ask(self, endpoint: Endpoint, call: Call) -> Answer | None:
         try:
-            if endpoint.kind is None and (refused := await self._probe(endpoint)) is not None:
-                if refused.status < 500:
-                    return refused
-                call.fails(endpoint, f"HTTP {refused.status}: {clipped(refusal(refused.content))}")
-            else:
-                return await self._post(endpoint, call)
+            refused = await self._probe(endpoint) if endpoint.kind is None else None
+            kind = endpoint.kind
+            if kind is not None:
+                body = call.body(
+                    kind, self._model, self._mode, self._sampling, logprobs=self._logprobs, context=endpoint.context
+                )
+                headers = self._key.closing if kind in STREAMED else self._key.headers
+                post = endpoint.post if endpoint.has_answered else self._contact.first_post(endpoint)
+                return await post(self._opened(), _PATHS[self._mode], body, headers)
+            assert refused is not None
+            if refused.status < 500:
+                return refused
+            call.fails(endpoint, f"HTTP {refused.status}: {clipped(refusal(refused.content))}")
         except aiohttp.ServerDisconnectedError as error:
             if not call.had_stale_connection:  # most likely one that was kept, and closed on the other side
                 call.had_stale_connection = call.is_again = True
@@ -284,20 +284,6 @@ class OpenAIPolicy:
             call.fails(endpoint, f"it does not answer: {cause_of(error, endpoint)}")
         self._health.lose(endpoint)
         return None
-
-    async def _post(self, endpoint: Endpoint, call: Call) -> Answer:
-        kind = endpoint.kind
-        assert kind is not None
-        body = call.body(
-            kind, self._model, self._mode, self._sampling, logprobs=self._logprobs, context=endpoint.context
-        )
-        headers = self._key.closing if kind in STREAMED else self._key.headers
-        if endpoint.has_answered:
-            return await endpoint.post(self._opened(), _PATHS[self._mode], body, headers)
-        post = partial(endpoint.post, self._opened(), _PATHS[self._mode], body, headers)
-        answer = await self._contact.watch(self._opened(), endpoint, post)
-        endpoint.has_answered |= answer.status < 500
-        return answer
 
     async def _probe(self, endpoint: Endpoint) -> Answer | None:
         """Find out the server's kind; an answer if it refuses to be asked."""
@@ -377,13 +363,23 @@ class OpenAIPolicy:
         if page is not None:
             await post_page(self._opened(), endpoint, page, mode, self._key.headers)
 
-    async def _accept(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> Generation:
+    async def _accept(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> Generation | None:
+        """What was generated; else the call knows what went wrong."""
         request = call.request
-        if len(answer.content) < LARGE:
-            generation = self._decode(request, answer, endpoint)
-        else:
-            with self._bounded(call.deadline):
-                generation = await in_thread(self._decode, request, answer, endpoint)
+        try:
+            if len(answer.content) < LARGE:
+                generation = self._decode(request, answer, endpoint)
+            else:
+                with self._bounded(call.deadline):
+                    generation = await in_thread(self._decode, request, answer, endpoint)
+        except AbortedReplyError as error:
+            if self._gate.is_open:
+                endpoint.limit.failed(time.monotonic())
+                call.fails(endpoint, str(error))
+            else:  # stopped by the server for new weights
+                call.is_again = True
+                refund(call.began)
+            return None
         endpoint.losses = 0
         if endpoint.kind == "vllm" and not self._has_warned:
             self._warn_of_logprobs(endpoint, request.sampling)
