@@ -17,7 +17,7 @@ import pytest
 
 from asyncrollout import EnvError, EnvPool, PoolError, RemoteEnvPool, registry
 from asyncrollout.pool.wire import Op
-from asyncrollout.service import channel, connections, server
+from asyncrollout.service import bodies, channel, connections, server
 from asyncrollout.service.access import read_token
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.clients import Client
@@ -100,7 +100,7 @@ async def test_calls_are_begun_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_a_pool_with_more_envs_than_a_frame_takes_sends_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrollout.service.exchange.MOST_PARTS", 3)
     async with started() as served, RemoteEnvPool(served.url) as pool:
-        envs = [await pool.open("counter") for _ in range(10)]
+        envs = [await pool.open("counter") for _ in range(20)]
         async with anyio.create_task_group() as tasks:
             for env in envs:
                 tasks.start_soon(partial(env.reset, seed=1))
@@ -204,6 +204,20 @@ async def test_connections_that_send_no_request_are_closed() -> None:
             await stream.aclose()
 
 
+async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_BODY_SECONDS", 0.05)
+    async with started() as served, await dialled(served.url) as slow:
+        lines = [
+            b"POST /batch/step HTTP/1.1",
+            b"Host: localhost",
+            b"Content-Type: application/json",
+            b"Content-Length: 99",
+        ]
+        await slow.send(b"\r\n".join([*lines, b"", b"{"]))
+        with anyio.fail_after(PATIENCE):
+            assert b"408" in await slow.receive()
+
+
 async def test_a_server_looks_for_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_LOOK_EVERY", 0.01)
     monkeypatch.setattr(connections, "FIRST_SECONDS", 0.0)
@@ -215,6 +229,7 @@ async def test_a_server_looks_for_silent_connections(monkeypatch: pytest.MonkeyP
 async def test_so_many_connections_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Those that never asked for anything make room first; those with a request under way never do."""
     monkeypatch.setattr(server, "_SPARE_CONNECTIONS", 0)
+    monkeypatch.setattr(connections, "FIRST_SECONDS", 1e9)
     gate = Gate(tmp_path)
     async with serving(workers=1, caps=Caps(requests=1)) as browser:
         await browser.create("a", name="gated", pipe=gate.pipe, at="step")
