@@ -124,6 +124,13 @@ class Frank(Counter):
         return observation, reward, terminated, truncated, {"error": "that was not wise", "large": 2**70}
 
 
+class Talkative(Counter):
+    """Its errors tell where it lives, and what it knows."""
+
+    def step(self, action: Any) -> Step:
+        raise OSError(f"cannot read {__file__} as {os.environ.get('DB_PWD')}")
+
+
 class Informed(Counter):
     """Its info has a named tuple."""
 
@@ -169,6 +176,7 @@ KNOWN = [
     EnvSpec(name="dice", factory=f"{ENVS}:Dice"),
     EnvSpec(name="bag", factory=f"{ENVS}:BagEnv"),
     EnvSpec(name="informed", factory=f"{HERE}:Informed"),
+    EnvSpec(name="talkative", factory=f"{HERE}:Talkative"),
     EnvSpec(name="frank", factory=f"{HERE}:Frank"),
     EnvSpec(name="rounds", factory=f"{HERE}:Rounds"),
     EnvSpec(name="async_rounds", factory=f"{HERE}:AsyncRounds", runs="io"),

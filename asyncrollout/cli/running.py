@@ -204,7 +204,9 @@ async def play(
                 if rollouts is not None:  # else it was refused, and all is as it was
                     await _report(directory, stop, output)
                 output.warn(await anyio.to_thread.run_sync(_what_is_left, directory, config, how_to_go_on))
-            raise shown from error.__cause__
+            if str(shown) == str(error):
+                raise
+            raise shown from None  # what caused it may show what it hides
         report = await _report(directory, stop, output)
     has_stopped = playing.cancelled_caught
     state = "stopped" if has_stopped else "done"

@@ -35,6 +35,10 @@ async def serve(
         Parameter(help="What clients must send, or TOKEN@UNIX-TIME, when it expires. Better in $ASYNCROLLOUT_TOKEN."),
     ] = None,
     token_file: Annotated[Path | None, Parameter(help="A file with one such token on each line.")] = None,
+    allow_host: Annotated[
+        tuple[str, ...],
+        Parameter(help="Another name by which clients reach it, if there is no token; once for each."),
+    ] = (),
     data_dir: Annotated[
         Path | None, Parameter(help="The directory that options of envs may name files in; none, if not given.")
     ] = None,
@@ -63,6 +67,7 @@ async def serve(
         host,
         port,
         tokens=tokens,
+        allow_hosts=allow_host,
         admission=Admission(find=find, data_dir=data_dir, allow_import=allow_import),
         caps=Caps(max_envs, max_requests, max_body, idle_seconds),
         grace=grace,

@@ -228,7 +228,7 @@ def may_change(name: str) -> bool:
 
 
 def _told_changes(then: Mapping[str, Any], now: Mapping[str, Any], changed: list[str]) -> str:
-    told = [f"{name}={_shown(now[name])} (then {_shown(then[name])})" for name in changed]
+    told = [f"{name}={_shown(name, now)} (then {_shown(name, then)})" for name in changed]
     if not all(map(may_change, changed)):
         return ", ".join(told)
     flags = " ".join(f"--accept-changes {name}" for name in changed)
@@ -238,8 +238,8 @@ def _told_changes(then: Mapping[str, Any], now: Mapping[str, Any], changed: list
     )
 
 
-def _shown(value: Any) -> str:
-    return f"{without_secrets(value)!r:.{_SHOWN_SETTING}}"
+def _shown(name: str, settings: Mapping[str, Any]) -> str:
+    return f"{without_secrets({name: settings[name]})[name]!r:.{_SHOWN_SETTING}}"
 
 
 def _end_of(trajectory: Trajectory, error: str | None) -> Finished:

@@ -1,10 +1,11 @@
 """Tokens: who may use a service, and until when."""
 
 import hmac
+import ipaddress
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -53,6 +54,26 @@ def gather_tokens(given: str | None, file: str | os.PathLike[str] | None) -> lis
             raise UsageError(f"no token is in {str(file)!r}: write one on each line")
         tokens += [read_token(line, where=f"{file}, line {number}") for number, line in told]
     return tokens
+
+
+def host_of(header: str) -> str:
+    """The name or address in a `Host` header, without its port."""
+    name = header.strip().lower()
+    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].rstrip(".")
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether only this machine can be meant by it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def foreign_host(headers: Iterable[str], allowed: Collection[str]) -> str | None:
+    """The `Host` header that is neither for this machine nor allowed; None if there is none."""
+    hosts = {header: host_of(header) for header in headers}
+    return next((one for one, host in hosts.items() if not is_this_machine(host) and host not in allowed), None)
 
 
 def why_refused(tokens: Iterable[Token], header: str | None) -> str | None:

@@ -13,6 +13,8 @@ _NAMES_OF_PATHS = ("path", "paths", "file", "files", "dir", "directory", "root")
 _LONGEST = 250
 _IMPORT_PATH = re.compile(r"[^\s:/]+:[^\W\d]\S*")  # module:attribute, and Gymnasium's module:namespace/Name-v0
 _HARMLESS = bool | int | float | None
+_OF_SERVERS = ("record", "worker", "beside")  # what `EnvPool.open` takes beside an env's own options
+_SWITCHES = ("text", "expert")
 
 
 def registered_env(name: str) -> EnvSpec:
@@ -47,8 +49,11 @@ class Admission:
             raise UsageError(f"an env is named by a text, not by {name!r:.100}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
             raise UsageError(f"the options of env {name!r:.100} are no dict: {kwargs!r:.100}")
-        if "record" in kwargs:
-            raise UsageError(f"env {name!r:.100}: record is for whoever runs the server")
+        for key in kwargs.keys() & _OF_SERVERS:
+            raise UsageError(f"env {name!r:.100}: {key} is for whoever runs the server")
+        for key in kwargs.keys() & _SWITCHES:
+            if not isinstance(kwargs[key], bool):
+                raise UsageError(f"env {name!r:.100}: {key}={kwargs[key]!r:.100} is neither true nor false")
         return self._find(name), {key: self.admit_value(key, value) for key, value in kwargs.items()}
 
     def admit_value(self, name: str, value: Any) -> Any:

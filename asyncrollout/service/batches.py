@@ -10,6 +10,7 @@ import anyio
 from asyncrollout import checks
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.logs import get_logger
+from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.service.config import BaseServiceConfig
 from asyncrollout.service.served import ServedEnv, Shown, Stepped
@@ -85,12 +86,21 @@ class EnvService:
             raise UsageError(f"Expected environment type {self.env_name!r}, got {name!r}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
             raise UsageError(f"env_config={kwargs!r:.100} is not a dict of the env's options")
-        env = ServedEnv(env_id, await self._pool.open(name, **kwargs), kwargs)
+        env = ServedEnv(env_id, await self._open(name, kwargs), kwargs)
         replaced, self.environments[env_id] = self.environments.get(env_id), env
         self.env_configs[env_id] = dict(kwargs)
         self.failures.pop(env_id, None)
         if replaced is not None:
             await replaced.handle.close()
+
+    async def _open(self, name: Any, kwargs: Mapping[str, Any]) -> EnvHandle:
+        """An env without an option `seed` is given it at each reset, instead of when it is made."""
+        try:
+            return await self._pool.open(name, **kwargs)
+        except RolloutError as error:
+            if "seed" not in kwargs or "'seed'" not in str(error):
+                raise
+        return await self._pool.open(name, **{key: value for key, value in kwargs.items() if key != "seed"})
 
     async def reset_batch(self, ids2seeds: Mapping[Any, Any]) -> dict[Any, Shown]:
         """Reset each env from a seed, or from `{"seed": ..., "extra_info": ...}`; `extra_info` is the env's task."""

@@ -1,9 +1,11 @@
 """A server's end of the connection to a remote pool."""
 
 import re
+import time
 
 import aiohttp
 import anyio
+import anyio.lowlevel
 import msgspec
 from aiohttp import web
 
@@ -18,6 +20,9 @@ log = get_logger(__name__)
 
 _HEARTBEAT = 30.0  # seconds
 _MOST_UNSENT = 10_000  # answers; a pool that takes them has two for each env at most
+_SLICE = 200  # calls that are begun at a time, at most
+_LEAST_SLICE = 10
+_LONG_ROUND = 0.004  # seconds of the event loop
 _CLIENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -30,6 +35,7 @@ class ServerChannel:
         self._outbox = Outbox()
         self._socket = web.WebSocketResponse(max_msg_size=largest, heartbeat=_HEARTBEAT, compress=False)
         self._stopping = False
+        self._slice = _SLICE
         self._scope = anyio.CancelScope()
 
     def send(self, answer: Answer) -> None:
@@ -68,15 +74,31 @@ class ServerChannel:
                 break
             try:
                 calls = read_frame(message.data, Call)
-                if self._begin(client, calls):
-                    return True
+                while calls:
+                    now, calls = calls[: self._slice], calls[self._slice :]
+                    if self._begin(client, now):
+                        return True
+                    if len(self._outbox) > _MOST_UNSENT:
+                        await self._leave(aiohttp.WSCloseCode.POLICY_VIOLATION, "answers are not taken")
+                        return False
+                    await self._let_others()
             except UsageError as error:
-                await self._socket.close(code=aiohttp.WSCloseCode.PROTOCOL_ERROR, message=str(error)[:100].encode())
-                break
-            if len(self._outbox) > _MOST_UNSENT:
-                await self._socket.close(code=aiohttp.WSCloseCode.POLICY_VIOLATION, message=b"answers are not taken")
+                await self._leave(aiohttp.WSCloseCode.PROTOCOL_ERROR, str(error))
                 break
         return False
+
+    async def _let_others(self) -> None:
+        """Whoever else is connected has a turn; the longer it takes to come back, the less is begun at a time."""
+        began = time.perf_counter()
+        await anyio.lowlevel.checkpoint()
+        seconds = time.perf_counter() - began
+        if seconds > _LONG_ROUND:
+            self._slice = max(self._slice // 2, _LEAST_SLICE)
+        elif seconds < _LONG_ROUND / 4:
+            self._slice = min(self._slice * 2, _SLICE)
+
+    async def _leave(self, code: int, reason: str) -> None:
+        await self._socket.close(code=code, message=reason.encode("ascii", "replace")[:100])
 
     def _begin(self, client: Client, calls: list[Call]) -> bool:
         """Make these calls; whether the pool says that it is closed."""

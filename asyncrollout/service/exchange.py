@@ -1,6 +1,7 @@
 """What travels between a remote pool and its server: msgpack without pickles, in frames of calls and of answers."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from zlib import crc32
@@ -14,6 +15,7 @@ from asyncrollout.pool import wire
 from asyncrollout.pool.digest import digest
 from asyncrollout.pool.failure import Failure
 from asyncrollout.pool.seat import told_place
+from asyncrollout.redaction import hide_looks, known_secrets
 
 T = TypeVar("T")
 
@@ -23,13 +25,17 @@ PATH = "/pool"
 CLIENT_HEADER = "X-Asyncrollout-Pool"
 """Names the remote pool, so that it finds its envs again after its connection was lost."""
 
-PROTOCOL = 2
+PROTOCOL = 3
+MOST_PARTS = 1_000
+"""Calls or answers in a frame; more of them travel in several."""
+
 LIVE = 100
 """The op of the first call after a reconnect: names the envs that still live; the server closes the pool's others."""
 
 PIECE = 101
 """The op of a call that brings part of what is too long for one message: where it begins, and its bytes."""
 
+_FOLDERS = re.compile(r"(?<![\w/:.~-])(?:/[\w.+@~-]+)+/(?=[\w.+@~-]+)")
 _PLAIN = 100  # a kind of msgpack extension beside those of `wire.Code`: what only `plain` can write exactly
 _OVERHEAD = 64  # bytes of a part beside its values, at most
 _NIL = msgspec.Raw(msgspec.msgpack.encode(None))
@@ -123,10 +129,27 @@ class _Inline:
 
 
 def read_frame(frame: bytes, kind: type[T]) -> list[T]:
+    if _length(frame) > MOST_PARTS:  # which is known before any of them is read
+        raise UsageError(f"a frame has at most {MOST_PARTS} parts")
     try:
         return msgspec.msgpack.decode(frame, type=list[kind])  # type: ignore[valid-type]
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"this is no frame of ours: {error}") from error
+
+
+def _length(frame: bytes) -> int:
+    """How many items the array has, as its first bytes say; 0 if there is none."""
+    match frame[:1]:
+        case b"\xdc":
+            return int.from_bytes(frame[1:3], "big")
+        case b"\xdd":
+            return int.from_bytes(frame[1:5], "big")
+    return 0  # of few items, or of another kind, which is refused when it is read
+
+
+def without_folders(text: str) -> str:
+    """The text without the folders of this machine: of an absolute path, the last part stays."""
+    return _FOLDERS.sub("", text)
 
 
 def as_failure(error: RolloutError) -> Failure:
@@ -134,7 +157,10 @@ def as_failure(error: RolloutError) -> Failure:
     kind = getattr(error, "remote_type", None) or type(error).__name__
     place = {"seed": error.seed, "turn": error.turn, "worker": error.worker}
     text = str(error).removeprefix(told_place(error.env, place)).removeprefix(f"{kind}: ")
-    return Failure(type(error).__name__, kind, text, getattr(error, "remote_traceback", None) or "")
+    trace = getattr(error, "remote_traceback", None) or ""
+    secrets = known_secrets()
+    shown, seen = (without_folders(hide_looks(one, secrets)) for one in (text, trace))
+    return Failure(type(error).__name__, kind, shown, seen)
 
 
 class Outbox:
@@ -167,7 +193,7 @@ def _frames(parts: Sequence[Any], largest: int) -> Iterator[bytes]:
     start = size = 0
     for place, part in enumerate(parts):
         size += part.size + _OVERHEAD
-        if size > largest and place > start:
+        if (size > largest or place - start == MOST_PARTS) and place > start:
             yield msgspec.msgpack.encode(parts[start:place])
             start, size = place, part.size + _OVERHEAD
     if parts:

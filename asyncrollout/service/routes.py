@@ -12,7 +12,7 @@ from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer, read_body
 from asyncrollout.service.observations import to_json
 
-B = TypeVar("B")
+B = TypeVar("B", bound=msgspec.Struct)
 Ids = list[str]
 
 
@@ -56,22 +56,34 @@ class OneAction(msgspec.Struct):
 
 
 class Routes:
-    """`reserve` keeps room for so many new envs while they are made."""
+    """`reserve` keeps room for so many new envs while they are made; a request names at most `most_ids`.
+
+    `shown` is an error's text as clients may see it.
+    """
 
     def __init__(
-        self, service: EnvService, admission: Admission, reserve: Callable[[int], Any], largest_body: int
+        self,
+        service: EnvService,
+        admission: Admission,
+        reserve: Callable[[int], Any],
+        shown: Callable[[str], str],
+        *,
+        largest_body: int,
+        most_ids: int,
     ) -> None:
         self._service = service
         self._admission = admission
         self._reserve = reserve
+        self._shown = shown
         self._largest = largest_body
+        self._most_ids = most_ids
         self._making: set[str] = set()
 
     def table(self) -> list[web.RouteDef]:
         service = self._service
         return [
             web.post("/environments", self._create),
-            self._batch("/batch/reset", Seeds, "results", lambda body: service.reset_batch(body.ids2seeds)),
+            self._batch("/batch/reset", Seeds, "results", lambda body: self._reset(body.ids2seeds)),
             self._batch("/batch/step", Actions, "results", lambda body: self._step(body.ids2actions)),
             self._batch("/batch/reward", Named, "rewards", lambda body: self._rewards(body.env_ids)),
             self._batch(
@@ -97,13 +109,22 @@ class Routes:
 
     def _batch(self, path: str, kind: type[B], result: str, work: Callable[[B], Awaitable[Any]]) -> web.RouteDef:
         async def handle(request: web.Request) -> web.Response:
-            return answer(request, {result: await work(await read_body(request, kind, self._largest))})
+            return answer(request, {result: await work(await self._read(request, kind))})
 
         return web.post(path, handle)
 
+    async def _read(self, request: web.Request, kind: type[B]) -> B:
+        body = await read_body(request, kind, self._largest)
+        for value in msgspec.structs.astuple(body):
+            if isinstance(value, dict | list) and len(value) > self._most_ids:
+                raise RefusedError(
+                    413, f"{len(value):,} envs in a request: at most {self._most_ids:,} are taken at once"
+                )
+        return body
+
     async def _create(self, request: web.Request) -> web.Response:
         """All that can be made are; if none can, the request is refused."""
-        configs = (await read_body(request, Configs, self._largest)).ids2configs
+        configs = (await self._read(request, Configs)).ids2configs
         errors: dict[str, str] = {}
         admitted: dict[str, Any] = {}
         for env_id, config in configs.items():
@@ -124,17 +145,26 @@ class Routes:
                 self._making -= admitted.keys()
         missing = [env_id for env_id in admitted if env_id not in self._service.environments]
         errors |= {env_id: self._service.failures.get(env_id, "it was closed at once") for env_id in missing}
+        errors = {env_id: self._shown(text) for env_id, text in errors.items()}
         if configs and len(errors) == len(configs):
             told = {"success": False, "error": "; ".join(f"{env_id}: {text}" for env_id, text in errors.items())[:2000]}
             return answer(request, told | {"errors": errors}, status=400)
         return answer(request, {"success": True, "errors": errors})
 
+    async def _reset(self, ids2seeds: dict[str, Any]) -> dict[str, Any]:
+        results = await self._service.reset_batch(ids2seeds)
+        return {env_id: (observation, self._told(observation, info)) for env_id, (observation, info) in results.items()}
+
     async def _step(self, ids2actions: dict[str, Any]) -> dict[str, Any]:
         results = await self._service.step_batch(ids2actions)
         return {
-            env_id: (observation, to_json(reward), done, info)
+            env_id: (observation, to_json(reward), done, self._told(observation, info))
             for env_id, (observation, reward, done, info) in results.items()
         }
+
+    def _told(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        """An env's own info as it is; an error of ours, which has no observation, as clients may see it."""
+        return info if observation else {"error": self._shown(info["error"])}
 
     async def _rewards(self, env_ids: Ids) -> dict[str, Any]:
         rewards = await self._service.compute_reward_batch(env_ids)
@@ -142,7 +172,11 @@ class Routes:
 
     async def _init_embedder(self, body: Embedder) -> dict[str, dict[str, Any]]:
         self._admission.admit_value("service_url", body.service_url)
-        return await self._service.init_embedder_batch(body.env_ids, body.service_url)
+        statuses = await self._service.init_embedder_batch(body.env_ids, body.service_url)
+        for status in statuses.values():
+            if isinstance(status.get("error"), str):
+                status["error"] = self._shown(status["error"])
+        return statuses
 
     async def _close(self, body: NamedOrAll) -> str:
         await self._service.close_batch(body.env_ids)
@@ -153,7 +187,7 @@ class Routes:
         given = OneSeed()
         if request.can_read_body:
             given = await read_body(request, OneSeed, self._largest)
-        results = await self._service.reset_batch({env_id: {"seed": given.seed, "extra_info": given.extra_info}})
+        results = await self._reset({env_id: {"seed": given.seed, "extra_info": given.extra_info}})
         observation, info = results[env_id]
         return _one(request, {"observation": observation, "info": info})
 

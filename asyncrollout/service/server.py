@@ -1,8 +1,7 @@
 """Environments for other processes and machines: an HTTP server with a pool behind it."""
 
-import ipaddress
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -18,12 +17,13 @@ from asyncrollout.logs import get_logger
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.redaction import hide, known_secrets
 from asyncrollout.registry import env_names
-from asyncrollout.service.access import Token, why_refused
+from asyncrollout.service.access import Token, foreign_host, host_of, is_this_machine, why_refused
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer
 from asyncrollout.service.channel import ServerChannel
-from asyncrollout.service.exchange import CLIENT_HEADER, PATH
+from asyncrollout.service.connections import KEEP_SECONDS, Connections
+from asyncrollout.service.exchange import CLIENT_HEADER, MOST_PARTS, PATH, without_folders
 from asyncrollout.service.routes import Routes
 from asyncrollout.service.sessions import Sessions
 from asyncrollout.service.underway import UnderWay
@@ -35,6 +35,7 @@ _LOOK_EVERY = 5.0  # seconds, at most, between two looks for idle envs
 _AWAY_SECONDS = 60.0  # for which the envs of a pool that lost its connection are kept
 _LEAVE_SECONDS = 1.0
 _MESSAGES_OF_A_PAST = 16  # that an env's past may be as long as
+_SPARE_CONNECTIONS = 64  # beside those of all requests and remote pools
 _HEALTH = "/health"
 
 
@@ -50,7 +51,8 @@ class Caps(msgspec.Struct, frozen=True):
 class EnvServer:
     """Serves envs of an open pool until it is left; then calls under way have `grace` seconds, and envs are closed.
 
-    Without `tokens`, only this machine may be listened to. `port=0` is any that is free; `url` tells which.
+    Without `tokens`, only this machine may be listened to, and only requests for a name of it, for `host` or for one
+    of `allow_hosts` are answered. `port=0` is any that is free; `url` tells which.
     """
 
     def __init__(
@@ -60,11 +62,12 @@ class EnvServer:
         port: int = 8200,
         *,
         tokens: Sequence[Token] = (),
+        allow_hosts: Iterable[str] = (),
         admission: Admission | None = None,
         caps: Caps = Caps(),  # noqa: B008 (frozen)
         grace: float = 10.0,
     ) -> None:
-        if not tokens and not _is_this_machine(host):
+        if not tokens and not is_this_machine(host):
             raise UsageError(
                 f"host={host!r} can be reached from other machines: give a token (--token, --token-file or "
                 "$ASYNCROLLOUT_TOKEN), or listen on 127.0.0.1"
@@ -74,13 +77,22 @@ class EnvServer:
             checks.seconds(name, value) if name == "idle_seconds" else checks.whole(name, value, 1)
         self._host, self._port = host, port
         self._tokens = tokens
+        self._allowed_hosts = {host_of(one) for one in (host, *allow_hosts)}
         self._admission = admission or Admission()
         self._caps = caps
         self._grace = grace
         self._pool = pool
         self._service = EnvService(max_workers=caps.envs, pool=pool)  # the pool has its own bound
         longest_past = _MESSAGES_OF_A_PAST * caps.body_bytes
-        self._sessions = Sessions(pool, self._admission, lambda: self._check_room(0), longest_past)
+        self._sessions = Sessions(
+            pool,
+            self._admission,
+            lambda: self._check_room(0),
+            longest_past,
+            at_once=caps.requests,
+            most_waiting=4 * caps.envs + MOST_PARTS,
+        )
+        self._connections = Connections(2 * caps.requests + _SPARE_CONNECTIONS)
         self._channels: dict[ServerChannel, web.Request] = {}
         self._background = Background()
         self._parts = AsyncExitStack()
@@ -112,18 +124,29 @@ class EnvServer:
 
     async def _listen(self) -> web.AppRunner:
         app = web.Application(client_max_size=self._caps.body_bytes, middlewares=[self._guarded])
-        routes = Routes(self._service, self._admission, self._reserve, self._caps.body_bytes)
+        routes = Routes(
+            self._service,
+            self._admission,
+            self._reserve,
+            self._shown,
+            largest_body=self._caps.body_bytes,
+            most_ids=4 * self._caps.envs + MOST_PARTS,
+        )
         app.add_routes([web.get(_HEALTH, self._health), web.get("/stats", self._stats), web.get(PATH, self._channel)])
         app.add_routes(routes.table())
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_LEAVE_SECONDS)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=_LEAVE_SECONDS,
+            keepalive_timeout=KEEP_SECONDS,
+        )
         await runner.setup()
         try:
-            site = web.TCPSite(runner, self._host, self._port, backlog=1024)
-            await site.start()
-        except (OSError, OverflowError) as error:
+            self._port = await self._connections.listen(runner, self._host, self._port)
+        except UsageError:
             await runner.cleanup()
-            raise UsageError(f"cannot listen on {self._host}:{self._port}: {error}") from error
-        self._port = runner.addresses[0][1]
+            raise
         return runner
 
     async def __aexit__(
@@ -144,6 +167,7 @@ class EnvServer:
             async with anyio.create_task_group() as tasks:
                 for channel in self._channels:
                     tasks.start_soon(channel.close, aiohttp.WSCloseCode.GOING_AWAY, "the server stops")
+        self._connections.stop()
         await runner.cleanup()
 
     def hurry(self) -> None:
@@ -157,6 +181,8 @@ class EnvServer:
             await anyio.sleep(min(_LOOK_EVERY, self._caps.idle_seconds))
             await self.close_idle(time.monotonic())
             await self.close_expired()
+            if closed := self._connections.close_silent(time.monotonic()):
+                log.info("silent_connections_closed", count=closed)
 
     async def close_idle(self, now: float) -> None:
         """Close the envs that, at this time of the monotonic clock, have not been used for too long."""
@@ -204,6 +230,12 @@ class EnvServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Who may ask, how many at a time; and whatever goes wrong has a status and a message."""
+        with self._connections.at_work(request):
+            return await self._answered(request, handler)
+
+    async def _answered(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         try:
             self._check_access(request)
             if self._stopping:
@@ -217,11 +249,11 @@ class EnvServer:
             with self._requests:
                 return await handler(request)
         except RefusedError as refused:
-            return self._refusal(request, refused.status, str(refused), refused.headers)
+            return self._refusal(request, refused.status, self._shown(str(refused)), refused.headers)
         except web.HTTPException as known:  # no such route or method
             return self._refusal(request, known.status, f"{request.method} {request.path[:200]}: {known.reason}")
         except UsageError as error:
-            return self._refusal(request, 400, str(error))
+            return self._refusal(request, 400, self._shown(str(error)))
         except Exception:
             log.exception("request_failed", path=self._hidden(request.path[:200]))
             return self._refusal(request, 500, "the server has a bug, and its log the traceback")
@@ -231,12 +263,20 @@ class EnvServer:
         log.info("request_refused", method=request.method, path=path, status=status, error=shown)
         return answer(request, {"error": shown}, status=status, headers=headers)
 
+    def _shown(self, text: str) -> str:
+        """An error's text without secrets, and without folders of this machine."""
+        return without_folders(self._hidden(text))
+
     def _hidden(self, text: str) -> str:
         return hide(text, [*(token.secret.decode() for token in self._tokens), *known_secrets()])
 
     def _check_access(self, request: web.Request) -> None:
-        if "Origin" in request.headers:  # a web page that somebody here looks at: no client of ours sends it
+        from_page = request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+        if "Origin" in request.headers or from_page:  # that somebody here looks at: no client of ours sends it
             raise RefusedError(403, "web pages may not use this server")
+        foreign = foreign_host(request.headers.getall("Host", []), self._allowed_hosts)
+        if foreign is not None and not self._tokens:  # any site may have its name lead to this machine
+            raise RefusedError(403, f"this is no server of {foreign!r:.100}: allow it with --allow-host")
         reason = self._refused(request) if request.path != _HEALTH else None
         if reason is not None:
             raise RefusedError(401, reason, **{"WWW-Authenticate": "Bearer"})
@@ -273,10 +313,3 @@ class EnvServer:
             return await channel.run(request)
         finally:
             del self._channels[channel]
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

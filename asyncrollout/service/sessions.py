@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,10 +11,9 @@ import anyio
 import msgspec
 from anyio.abc import TaskStatus
 
-from asyncrollout.errors import EnvCrashed, EnvError, RolloutError, UsageError
+from asyncrollout.errors import EnvCrashed, EnvError, PoolError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool import wire
-from asyncrollout.pool.failure import failure
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.past import Called, read_past
 from asyncrollout.pool.pool import EnvPool
@@ -35,10 +35,20 @@ _READS = (Op.RENDER, Op.SNAPSHOT)
 class Sessions:
     """All remote pools and their envs. `check_room` raises if no more env may be opened.
 
-    `longest_past` bounds the bytes of one env's past, which is put together here before it is replayed.
+    `longest_past` bounds the bytes of one env's past, which is put together here before it is replayed. At most
+    `at_once` calls are at work; others wait, and those beyond `most_waiting` are refused.
     """
 
-    def __init__(self, pool: EnvPool, admission: Admission, check_room: Callable[[], None], longest_past: int) -> None:
+    def __init__(
+        self,
+        pool: EnvPool,
+        admission: Admission,
+        check_room: Callable[[], None],
+        longest_past: int,
+        *,
+        at_once: int,
+        most_waiting: int,
+    ) -> None:
         self.clients: dict[str, Client] = {}
         self.calls = 0
         self.under_way = UnderWay()
@@ -47,6 +57,9 @@ class Sessions:
         self._check_room = check_room
         self._longest_past = longest_past
         self._background = Background(self._give_up)
+        self._at_once = at_once
+        self._most_waiting = most_waiting
+        self._slots = asyncio.Semaphore(at_once)  # anyio's yields to the event loop at each acquisition
         self._tasks = asyncio.TaskGroup()  # measured: a third of the cost of anyio's, and `_answer` never fails
         self._closing = anyio.Event()
         self._running: set[asyncio.Task[None]] = set()
@@ -100,10 +113,14 @@ class Sessions:
             self._close_others(client, call)
             return
         session = client.sessions.get(call.env)
+        if session is None and call.op != Op.OPEN:
+            client.tell(Answer(call.env, call.number, gone=True))
+            return
+        if len(self._running) >= self._at_once + self._most_waiting and call.op != Op.CLOSE:
+            told = f"{len(self._running)} calls are under way, which is all that this server takes at a time"
+            client.tell(Answer(call.env, call.number, failure=as_failure(PoolError(told))))
+            return
         if session is None:
-            if call.op != Op.OPEN:
-                client.tell(Answer(call.env, call.number, gone=True))
-                return
             session = client.sessions[call.env] = Session()
         if call.number <= session.number:
             if session.answer is not None and session.answer.number == call.number:
@@ -133,15 +150,16 @@ class Sessions:
                 most = _MOST_WAITING + (call.op == Op.CLOSE)  # which nobody asks again
                 if session.waiting - session.reads > most or session.reads > _MOST_READS:
                     raise UsageError("it is still at work on earlier calls")
-                async with session.turn:
+                async with session.turn, self._slot(call):
                     if call.op in _READS and call.number != session.number:
                         raise UsageError("nobody waits for it any more")
                     answer = await self._made(session, call)
         except RolloutError as error:
             answer = Answer(call.env, call.number, failure=as_failure(error))
-        except Exception as error:
+        except Exception:
             log.exception("call_failed", op=call.op)
-            answer = Answer(call.env, call.number, failure=failure(error))
+            bug = PoolError("the server has a bug, and its log the traceback")
+            answer = Answer(call.env, call.number, failure=as_failure(bug))
         finally:
             session.waiting -= 1
             session.reads -= call.op in _READS
@@ -154,6 +172,10 @@ class Sessions:
         if session.number == call.number:
             session.answer = answer
         client.tell(answer)
+
+    def _slot(self, call: Call) -> AbstractAsyncContextManager[Any]:
+        """A place among the calls at work; an env is closed whether or not there is one."""
+        return nullcontext() if call.op == Op.CLOSE else self._slots
 
     async def _made(self, session: Session, call: Call) -> Answer:
         began = time.monotonic()
