@@ -88,8 +88,9 @@ def _config(env: str | None, policy: schema.Policy, batches: int, *, asks_model:
         keep=None if asks_model else schema.RewardVaries(),
         limits=Limits(turns=4 if asks_model else 12, invalid=2 if asks_model else 3),
         on_exhausted="fill",
-        max_in_flight=9 if asks_model else 256,
-        record=schema.Record(every=1 if asks_model else 4, keep="extremes", overlay=True),
+        max_in_flight=9 if asks_model else 128,
+        # So few of the groups in flight are filmed that their encoders never run out.
+        record=schema.Record(every=1 if asks_model else 8, keep="extremes", overlay=True),
     )
 
 
