@@ -68,7 +68,7 @@ async def demo(
 
 def _policy(base_url: str | None, model: str | None, *, local: bool) -> schema.Policy:
     if base_url is not None and model is not None:
-        return schema.OpenAI(base_url=base_url, model=model)
+        return schema.OpenAI(base_url=base_url, model=model, logprobs=False)  # which not every server gives
     if local:
         return schema.Local(logprobs=False)
     return schema.Solver(error_rate=0.15, latency=0.3)
