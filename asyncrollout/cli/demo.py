@@ -62,7 +62,7 @@ async def demo(
             code = await play(config, directory, resume=False, output=output, on_batch=show)
         finished = next((read_head(line).uid for line in whole_lines(directory / TRAJECTORIES)), None)
     if finished is not None:
-        output.say(f"\nLook at an episode, turn by turn:  {program()} replay {directory} {finished}")
+        output.say(f"\nLook at an episode, turn by turn:\n  {program()} replay {directory} {finished}")
     return code
 
 
