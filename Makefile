@@ -37,7 +37,7 @@ demo: $(INSTALLED)  ## several environments in one run, live; no server, GPU or 
 demo-llm: local-llm  ## the same with a small language model on this machine, in about two minutes
 	$(BIN)/python -m asyncrollout demo --local
 
-test: $(INSTALLED) lint types layers  ## lint, types, layers and every test
+test: $(INSTALLED) lint types layers  ## lint, types, layers and all tests but the slow ones
 	$(BIN)/python -m pytest -m 'not slow'
 
 test-slow: $(INSTALLED)  ## soak and chaos tests in their full form

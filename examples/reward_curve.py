@@ -37,6 +37,7 @@ def report(rewards: Sequence[float], title: str, path: Path) -> None:
     """How far the mean reward of a step rose, in words and as a picture."""
     few = max(len(rewards) // 4, 1)
     first, last = np.mean(rewards[:few]), np.mean(rewards[-few:])
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode_png(draw_curve(rewards, f"{title} - mean reward")))
     print(f"mean reward: {first:.3f} in the first {few} steps, {last:.3f} in the last; wrote {path}")
 

@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("curve.png"))
+    parser.add_argument("--out", type=Path, default=Path("runs/curve.png"))
     told = parser.parse_args()
     rewards = anyio.run(train, told.steps, told.seed)
     report(rewards, "GiGPO - sokoban", told.out)

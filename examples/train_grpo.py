@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--env", choices=SETTINGS, default="bandit")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("curve.png"))
+    parser.add_argument("--out", type=Path, default=Path("runs/curve.png"))
     told = parser.parse_args()
     rewards = anyio.run(train, told.env, told.steps, told.seed)
     report(rewards, f"GRPO - {told.env}", told.out)

@@ -278,9 +278,10 @@ def test_nobody_reads_what_a_task_group_writes() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has such a device")
-def test_a_full_disk_under_stdout_is_told() -> None:
+@pytest.mark.parametrize("tokens", [["envs", "--json"], ["envs"], ["--help"], ["eval", "--help"], ["--version"]])
+def test_a_full_disk_under_stdout_is_told(tokens: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-m", "asyncrollout", "envs", "--json"]
+        command = [sys.executable, "-m", "asyncrollout", *tokens]
         ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LONGEST, check=False)
     assert (ran.returncode, ran.stderr) == (1, "asyncrollout: stdout cannot be written to: No space left on device\n")
 
@@ -348,15 +349,22 @@ def test_envs_lists_all_that_is_installed() -> None:
     table = run("envs").stdout
     assert all(name in table for name in shipped)
     assert max(map(len, table.splitlines())) <= 80
+    page = (ROOT / "docs" / "command_line.md").read_text()
+    documented = page.partition("$ asyncrollout envs\n")[2].partition("```")[0]
+    assert [line.split()[0] for line in documented.splitlines()[1:] if line[:1].strip()][: len(offered)] == sorted(
+        offered
+    )
 
 
 def test_envs_tells_which_package_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    monkeypatch.setitem(sys.modules, "mujoco", None)
     assert main(["envs", "--json"]) == 0
     missing = {card["name"]: card["missing"] for card in records(capsys.readouterr().out)}
     assert missing["reasoning_gym"] == "pip install 'asyncrollout[reasoning-gym]'"
+    assert missing["AntDir-v0"] == missing["HalfCheetahVel-v0"] == "pip install 'asyncrollout[mujoco]'"
     assert missing["sokoban"] == ""
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import IO, cast
 
 import anyio
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,6 +141,19 @@ def test_the_table_keeps_its_size_and_its_numbers_their_places(width: int) -> No
     for row, name in ((2, "done"), (2, "kept"), (3, "buffered"), (5, "env"), (6, "p95"), (10, "success")):
         assert early[row].find(name) == late[row].find(name)
         assert name in late[row] or width < 60
+
+
+def test_no_number_is_cut_or_runs_into_another_at_any_width() -> None:
+    figures = msgspec.structs.replace(
+        LATE, policy_seconds=Durations(9, 0.793, 0.793, 0.793), env_seconds=Durations(9, 0.793, 0.793, 0.793)
+    )
+    cell = re.compile(r"(\S+ (?:ms|us|s)) p(50|95)(\S*)")
+    for width in range(20, 201):
+        rows = drawn(figures, width)
+        assert {cell_len(row) for row in rows} == {min(width, 100)}
+        for row in rows[6:8]:  # latencies
+            assert all(found.group(1, 3) == ("793 ms", "") for found in cell.finditer(row)), row
+            assert width < 30 or cell.search(row)
 
 
 @pytest.mark.parametrize("width", [width for width in WIDTHS if width >= 60])

@@ -20,6 +20,7 @@ from asyncrollout.comparison import pass_at
 from asyncrollout.journal.events import Began, Dispatched, Evaluated, Evaluating, Finished
 from asyncrollout.report.page import write_report
 from asyncrollout.report.sides import decide, read_side
+from asyncrollout.viewer.shelf import standing
 from tests.llm_faults import Hold, Reply
 from tests.llm_server import llm_server
 from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run
@@ -78,12 +79,12 @@ async def test_killed_and_stopped_an_evaluation_asks_nothing_twice(tmp_path: Pat
 
         flags = ["--env", "bandit", "--base-url", server.url, "--model", "m", "-n", "4", "-k", "2", "--max-turns", "1"]
         with launched(tmp_path, "eval", *flags, "--run-dir", "runs/parts", "--max-in-flight", "2") as process:
-            await server.until(lambda: replied() == answered and asked() == answered + 1)
+            await server.until(lambda: replied() == answered and asked() == answered + 2)
             process.kill()
             await anyio.to_thread.run_sync(process.wait)
         lost = answered - (run / "journal.jsonl").read_text().count('"event":"turn"')
         with launched(tmp_path, "resume", "runs/parts") as process:
-            await server.until(lambda: asked() > answered + 1)
+            await server.until(lambda: asked() > answered + 2)
             assert process.stderr is not None
             process.send_signal(signal.SIGINT)
             assert "stopping" in await anyio.to_thread.run_sync(process.stderr.readline)
@@ -198,12 +199,14 @@ def test_report_and_figures_of_an_evaluation_agree(tmp_path: Path) -> None:
     assert (tiles["Reward"], tiles["Tasks"], tiles["Rollouts"]) == (scores.reward.mean, 3, 6)
     assert written.totals.reward == scores.reward
     assert "Complete: all 3 tasks" in summary["state"]
+    assert standing("run", run).state == "complete"
 
 
 def test_groups_of_which_some_members_play_do_not_count(tmp_path: Path) -> None:
     groups = [group_of_rewards("eval0-g0", [0.0, 1.0], keep=None), group_of_rewards("eval0-g1", [1.0], keep=None)]
     run = evaluation_of(tmp_path / "run", *groups, complete=False)
     assert read_evaluated(run, 3).scores[0].tasks == 1
+    assert standing("run", run).state != "complete"
     assert "1 of 3 tasks are over" in data_of(write_report(run).path, "summary")["state"]
 
 

@@ -123,7 +123,8 @@ def test_name_in_use_is_refused_and_a_free_one_is_found(tmp_path: Path) -> None:
     before = (tmp_path / "runs" / "mine" / "journal.jsonl").read_bytes()
     again = call(tmp_path, "run", config, "name=mine")
     assert again.returncode == 2
-    assert "runs/mine is in use: go on with it by `asyncrollout resume runs/mine`, or give another" in again.stderr
+    assert "runs/mine exists: a run that finished at 20" in again.stderr
+    assert "`asyncrollout report runs/mine`; for a new run, choose another name (name=...)" in again.stderr
     assert (tmp_path / "runs" / "mine" / "journal.jsonl").read_bytes() == before
     complete = call(tmp_path, "resume", "runs/mine")
     assert (complete.returncode, complete.stdout) == (0, "runs/mine is complete: all its 3 batches are there\n")
@@ -345,6 +346,7 @@ def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
     assert "Running runs/demo-1" in done.stdout
     assert "demo-1: done" in done.stdout
     assert "asyncrollout replay runs/demo-1 g" in done.stdout
+    assert "warning" not in done.stderr
     videos = [*(tmp_path / "runs" / "demo-1" / "videos").iterdir()]
     assert f"videos    {len(videos)}, in runs/demo-1/videos" in done.stdout
     assert videos

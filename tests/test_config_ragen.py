@@ -355,6 +355,11 @@ def test_what_became_of_the_keys_is_logged() -> None:
     assert event["unused"] == ["trainer: not used"]
 
 
+def test_a_misspelt_key_of_a_part_that_is_used_names_the_right_one() -> None:
+    translated = translate({"agent_proxy": {"max_turns": 3}})
+    assert translated.notes == [Note("agent_proxy.max_turns", why="not used: did you mean 'agent_proxy.max_turn'?")]
+
+
 def test_values_are_left_as_they_are() -> None:
     values = {"env": [{"env": "bandit"}], "es_manager": {"format_penalty": -0.1}}
     translated = translate(values)

@@ -84,6 +84,26 @@ async def test_rollouts_of_an_evaluation_are_not_shown_as_waiting() -> None:
         tasks.cancel_scope.cancel()
 
 
+async def test_slow_members_leave_no_place_empty() -> None:
+    go, waiting = anyio.Event(), set[str]()
+
+    async def reply(request: Request) -> str:
+        if request.session.endswith(".1"):
+            waiting.add(request.session)
+            await go.wait()
+        return "go 9"
+
+    async with rollouts(ScriptedPolicy(reply), max_in_flight=8) as source, anyio.create_task_group() as tasks:
+
+        async def evaluate() -> None:
+            await source.evaluate(6, k=2)
+
+        tasks.start_soon(evaluate)
+        await all_tasks_blocked()
+        assert sorted(waiting) == [f"eval0-g{group}.1" for group in range(4)]
+        go.set()
+
+
 @pytest.mark.parametrize(
     "agent",
     [

@@ -133,20 +133,22 @@ async def test_calls_that_are_too_many_are_refused() -> None:
         def leave(self) -> None:
             raise AssertionError
 
-    async with EnvPool(backend="inline") as pool:
-        async with Sessions(pool, Admission(), lambda: None, 1000, at_once=1, most_waiting=1) as sessions:
-            heard = Heard()
-            client = sessions.attach("0" * 32, heard)
-            for env in range(4):
-                sessions.begin(client, Call(env, 1, Op.OPEN, encode(["counter", {}])))
-            assert [(answer.env, "2 calls are under way" in str(answer.failure)) for answer in heard.answers] == [
-                (2, True),
-                (3, True),
-            ]
-            with anyio.fail_after(PATIENCE):
-                while len(heard.answers) < 4:
-                    await anyio.lowlevel.checkpoint()
-            assert sorted(client.sessions) == [0, 1]
+    async with (
+        EnvPool(backend="inline") as pool,
+        Sessions(pool, Admission(), lambda: None, 1000, at_once=1, most_waiting=1) as sessions,
+    ):
+        heard = Heard()
+        client = sessions.attach("0" * 32, heard)
+        for env in range(4):
+            sessions.begin(client, Call(env, 1, Op.OPEN, encode(["counter", {}])))
+        assert [(answer.env, "2 calls are under way" in str(answer.failure)) for answer in heard.answers] == [
+            (2, True),
+            (3, True),
+        ]
+        with anyio.fail_after(PATIENCE):
+            while len(heard.answers) < 4:
+                await anyio.lowlevel.checkpoint()
+        assert sorted(client.sessions) == [0, 1]
 
 
 async def test_a_body_of_many_envs_is_refused() -> None:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -246,9 +247,9 @@ class Output(msgspec.Struct, frozen=True):
             from rich.console import Console  # noqa: PLC0415 (a tenth of a second)
 
             console = Console()
-            with console.capture() as drawn:
+            with _stdout(), console.capture() as drawn:
                 console.print(result)
-            _write(drawn.get().rstrip("\n"))
+            _write("\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n")))
 
     def warn(self, text: str) -> None:
         """What must be known, on stderr."""
@@ -295,8 +296,15 @@ class _StdoutLost(Exception):  # noqa: N818 (no error if the reader has had enou
 
 def _write(text: str) -> None:
     """A text on lines of its own, at once: whoever reads them may wait for them."""
-    try:
+    with _stdout():
         print(text, flush=True)
+
+
+@contextmanager
+def _stdout() -> Iterator[None]:
+    """Whatever cannot be written here is lost for good."""
+    try:
+        yield
     except OSError as error:
         raise _StdoutLost(error.strerror) from error
 
@@ -329,6 +337,10 @@ def _called(tokens: Sequence[str]) -> int:
     except KeyboardInterrupt:
         _complain("stopped")
         return STOPPED
+    except OSError as error:
+        if any(frame.name == _launch.__name__ for frame in traceback.extract_tb(error.__traceback__)):
+            raise
+        raise _StdoutLost(error.strerror) from error  # no command was launched: this is help, or the version
     return int(code or DONE)
 
 
@@ -364,7 +376,9 @@ def _launch(
 def _finished(command: Callable[..., Any], bound: inspect.BoundArguments, output: Output) -> int | None:
     """What the command returns; an async one runs on uvloop, where there is one."""
     if command.__module__.startswith("cyclopts."):  # help and version log nothing
-        command(*bound.args, **bound.kwargs)
+        with _stdout():
+            command(*bound.args, **bound.kwargs)
+            sys.stdout.flush()
         return DONE
     import asyncio  # noqa: PLC0415 (these two cost more than help does)
 

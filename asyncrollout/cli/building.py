@@ -76,7 +76,8 @@ async def open_rollouts(
             **{name: getattr(config, name) for name in _AS_THEY_ARE},
             max_in_flight=config.max_in_flight * (1 if config.evaluate is None else 2),  # evaluations have half
         ) as rollouts:
-            rollouts.expect(config.batches, config.groups)
+            if config.evaluate is None:
+                rollouts.expect(config.batches, config.groups)
             yield rollouts
 
 

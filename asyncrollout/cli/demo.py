@@ -62,13 +62,13 @@ async def demo(
             code = await play(config, directory, resume=False, output=output, on_batch=show)
         finished = next((read_head(line).uid for line in whole_lines(directory / TRAJECTORIES)), None)
     if finished is not None:
-        output.say(f"\nLook at an episode, turn by turn:  {program()} replay {directory} {finished}")
+        output.say(f"\nLook at an episode, turn by turn:\n  {program()} replay {directory} {finished}")
     return code
 
 
 def _policy(base_url: str | None, model: str | None, *, local: bool) -> schema.Policy:
     if base_url is not None and model is not None:
-        return schema.OpenAI(base_url=base_url, model=model)
+        return schema.OpenAI(base_url=base_url, model=model, logprobs=False)  # which not every server gives
     if local:
         return schema.Local(logprobs=False)
     return schema.Solver(error_rate=0.15, latency=0.3)
@@ -88,8 +88,9 @@ def _config(env: str | None, policy: schema.Policy, batches: int, *, asks_model:
         keep=None if asks_model else schema.RewardVaries(),
         limits=Limits(turns=4 if asks_model else 12, invalid=2 if asks_model else 3),
         on_exhausted="fill",
-        max_in_flight=9 if asks_model else 256,
-        record=schema.Record(every=1 if asks_model else 4, keep="extremes", overlay=True),
+        max_in_flight=9 if asks_model else 128,
+        # So few of the groups in flight are filmed that their encoders never run out.
+        record=schema.Record(every=1 if asks_model else 8, keep="extremes", overlay=True),
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.lines import whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
 from asyncrollout.redaction import hide_in_document, known_secrets
+from asyncrollout.report.history import History, read_history
 from asyncrollout.rollouts.durable import MANIFEST
 
 GIVEN = "config.yaml"
@@ -30,9 +32,27 @@ def new_directory(runs: Path, name: str | None, fallback: str) -> Iterator[Path]
         raise UsageError(f"{directory} exists, and holds no run: choose another name")
     with claimed(directory):
         if has_played(directory):
-            go_on = f"go on with it by `asyncrollout resume {directory}`"
-            raise UsageError(f"{directory} is in use: {go_on}, or give another name (name=...)")
+            raise UsageError(_taken(directory))
         yield directory
+
+
+def _taken(directory: Path) -> str:
+    """Why the name of a run cannot be had again, and what to do."""
+    history = read_history(directory)
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(history.last))
+    other = "choose another name (name=...), or leave it out for a numbered one"
+    if _is_complete(directory, history):
+        look = f"asyncrollout report {directory}"
+        return f"{directory} exists: a run that finished at {when}. To look at it: `{look}`; for a new run, {other}"
+    go_on = f"asyncrollout resume {directory}"
+    return f"{directory} exists: a run that stopped at {when}. To resume it: `{go_on}`; for a new run, {other}"
+
+
+def _is_complete(directory: Path, history: History) -> bool:
+    config = read_back(directory)
+    if config.evaluate is not None:
+        return history.last_evaluation is not None and history.last_evaluation.is_complete
+    return len(history.batches) >= config.batches
 
 
 @contextmanager

@@ -38,6 +38,12 @@ _MOST_UNSENT = 262_144  # bytes
 _WIDEST = 100
 _NARROWEST_BAR = 8
 _COLOURS = {"up": "green", "down": "red"}
+_FILL_THEIR_PLACE = (
+    "p95",
+    "recent",
+    "success",
+    "keep rate",
+)  # as wide as NUMBER; counts are not
 
 Cell = tuple[str, str] | tuple[str, str, str]
 """A number, what it is a number of, and a colour if it asks for attention."""
@@ -256,9 +262,12 @@ def _lines(f: Figures, width: int, *, ascii_only: bool) -> Iterable[Text]:
     each = (width - LABEL) // 3
     for label, cells in rows:
         text = Text(label.ljust(LABEL), style="dim", no_wrap=True, overflow="ellipsis")
-        for value, name, *colour in cells:
+        gap = " " if any(name in _FILL_THEIR_PLACE for _, name, *_ in cells[1:]) else ""
+        for place, (value, name, *colour) in enumerate(cells):
+            if place and len(text) + NUMBER + 1 + len(name) > width:
+                break  # half a number would be another one
             text.append(value.rjust(NUMBER), style=" ".join(["not dim", *colour]))
-            text.append(f" {name}".ljust(each - NUMBER))
+            text.append(f" {name}{gap}".ljust(each - NUMBER))
         text.rstrip()
         yield text
 

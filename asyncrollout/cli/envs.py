@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 # Actions, the task in a line, and if the env needs a package beside ours, that and how to get it. All else tells it
 # in its docstring.
 _REASONING = "reasoning_gym", "pip install 'asyncrollout[reasoning-gym]'"
+_MUJOCO = "mujoco", "pip install 'asyncrollout[mujoco]'"
 _OMNIGIBSON = "omnigibson", "pip install omnigibson"
-_SHIPPED = {
-    "AntDir-v0": ("8 torques", "run in a direction that only the reward tells", "mujoco"),
-    "HalfCheetahVel-v0": ("6 torques", "run at a speed that only the reward tells", "mujoco"),
+_SHIPPED: dict[str, tuple[str, str, tuple[str, str] | None]] = {
+    "AntDir-v0": ("8 torques", "run in a direction that only the reward tells", _MUJOCO),
+    "HalfCheetahVel-v0": ("6 torques", "run at a speed that only the reward tells", _MUJOCO),
     "PointRobot-v0": ("a step in the plane", "walk to a goal that only the reward tells", None),
     "PointRobotSparse-v0": ("a step in the plane", "find a goal that pays only where it is reached", None),
     "bandit": ("an arm's name", "choose the arm that pays more in the mean", None),

@@ -73,6 +73,7 @@ class _Summary:
 
 def _rows(f: Figures, totals: Totals | None, *, ascii_only: bool) -> list[tuple[str, str]]:
     llm, env = (", ".join(map(" ".join, percentiles(taken))) for taken in (f.policy_seconds, f.env_seconds))
+    tokens = f"{count(f.tokens)}, {rate(f.tokens / max(f.seconds, 1e-9))} a second"
     wanted = "" if f.wanted_batches is None else f" of {f.wanted_batches}"
     between = "" if totals is None or totals.reward.low is None else f" [{interval(totals.reward)}]"
     passed = ("success", share(f.success_rate)) if totals is None else ("pass@1", as_share(totals.pass_rate))
@@ -83,7 +84,7 @@ def _rows(f: Figures, totals: Totals | None, *, ascii_only: bool) -> list[tuple[
         ("groups", f"{f.groups} played, {f.kept} kept, {f.delivered} delivered"),
         ("dropped", " ".join(counts(f.dropped))),
         ("rollouts", f"{f.rollouts}, with {count(f.turns)} turns; {count(f.invalid)} replies invalid"),
-        ("tokens", f"{count(f.tokens)}, {rate(f.tokens / max(f.seconds, 1e-9))} a second"),
+        ("tokens", tokens if f.tokens else "none counted"),
         ("LLM", f"{llm}, {f.retries} retries"),
         ("env", f"{env}, {f.restarts} workers restarted"),
         ("reward", f"{number(f.reward_mean)}{between} mean, {number(f.reward_recent)} recent{trend}"),

@@ -25,11 +25,12 @@ _WITHOUT_POINT = re.compile(r"([-+]?\d+)(e[-+]?\d+)", re.IGNORECASE)
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong at a path; `names_key` if the text says of which key it is."""
+    """What is wrong at a path; `names_key` if the text says of which key it is, `beside` another that it names."""
 
     path: Path
     text: str
     names_key: bool = False
+    beside: Path = ()
 
 
 class Checker:

@@ -1,7 +1,7 @@
 """Keys of another system, taken one by one, and put in as ours."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -61,7 +61,7 @@ class Exchange:
         if name in here and here[name] != value:
             other = shown(self.origins.get(path, path))
             told = f"found {found(value)}, but {other} means the same, and is {found(here[name])}: give one of them"
-            self.problems.append(Problem(source, told))
+            self.problems.append(Problem(source, told, beside=self.origins.get(path, path)))
             return
         here[name] = value
         self.origins[path] = source
@@ -77,10 +77,10 @@ class Exchange:
         if self.take(path) is not None:
             self.note(path, why=why)
 
-    def ignored(self) -> Iterator[Path]:
-        """What nobody took; a whole part of theirs is one key."""
+    def ignored(self, used: Collection[str | int]) -> Iterator[Path]:
+        """What nobody took; a whole part of theirs is one key, unless it is `used` for something."""
         for name, value in self._theirs.items():
-            if any(path[0] == name for path in self._taken):
+            if name in used or any(path[0] == name for path in self._taken):
                 yield from (path for path in _leaves(value, (name,)) if not self._is_taken(path))
             else:
                 yield (name,)

@@ -32,7 +32,8 @@ def undotted(document: Document, where: str) -> Document:
         path, value = _put(rest, parts, document.value[key], f"{where}, {place}")
         moved = {(*path, *old[1:]): there for old, there in document.places.items() if old[0:1] == (key,)}
         kept = {old: there for old, there in document.places.items() if old[0:1] != (key,)}
-        document = Document(value, {**kept, **moved})
+        around = {path[:depth]: document.places[key,] for depth in range(1, len(path))}
+        document = Document(value, {**around, **kept, **moved})
     return document
 
 

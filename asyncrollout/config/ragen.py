@@ -37,6 +37,7 @@ _OF_EVERY_ENV: dict[Path, str] = {
     ("agent_proxy", "max_actions_per_turn"): "max_actions_per_turn",
     ("agent_proxy", "action_sep"): "separator",
 }
+_MAPPED = (*_RENAMED, *_OF_EVERY_ENV, _TAGS, _N_GROUPS, _ENABLE, _BUDGET)
 _ADVANTAGES = {"grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_pp", "gigpo": "gigpo"}
 _FILTER_KEYS = ("strategy", "value", "metric", "include_zero", "selection_eps", "top_p_prob_mode", "ratio", "type")
 _LARGEST, _SMALLEST = ("largest", "std"), ("smallest", "std_rev")
@@ -79,7 +80,7 @@ def translate(values: dict[Any, Any]) -> Translation:
     _map_advantage(keys)
     keys.ignore(("es_manager", "val"), "a run has no validation")
     keys.ignore(("seed", "val"), "a run has no validation")
-    for path in keys.ignored():
+    for path in keys.ignored({path[0] for path in _MAPPED}):
         keys.note(path, why=f"not used{_meant(path)}")
     return Translation(keys.ours, keys.notes, keys.origins, keys.problems)
 
@@ -212,7 +213,11 @@ def _map_ranking(keys: Exchange) -> None:
     """RAGEN's filter of a whole batch, of its older or its newer form."""
     given = {name: keys.take((*_ROLLOUT, f"rollout_filter_{name}")) for name in _FILTER_KEYS}
     if given["strategy"] is not None or given["value"] is not None:
-        keep = {"name": given["strategy"] or "top_p", "softmax": given["top_p_prob_mode"] == "softmax"}
+        keep = {"name": given["strategy"] or "top_p"}
+        if keep["name"] == "top_p":
+            keep["softmax"] = given["top_p_prob_mode"] == "softmax"
+        elif given["top_p_prob_mode"] is not None:
+            keys.note((*_ROLLOUT, "rollout_filter_top_p_prob_mode"), why="it is of the strategy top_p")
         same = ("value", "metric", "include_zero", "selection_eps")
         keep |= {name: given[name] for name in same if given[name] is not None}
     elif given["ratio"] not in (None, 1):
@@ -238,9 +243,8 @@ def _map_advantage(keys: Exchange) -> None:
 
 
 def _meant(path: Path) -> str:
-    known = [shown(each) for each in (*_RENAMED, *_OF_EVERY_ENV, _TAGS, _N_GROUPS, _ENABLE, _BUDGET)]
-    close = difflib.get_close_matches(shown(path), known, n=1, cutoff=0.9)
-    return f": did you mean {close[0]!r}?" if close else ""
+    close = difflib.get_close_matches(shown(path), map(shown, _MAPPED), n=1, cutoff=0.9)
+    return f": did you mean {close[0]!r}?" if close and path not in _MAPPED else ""
 
 
 def _is_count(value: Any) -> bool:

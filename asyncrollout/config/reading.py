@@ -178,8 +178,14 @@ def _line(problem: Problem, places: dict[Path, Place], origins: dict[Path, Path]
     source = _source(problem.path, origins)
     ours = "" if source == problem.path else f" (as {shown(problem.path)})"
     key = "" if problem.names_key or not source else f"{shown(source)}{ours}: "
-    place = next((places[source[:end]] for end in range(len(source), 0, -1) if source[:end] in places), None)
-    return f"{'' if place is None else f'{place.where}: '}{key}{problem.text}"
+    place, other = _place(source, places), _place(problem.beside, places)
+    beside = "" if other is None else f" ({shown(problem.beside)} is from {other.where})"
+    return f"{'' if place is None else f'{place.where}: '}{key}{problem.text}{beside}"
+
+
+def _place(path: Path, places: dict[Path, Place]) -> Place | None:
+    """Where a value was written, or else what it is in."""
+    return next((places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in places), None)
 
 
 def _source(path: Path, origins: dict[Path, Path]) -> Path:

@@ -158,7 +158,6 @@ class Ranked(Filter, frozen=True):
     metric: Literal["reward_variance", "reward", "reward_sum"] = "reward_variance"
     largest: bool = True
     include_zero: bool = True
-    softmax: bool = False
     selection_eps: Amount = 0.01
 
     @property
@@ -168,7 +167,7 @@ class Ranked(Filter, frozen=True):
 
 
 class TopP(Ranked, frozen=True, tag="top_p"):
-    pass
+    softmax: bool = False
 
 
 class TopK(Ranked, frozen=True, tag="top_k"):

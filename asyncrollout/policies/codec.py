@@ -167,7 +167,10 @@ def _tokens(
         told = [Token(number or 0.0, token=name) for number, name in zip(given.token_logprobs, names, strict=False)]
     if not told:
         if message.content:
-            raise malformed("logprobs were asked for, and it has none", content)
+            raise malformed(
+                "logprobs were asked for, and it has none: do without, by logprobs=False (policy.logprobs: false)",
+                content,
+            )
         return ([], []) if choice.ids == [] else (None, None)
     numbers = [token.logprob for token in told]
     if not all(number <= 1e-6 for number in numbers):
@@ -255,4 +258,7 @@ def _only_text(request: Request) -> str:
     texts = [message.get("content") for message in request.messages]
     if len(texts) == 1 and isinstance(texts[0], str):
         return texts[0]
-    raise UsageError("mode='completions' takes Request(prompt_ids=[...]), or one message with a text")
+    raise UsageError(
+        "mode='completions' takes Request(prompt_ids=[...]), or one message with a text: let the agent send "
+        "no more than that, by history=0 and system_prompt='' (agent.history: 0 and agent.system_prompt: '')"
+    )

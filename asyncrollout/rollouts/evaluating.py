@@ -47,9 +47,10 @@ class Evaluator:
     ) -> Evaluation:
         """Each task once, by `play`, which gives a group of `k`; their ids begin with the name.
 
-        As many groups are under way as may play at once; several evaluations share the places of their rollouts.
+        Rollouts take their places in the order of the tasks, so that a group's last ones leave none of them empty;
+        several evaluations share the places.
         """
-        at_once = anyio.CapacityLimiter(max(self._most_in_flight // k, 1))
+        at_once = anyio.CapacityLimiter(self._most_in_flight)
         groups: dict[int, Group] = {}
 
         async def play_one(draw: Draw) -> None:

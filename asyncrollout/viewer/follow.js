@@ -37,7 +37,9 @@ const isReading = () => dialog.open || ["SELECT", "INPUT"].includes(document.act
 
 function tell({ state, figures }) {
   const wanted = figures.wanted_batches === undefined ? "" : ` of ${figures.wanted_batches}`;
-  const parts = [state, `${figures.batches ?? 0}${wanted} batches`];
+  const evaluates = !figures.groups && figures.evaluated_rollouts > 0;
+  const done = evaluates ? `${figures.evaluated_rollouts} rollouts evaluated` : `${figures.batches ?? 0}${wanted} batches`;
+  const parts = [state, done];
   if (figures.reward_recent !== undefined) parts.push(`recent reward ${shown(figures.reward_recent, "number")}`);
   if (state === "playing") parts.push(`${shown(Math.round(figures.turns_per_second ?? 0), "count")} turns/s`);
   live.textContent = `Now: ${parts.join(" · ")}`;

@@ -25,10 +25,11 @@ function runRow({ name, state, envs, began, figures }) {
   const link = el("a", { href: `runs/${encodeURIComponent(name)}/` }, name);
   const errors = Object.entries(figures).filter(([figure]) => figure.startsWith("errors/"));
   const wanted = figures.wanted_batches === undefined ? "" : ` of ${figures.wanted_batches}`;
+  const evaluates = !figures.groups && figures.evaluated_rollouts > 0;
   return row([
     box, link, el("span", { class: `state ${state}` }, state), envs.join(", "),
-    began === null ? "–" : new Date(began * 1000).toLocaleString(), `${figures.batches ?? 0}${wanted}`,
-    figures.reward_mean, figures.success_rate, figures.rollouts, errors.reduce((sum, [, count]) => sum + count, 0),
+    began === null ? "–" : new Date(began * 1000).toLocaleString(), evaluates ? "evaluation" : `${figures.batches ?? 0}${wanted}`,
+    figures.reward_mean, figures.success_rate, evaluates ? figures.evaluated_rollouts : figures.rollouts, errors.reduce((sum, [, count]) => sum + count, 0),
     state === "playing" ? figures.turns_per_second : null,
   ], COLUMNS);
 }

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from asyncrollout.errors import RolloutError, UsageError
-from asyncrollout.journal.events import Began, decode
+from asyncrollout.journal.events import Began, Evaluated, decode
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.metrics import METRICS
 from asyncrollout.report.readable import shown_path
@@ -18,6 +18,7 @@ from asyncrollout.report.readable import shown_path
 State = Literal["playing", "complete", "stopped"]
 
 _TAIL = 64 * 1024  # bytes at the end of the metrics; a line of them has about one thousand
+_LAST_LINE = 4096  # more than the end of an evaluation has
 _LONGEST_HEAD = 1024 * 1024
 _QUIET_AFTER = 10.0  # seconds; a run that is played writes its metrics every two
 
@@ -71,6 +72,8 @@ def standing(name: str, directory: Path) -> Standing:
     wanted = figures.get("wanted_batches")
     if wanted is not None and figures.get("batches", 0) >= wanted:
         state: State = "complete"
+    elif not figures.get("groups") and _ends_evaluated(directory / JOURNAL):
+        state = "complete"
     else:
         state = "playing" if time.time() - changed < _QUIET_AFTER else "stopped"
     return Standing(name, state, envs, began, changed, figures)
@@ -129,6 +132,17 @@ def _head(journal: Path) -> tuple[float | None, list[str]]:
         return None, []
     envs = first.given.get("envs")
     return first.at, [str(tag) for tag in envs] if isinstance(envs, dict) else []
+
+
+def _ends_evaluated(journal: Path) -> bool:
+    """Whether the last that happened is the end of an evaluation."""
+    try:
+        with journal.open("rb") as file:
+            file.seek(max(file.seek(0, 2) - _LAST_LINE, 0))
+            *_, last = file.read(_LAST_LINE).splitlines() or [b""]
+            return isinstance(decode(last), Evaluated)
+    except (OSError, RolloutError, msgspec.MsgspecError):
+        return False
 
 
 def _statuses(directory: Path, *names: str) -> Iterator[os.stat_result]:
