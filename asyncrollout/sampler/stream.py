@@ -12,7 +12,7 @@ import anyio.lowlevel
 import msgspec
 import structlog
 
-from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError
+from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError, like
 from asyncrollout.sampler.admission import Load, Rules, may_start
 from asyncrollout.sampler.draws import Draw, Draws
 from asyncrollout.sampler.judging import Judge, error_of, is_older
@@ -291,8 +291,8 @@ class GroupStream:
 
     def _dead(self, what: str) -> RolloutError:
         error = self._last_error
-        notes = "\n".join(getattr(error, "__notes__", ()))
-        return RolloutError.at(f"{what}; the last one: {type(error).__name__}: {error}", notes=notes)
+        assert error is not None, "a group without a valid member has an error"
+        return like(error, f"{what}; the last one: {type(error).__name__}: {error}")
 
     def _is_any_due(self) -> bool:
         """Whether a group plays, or waits for its round, that would be too old for the batch after this one.
