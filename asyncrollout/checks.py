@@ -1,11 +1,32 @@
 """Arguments that cannot be right, told in one way: what was given, and what would be valid."""
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
 from asyncrollout.errors import UsageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """Have a keyword that the function does not take answered by the nearest one that it does."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+    owner = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in known:
+                raise UsageError(f"{owner} takes no {name}={nearest(name, known)}")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -21,6 +21,13 @@ class RolloutError(Exception):
         return error
 
 
+def like(error: RolloutError, message: str) -> RolloutError:
+    """An error of the same kind and place, but with its own message; of a user's kind, the nearest one here."""
+    kind: type[RolloutError] = next(one for one in type(error).__mro__ if one.__module__ == __name__)
+    place = {name: getattr(error, name) for name in ("env", "seed", "turn", "worker")}
+    return kind.at(message, notes="\n".join(getattr(error, "__notes__", ())), **place)
+
+
 class EnvError(RolloutError):
     """An environment failed: it raised, or returned what no environment may return."""
 

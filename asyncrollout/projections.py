@@ -31,7 +31,7 @@ def create_projection_function(env: str, *, multi: bool = False, **options: Any)
         if isinstance(replies, str) or not all(isinstance(reply, str) for reply in replies):
             raise UsageError(f"the projection of {env!r} takes a list of replies, all of them texts")
         found = [project(reply, chosen) for reply in replies]
-        firsts = [list(parsed.actions) if parsed.valid else [default] for parsed in found]
+        firsts = [list(parsed.actions) if parsed.valid and len(parsed.actions) else [default] for parsed in found]
         return firsts if multi else [actions[0] for actions in firsts], [parsed.valid for parsed in found]
 
     return project_all

@@ -99,6 +99,19 @@ def _spec_of(factory: Any) -> EnvSpec:
     return EnvSpec(f"{named.__module__}:{named.__qualname__}", factory, runs=runs)
 
 
+def check_exists(spec: EnvSpec) -> None:
+    """Raise if there is nothing behind a spec; it is looked for, and not made."""
+    try:
+        if load_factory(spec.factory) is make_gymnasium:
+            import gymnasium  # noqa: PLC0415 (as below)
+
+            gymnasium.spec(spec.kwargs.get("id", ""))
+    except UsageError:
+        raise
+    except Exception as error:  # whatever its module raises
+        raise UnknownEnvError(f"no env is called {spec.name!r}: {type(error).__name__}: {error}") from error
+
+
 def is_import_path(name: str) -> bool:
     """Whether to find this env may run code that its name points to; Gymnasium, too, imports what precedes a colon."""
     return ":" in name.removeprefix(GYMNASIUM)

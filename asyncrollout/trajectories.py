@@ -278,15 +278,15 @@ def group_of(uid: str) -> str:
     return uid.rpartition(".")[0]
 
 
-def finished(outcome: Outcome, turns: Sequence[Turn], limits: Limits) -> StopReason | None:
-    """Whether an episode ends here, and why."""
+def finished(outcome: Outcome, turns: Sequence[Turn], limits: Limits, sampled_tokens: int) -> StopReason | None:
+    """Whether an episode ends here, and why; `sampled_tokens` is the sum over its turns."""
     if outcome.terminated:
         return StopReason.TERMINATED
     if outcome.truncated:
         return StopReason.TRUNCATED
     if limits.turns is not None and len(turns) >= limits.turns:
         return StopReason.TURNS
-    if limits.tokens is not None and sum(turn.sampled_tokens for turn in turns) >= limits.tokens:
+    if limits.tokens is not None and sampled_tokens >= limits.tokens:
         return StopReason.TOKENS
     if limits.invalid is not None and len(turns) >= limits.invalid:
         return None if any(turn.valid for turn in turns[-limits.invalid :]) else StopReason.INVALID

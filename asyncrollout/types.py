@@ -60,12 +60,22 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.terminated or self.truncated
 
 
+_UNSAID: Any = None
+
+
 class Parsed(msgspec.Struct, frozen=True):
-    """What a text interface read in a reply: raw actions in order, or the reason why there are none."""
+    """What a text interface read in a reply: raw actions in order, or the reason why there are none.
+
+    Unless `valid` is given, it is valid if there are actions, and no reason against them.
+    """
 
     actions: Sequence[Any]
-    valid: bool = True
+    valid: bool = _UNSAID
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.valid is _UNSAID:
+            msgspec.structs.force_setattr(self, "valid", len(self.actions) > 0 and not self.reason)
 
 
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,12 +240,12 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
     """A policy's reply. Token ids and logprobs are as long as each other, or None where there are none.
 
     `stopped_early` is whether a reply ended, or may have, at a text or token that the request gave to stop at, so that
-    the model's own end of a message was not sampled. A numeric policy gives an `action` instead of a text, and the
-    `state` of its memory after it, if it has one.
+    the model's own end of a message was not sampled. A numeric policy gives an `action` and no text, and the `state` of
+    its memory after it, if it has one.
     `version` is of the weights that it was begun with; those of a `frozen` part do not learn.
     """
 
-    text: str
+    text: str = ""
     finish_reason: FinishReason = "stop"
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None

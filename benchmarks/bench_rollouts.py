@@ -1,6 +1,6 @@
 """Rollouts, from the episode to the batch: time, CPU and memory, and what dynamic sampling wastes.
 
-    python benchmarks/bench_rollouts.py [--part makespan memory sampling] [--json]
+    python benchmarks/bench_rollouts.py [--part makespan memory sampling growth] [--json]
 
 All latencies are seeded: a turn of a rollout takes as long for every contender. The LLM server runs in a process of its
 own. What is measured several times is shown as the median. A goal that is missed is printed, and is no error.
@@ -30,6 +30,7 @@ if __name__ == "__main__":
 
     import asyncrollout as ar
     from asyncrollout.agents.seeds import sampling_seed
+    from benchmarks import rollout_growth as growth_of
     from benchmarks import rollout_rivals as rivals
     from benchmarks import rollout_sampling as sampling
     from benchmarks.rollout_envs import TURNS
@@ -171,7 +172,36 @@ async def _sample() -> list[Row]:
     return [*rows, Row(what, alike, "", len(runs), goal="all", met=alike == len(runs))]
 
 
-PARTS = {"makespan": makespan, "memory": memory, "sampling": sample} if __name__ == "__main__" else {}
+def growth() -> list[Row]:
+    return uvloop.run(_growth())
+
+
+async def _growth() -> list[Row]:
+    rows = []
+    few, many = growth_of.IN_FLIGHT
+    for max_lag in (None, 1):
+        tell(f"growth: {few:,} and {many:,} in flight, max_lag={max_lag} ...")
+        least, most = await growth_of.cpu_per_rollout(few, max_lag), await growth_of.cpu_per_rollout(many, max_lag)
+        what = f"CPU per rollout, {many:,} in flight vs {few:,}, max_lag={max_lag}"
+        rows.append(Row(what, most, "us", least, most / least, "<= 1.3x", most <= 1.3 * least))
+    few, many = growth_of.TURNS
+    for history in (2, None):
+        tell(f"growth: {few:,} and {many:,} turns, history={history} ...")
+        least = await growth_of.cpu_per_turn(few, history=history)
+        most = await growth_of.cpu_per_turn(many, history=history)
+        what = f"CPU per turn, {many:,} turns vs {few:,}, history={history}"
+        is_met = None if history is None else most <= 1.3 * least  # all messages are handed to the policy each time
+        rows.append(Row(what, most, "us", least, most / least, "-" if history is None else "<= 1.3x", is_met))
+    for how in ("groups of 8", "one group", "evaluation"):
+        tell(f"growth: {growth_of.STARTS:,} starts, {how} ...")
+        held = await growth_of.longest_hold(how)
+        rows.append(
+            Row(f"{growth_of.STARTS:,} starts, {how}: the loop is held", held, "ms", None, None, "< 50 ms", held < 50)
+        )
+    return rows
+
+
+PARTS = {"makespan": makespan, "memory": memory, "sampling": sample, "growth": growth} if __name__ == "__main__" else {}
 
 HEAD = ("what", "ours", "rival", "ratio", "goal", "met")
 

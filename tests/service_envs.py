@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -140,7 +141,7 @@ class Informed(Counter):
 
 
 class Boundless(Counter):
-    """Rewards without bounds, and an info as deep as the action says."""
+    """Rewards of which two have no finite sum, and an info as deep as the action says."""
 
     def step(self, action: Any) -> Step:
         observation, _, terminated, truncated, _ = super().step(1)
@@ -148,7 +149,7 @@ class Boundless(Counter):
         for _ in range(action):
             deep = [deep]
         info = {"up": math.inf, "down": -np.float32("inf"), "none": [np.float64("nan")], "deep": deep}
-        return observation, math.nan if action == 1 else math.inf, terminated, truncated, info
+        return observation, sys.float_info.max, terminated, truncated, info
 
 
 class GalleryText(CounterText):

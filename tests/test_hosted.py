@@ -429,3 +429,50 @@ def test_coroutine_that_waits_is_refused_outside_the_loop() -> None:
 
     with pytest.raises(EnvError, match="is a coroutine"):
         run_now(wait())
+
+
+class Unseeded:
+    def reset(self) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, float(action), False, False, {}
+
+
+class SeedAlone(Unseeded):
+    def reset(self, seed: int | None = None) -> Any:
+        return seed, {}
+
+
+class Keywords(Unseeded):
+    def reset(self, **kwargs: Any) -> Any:
+        return kwargs, {}
+
+
+def test_env_whose_reset_takes_no_seed_is_refused_when_it_is_opened() -> None:
+    with pytest.raises(
+        UsageError, match=r"reset\(\) of Unseeded takes no seed: .*`def reset\(self, \*, seed=None, options="
+    ):
+        hosted(EnvSpec(name="unseeded", factory=Unseeded), text=False)
+
+
+def test_env_whose_reset_takes_no_options_plays_without_tasks() -> None:
+    env = hosted(EnvSpec(name="seeded", factory=SeedAlone), text=False)
+    assert run_now(env.reset(7, None))[0] == 7
+    with pytest.raises(UsageError, match="a task comes as options="):
+        run_now(env.reset(7, "a task"))
+
+
+def test_reset_may_take_any_keywords() -> None:
+    env = hosted(EnvSpec(name="keywords", factory=Keywords), text=False)
+    assert run_now(env.reset(7, "a task"))[0] == {"seed": 7, "options": {"task": "a task"}}
+
+
+@pytest.mark.parametrize("reward", ["nan", "inf", "-inf"])
+def test_reward_that_is_not_finite_is_an_error(reward: str) -> None:
+    env = hosted(EnvSpec(name="seeded", factory=SeedAlone), text=False)
+    run_now(env.reset(7, None))
+    with pytest.raises(EnvError, match=f"the reward must be a finite number, not {reward}"):
+        env.step_now(reward)
+    with pytest.raises(EnvError, match=f"the reward must be a finite number, not {reward}"):
+        run_now(env.step(reward))

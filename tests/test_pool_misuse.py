@@ -341,3 +341,30 @@ async def test_env_is_used_in_the_loop_of_its_pool_alone(options: dict[str, Any]
                 await anyio.to_thread.run_sync(anyio.run, use)
         assert same(await env.step(1), expected(COUNTER, 1, [1])[-1])
         assert pool.stats().envs == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("gymnasium:CartPol-v1", "no env is called 'gymnasium:CartPol-v1'.*CartPole"),
+        ("no_such_module:Env", "no env is called 'no_such_module:Env'.*No module named"),
+        ("sokobann", "did you mean 'sokoban'"),
+    ],
+)
+async def test_expert_of_an_env_that_does_not_exist(name: str, told: str) -> None:
+    async with EnvPool(backend="inline") as pool:
+        with pytest.raises(UnknownEnvError, match=told):
+            pool.open(name, expert=True)
+        with pytest.raises(UsageError, match=r"expert=True, as SolverPolicy asks for it.*text=True turns it on"):
+            pool.open("gymnasium:CartPole-v1", expert=True)
+
+
+async def test_reward_that_is_not_finite_names_its_place(options: dict[str, Any]) -> None:
+    spec = EnvSpec(name="walk", factory="tests.rollout_envs:Walk")
+    async with EnvPool(**options) as pool, pool.open(spec) as env:
+        await env.reset(seed=7, task="nan")
+        with pytest.raises(
+            EnvError, match=r"env 'walk' \(seed 7, turn 0, worker -?\d\).*finite number, not nan"
+        ) as caught:
+            await env.step(1)
+        assert (caught.value.env, caught.value.seed, caught.value.turn) == ("walk", 7, 0)

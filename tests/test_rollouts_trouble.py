@@ -1,5 +1,6 @@
 """`Rollouts` when things go wrong around it: consumers that leave, slow sources, filters and hooks that fail."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from asyncrollout import (
     ProviderError,
     Request,
     RolloutError,
+    Rollouts,
+    ScoreError,
     ScriptedPolicy,
     Share,
     Task,
@@ -28,6 +31,7 @@ from asyncrollout import (
     Verdict,
     filters,
 )
+from asyncrollout.errors import like
 from asyncrollout.filters import BatchFilter
 from asyncrollout.sampler.tray import Tray
 from asyncrollout.trajectories import Move
@@ -402,3 +406,73 @@ async def test_dropped_groups_fill_the_last_batch_too() -> None:
             sizes = [len(batch.groups) async for batch in source.batches(groups=2)]
     assert sizes == [2]  # and none of dropped groups alone
     assert source.ledger.balanced
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"limit": 3}, "Rollouts takes no limit=: did you mean 'limits'"),
+        ({"groupsize": 3}, "did you mean 'group_size'"),
+        ({"env": [{"weight": 3}]}, r"env\[0\] takes no 'weight': did you mean 'share'"),
+        ({"env": [{"env": "bandit", "tags": "a"}]}, r"env\[0\] takes no 'tags': did you mean 'tag'"),
+    ],
+    ids=str,
+)
+def test_unknown_keyword_is_answered_by_the_nearest(wrong: dict[str, Any], told: str) -> None:
+    given: dict[str, Any] = {"env": "bandit", "policy": ScriptedPolicy(["a"]), **wrong}
+    with pytest.raises(UsageError, match=told):
+        Rollouts(**given)
+
+
+async def test_wrong_loop_over_batches_is_answered_by_the_right_one() -> None:
+    async with rollouts() as source:
+        for stream, usage in ((source.batches(groups=1), "for batch in"), (source.groups(), "for group in")):
+            wrong: Any = stream
+            with pytest.raises(UsageError, match=f"async {usage} rollouts"):
+                list(wrong)
+            with pytest.raises(UsageError, match=f"async {usage} rollouts"):
+                await wrong
+        collected: Any = source.collect(groups=1)
+        with pytest.raises(UsageError, match=r"batch = await rollouts\.collect"):
+            async for _ in collected:
+                pass
+        collected = source.collect(groups=1)
+        with pytest.raises(UsageError, match=r"batch = await rollouts\.collect"):
+            list(collected)
+
+
+async def test_collect_is_a_coroutine_like_others() -> None:
+    async with rollouts() as source, asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(source.collect(groups=1))
+        assert len((await task).groups) == 1
+        stopped = tasks.create_task(source.collect(groups=1))
+        stopped.cancel()
+
+
+async def test_error_after_many_failures_has_the_kind_and_place_of_the_last() -> None:
+    async with rollouts(tasks=["breaks"] * 20, failures=Failures(retries=0)) as source:
+        with pytest.raises(EnvError, match="groups in a row") as caught:
+            await source.collect(groups=2)
+        assert (caught.value.env, caught.value.turn) == ("walk", 0)
+        assert isinstance(caught.value.seed, int)
+        with pytest.raises(EnvError, match="rollouts failed; the first one"):
+            await source.evaluate(["breaks"])
+
+    async def score(_: Trajectory) -> float:
+        return float("nan")
+
+    async with rollouts(score=score, failures=Failures(retries=0)) as source:
+        with pytest.raises(ScoreError, match="groups in a row"):
+            await source.collect(groups=2)
+
+
+class OwnError(EnvError):
+    """A user's kind of error, which is not made as ours are."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+
+
+def test_error_like_one_of_a_users_kind_is_of_the_nearest_of_ours() -> None:
+    made = like(OwnError(3, "lost"), "it failed")
+    assert (type(made), str(made)) == (EnvError, "it failed")

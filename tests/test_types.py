@@ -16,7 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asyncrollout
-from asyncrollout import EnvError, Observation, Outcome, Parsed, RolloutError, TextOptions, UsageError, errors
+from asyncrollout import (
+    EnvError,
+    Generation,
+    Observation,
+    Outcome,
+    Parsed,
+    RolloutError,
+    TextOptions,
+    UsageError,
+    errors,
+)
 from asyncrollout.types import STEP_REWARDS, Durations, exact_sum, total_reward
 
 ALL_ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, RolloutError)]
@@ -157,3 +167,29 @@ def test_key_of_a_state_sees_its_pictures() -> None:
     assert len({one.key for one in shown}) == len(shown)
     assert Observation("a", (black,)).key == Observation("a", (black.copy(),)).key
     assert (Observation("a").key, Observation("a", (black,), anchor=7).key) == ("a", 7)
+
+
+@pytest.mark.parametrize(
+    ("parsed", "is_valid"),
+    [
+        (Parsed([1]), True),
+        (Parsed(()), False),
+        (Parsed([]), False),
+        (Parsed([], reason="say a number"), False),
+        (Parsed([1], reason="say only one"), False),
+        (Parsed([], valid=True), True),
+        (Parsed([1], valid=True, reason="taken all the same"), True),
+        (Parsed([1], valid=False), False),
+    ],
+    ids=str,
+)
+def test_reply_without_actions_or_with_a_reason_is_invalid_unless_said_otherwise(
+    parsed: Parsed, is_valid: bool
+) -> None:
+    assert parsed.valid is is_valid
+
+
+def test_generation_of_a_numeric_policy_needs_no_text() -> None:
+    generation = Generation(action=1)
+    assert (generation.text, generation.action) == ("", 1)
+    assert msgspec.json.decode(msgspec.json.encode(generation), type=Generation) == generation

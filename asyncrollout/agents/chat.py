@@ -103,10 +103,18 @@ class Conversation:
 
     async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
         new, observation = await self._tell(outcome)
-        messages = [*self.messages, *new]
-        first = self._window(messages)
-        has_system = messages[0]["role"] == "system"
-        shown = messages if not first else [*messages[:has_system], *messages[first:]]
+        known = len(self.messages)
+        self.messages += new
+        try:
+            return await self._reply(outcome, new, observation, tokens_left)
+        except BaseException:
+            del self.messages[known:]  # nobody has answered them
+            raise
+
+    async def _reply(self, outcome: Outcome, new: list[Message], observation: Any, tokens_left: int | None) -> Move:
+        first = self._window(self.messages)
+        has_system = self.messages[0]["role"] == "system"
+        shown = [*self.messages[:has_system], *self.messages[first:]] if first else self.messages.copy()
         request = Request(
             shown,
             await self._encoded(shown, new, first),
@@ -118,7 +126,7 @@ class Conversation:
             tokens_left=tokens_left,
         )
         generation = await self._ask(request)
-        self.messages = [*messages, _said(generation)]  # a new list: the request holds the other one
+        self.messages.append(_said(generation))
         self._first = first
         self._turn += 1
         prompt_ids = generation.prompt_ids if request.prompt_ids is None else request.prompt_ids

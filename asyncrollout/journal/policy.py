@@ -1,7 +1,6 @@
 """A policy whose replies are written down, and which does not ask again for those that were."""
 
 from contextvars import ContextVar
-from operator import is_
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -27,18 +26,21 @@ class Journalled:
     agent that asks once in a turn, that is an error; any other is answered anew.
     """
 
-    def __init__(self, inner: Policy, writer: Writer, past: Past, *, asks_once: bool) -> None:
+    def __init__(
+        self, inner: Policy, writer: Writer, past: Past, *, asks_once: bool, only_appends: bool = False
+    ) -> None:
         self.inner = inner
         self._writer = writer
         self._replies = past.replies
         self._asks_once = asks_once
+        self._only_appends = only_appends
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else an agent may want of its policy."""
         return getattr(self.inner, name)
 
     async def generate(self, request: Request) -> Generation:
-        asked = _digests(request)
+        asked = _digests(request, only_appends=self._only_appends)
         recorded = self._recorded(request, asked)
         if recorded is not None:
             return recorded
@@ -87,20 +89,25 @@ class _Digests(NamedTuple):
 _before: ContextVar[tuple[list[Any], int]] = ContextVar("messages_before", default=([], 0))
 
 
-def _digests(request: Request) -> _Digests:
+def _digests(request: Request, *, only_appends: bool = False) -> _Digests:
     messages = request.messages
     if messages:
-        chain, last = _chained(messages)
+        chain, last = _chained(messages, only_appends=only_appends)
         _before.set((messages, chain))
     else:
         chain = last = digest(request.data)
     return _Digests(last, crc32(_encoded([request.prompt_ids, request.sampling])[0], chain))
 
 
-def _chained(messages: list[Any]) -> tuple[int, int]:
-    """Of all messages, one after the other, and of the last one alone."""
+def _chained(messages: list[Any], *, only_appends: bool) -> tuple[int, int]:
+    """Of all messages, one after the other, and of the last one alone.
+
+    An agent that only appends to its conversation need not have all of it compared: both ends tell.
+    """
     known, chain = _before.get()
-    if len(known) >= len(messages) or not all(map(is_, known, messages)):
+    is_longer = 0 < len(known) < len(messages)
+    ends = (0, len(known) - 1) if only_appends else range(len(known))
+    if not is_longer or not all(known[place] is messages[place] for place in ends):
         known, chain = [], 0
     last = 0
     for message in messages[len(known) :]:

@@ -1,6 +1,7 @@
 """One environment where it lives: made from its spec, reset, stepped, described; the same code on every backend."""
 
 import inspect
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from asyncrollout.types import TextOptions
 T = TypeVar("T")
 _SEQUENCES = (tuple, list)
 _MISSING = object()
+_NEEDED_RESET = ": an env's reset is `def reset(self, *, seed=None, options=None)`, as Gymnasium's"
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -53,6 +55,12 @@ def reset_options(env: Any, task: Any, member: int = 0) -> dict[str, Any] | None
     if getattr(env, "plays_by_chance", False):
         options["member"] = member
     return options or None
+
+
+def reset_arguments(seed: int, options: dict[str, Any] | None, *, takes_options: bool) -> dict[str, Any]:
+    if not takes_options and options is not None:
+        raise UsageError(f"a task comes as options={{'task': ...}}, which its reset() does not take{_NEEDED_RESET}")
+    return {"seed": seed, "options": options} if takes_options else {"seed": seed}
 
 
 def is_async(spec: EnvSpec) -> bool:
@@ -87,6 +95,7 @@ class HostedEnv:
         for method in ("reset", "step"):
             if not callable(getattr(self.env, method, None)):
                 raise UsageError(f"{type(self.env).__qualname__} has no {method}() method: an env needs reset and step")
+        self._takes_options = check_reset(self.env)
         self.awaits = inspect.iscoroutinefunction(self.env.step)
         if self.awaits and not is_async(spec):
             raise UsageError(f"env {spec.name!r} has coroutines for methods: register its class with runs='io'")
@@ -126,7 +135,8 @@ class HostedEnv:
         raise UsageError(f"an env knows no {op!r}")
 
     async def reset(self, seed: int, task: Any, member: int = 0, episode: int = 0) -> Fields:
-        result = self.env.reset(seed=seed, options=reset_options(self.env, task, member))
+        options = reset_options(self.env, task, member)
+        result = self.env.reset(**reset_arguments(seed, options, takes_options=self._takes_options))
         if self.awaits:
             result = await result
         if not isinstance(result, _SEQUENCES) or len(result) != 2:
@@ -278,6 +288,19 @@ class HostedEnv:
         return close() if callable(close) else None
 
 
+def check_reset(env: Any) -> bool:
+    """Whether `reset` takes options; it must take a seed, or no episode could be played again."""
+    try:
+        parameters = inspect.signature(env.reset, follow_wrapped=False).parameters
+    except (TypeError, ValueError):  # some built-in ones do not tell
+        return True
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return True
+    if "seed" not in parameters:
+        raise UsageError(f"the reset() of {type(env).__qualname__} takes no seed{_NEEDED_RESET}")
+    return "options" in parameters
+
+
 def _checked(result: Any) -> Fields:
     if not isinstance(result, _SEQUENCES) or len(result) != 5:
         raise EnvError(
@@ -288,6 +311,8 @@ def _checked(result: Any) -> Fields:
         reward = float(reward)
     except (TypeError, ValueError):
         raise EnvError(f"the reward must be a number, not {clip(repr_of(reward), 200)}") from None
+    if not math.isfinite(reward):
+        raise EnvError(f"the reward must be a finite number, not {reward}")
     return observation, reward, bool(terminated), bool(truncated), _as_dict(info)
 
 

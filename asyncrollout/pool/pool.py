@@ -30,7 +30,7 @@ from asyncrollout.pool.supervisor import refuse_in_worker
 from asyncrollout.pool.together import Result, call_all
 from asyncrollout.pool.wire import UnsendableError, to_pickle
 from asyncrollout.protocols import Recorded
-from asyncrollout.registry import EnvRef, EnvSpec, find_env
+from asyncrollout.registry import EnvRef, EnvSpec, check_exists, find_env
 from asyncrollout.tasks import Background
 from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
@@ -198,7 +198,11 @@ class EnvPool:
         text = spec.text is not None if text is None else text
         kwargs = own_copies({**spec.kwargs, **env_kwargs})
         if expert and not text:
-            raise UsageError(f"env {spec.name!r}: expert=True needs the text interface, which is off")
+            check_exists(spec)
+            raise UsageError(
+                f"env {spec.name!r}: expert=True, as SolverPolicy asks for it, needs the text interface, which is off: "
+                f"text=True turns it on"
+            )
         options = TextOptions()
         if text:
             given = {key: kwargs.pop(key) for key in TextOptions.__struct_fields__ if key in kwargs}

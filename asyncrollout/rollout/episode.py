@@ -58,6 +58,7 @@ async def _play(
     env: Playable, player: Player, *, uid: str, seed: int, task: Any, member: int, limits: Limits, progress: Progress
 ) -> Trajectory:
     turns: list[Turn] = []
+    sampled = 0  # tokens
     outcome: Outcome | None = None
     stop = StopReason.SECONDS
     error: RolloutError | None = None
@@ -66,9 +67,10 @@ async def _play(
         try:
             progress.begins(RESET)
             outcome = await env.reset(seed=seed, task=task, member=member)
-            while (ended := finished(outcome, turns, limits)) is None:
+            while (ended := finished(outcome, turns, limits, sampled)) is None:
                 asked = progress.begins(POLICY)
-                move = await _act(player, outcome, turns, limits)
+                left = None if limits.tokens is None else limits.tokens - sampled
+                move = await _act(player, outcome, left)
                 spoken = _place_of_reply(player.messages)
                 acted = progress.begins(STEP)
                 came = await env.step(move.action)
@@ -87,6 +89,7 @@ async def _play(
                     message=spoken,
                 )
                 turns.append(turn)
+                sampled += turn.sampled_tokens
                 outcome = came
                 progress.played(turn)
             if not turns:
@@ -123,11 +126,10 @@ async def _play(
     )
 
 
-async def _act(player: Player, outcome: Outcome, turns: list[Turn], limits: Limits) -> Move:
+async def _act(player: Player, outcome: Outcome, tokens_left: int | None) -> Move:
     """The player's move; whatever a policy or an agent raises by itself is a failure of this rollout alone."""
-    left = None if limits.tokens is None else limits.tokens - sum(turn.sampled_tokens for turn in turns)
     try:
-        return _checked(await player.act(outcome, tokens_left=left), player)
+        return _checked(await player.act(outcome, tokens_left=tokens_left), player)
     except (ProviderError, EnvError, PoolError, JournalError, UsageError):
         raise
     except Exception as error:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
+import anyio.lowlevel
 import msgspec
 
 from asyncrollout import checks
@@ -25,6 +26,7 @@ FAILED = "failed"
 """Why a group is dropped in which too many members failed."""
 
 _NO_LIMITS = Limits()
+_STARTED_AT_ONCE = 32  # members; each start costs some tenths of a millisecond
 
 
 class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,6 +143,8 @@ class _Playing:
         async with task_group() as tasks:
             for member in range(size):
                 tasks.start_soon(play, member)
+                if (member + 1) % _STARTED_AT_ONCE == 0:
+                    await anyio.lowlevel.checkpoint()  # thousands at once would hold everybody up
         if len(members) < size:
             raise ProviderError(f"group {self.id}: a policy or a hook raised CancelledError by itself")
         group = Group(self.id, [members[member] for member in range(size)], self.tag)

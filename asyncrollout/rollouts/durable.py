@@ -156,7 +156,11 @@ def reported_groups(directory: Path, judged_at: Mapping[str, int]) -> list[Repor
 def journalled(agent: Any, journal: RunJournal) -> Any:
     """The agent with its replies on record."""
     asks_once = isinstance(agent, ChatAgent | MarkovAgent | MemoryAgent | MemoryMarkovAgent)
-    recorded = with_policy(agent, lambda policy: Journalled(policy, journal.writer, journal.past, asks_once=asks_once))
+    only_appends = type(agent) is ChatAgent  # others may rewrite what was said
+    recorded = with_policy(
+        agent,
+        lambda policy: Journalled(policy, journal.writer, journal.past, asks_once=asks_once, only_appends=only_appends),
+    )
     if recorded is agent and not isinstance(agent, RandomAgent):
         log.warning("replies_not_recorded", agent=type(agent).__name__, hint="make it a dataclass with a field policy")
     return recorded

@@ -54,9 +54,9 @@ class Evaluator:
         groups: dict[int, Group] = {}
 
         async def play_one(draw: Draw) -> None:
-            async with at_once:
-                groups[draw.index] = group = await play(msgspec.structs.replace(draw, id=f"{name}-{draw.id}"))
+            groups[draw.index] = group = await play(msgspec.structs.replace(draw, id=f"{name}-{draw.id}"))
             self._ledger.end_group(group, "delivered")
+            at_once.release_on_behalf_of(draw.id)
 
         with anyio.CancelScope() as scope:
             self._under_way.add(scope)
@@ -65,6 +65,7 @@ class Evaluator:
                     watched.start_soon(self._raise_if_stalled, f"{name}-")
                     async with task_group() as playing:
                         async for draw in Draws(tasks, sampling_seed(seed, "evaluation"), self._shares):
+                            await at_once.acquire_on_behalf_of(draw.id)  # which lets others run, too
                             playing.start_soon(play_one, draw)
                     watched.cancel_scope.cancel()
             finally:

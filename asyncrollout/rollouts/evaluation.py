@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from asyncrollout.comparison import pass_at
-from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.errors import UsageError, like
 from asyncrollout.successes import succeeded
 from asyncrollout.trajectories import Group, Trajectory
 
@@ -66,7 +66,8 @@ def checked(evaluation: Evaluation) -> Evaluation:
     trajectories = evaluation.trajectories
     if evaluation.failed == len(trajectories):
         error = trajectories[0].error
-        raise RolloutError(f"all {len(trajectories)} rollouts failed; the first one: {type(error).__name__}: {error}")
+        assert error is not None
+        raise like(error, f"all {len(trajectories)} rollouts failed; the first one: {type(error).__name__}: {error}")
     return evaluation
 
 

@@ -3,12 +3,12 @@
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import anyio
 import anyio.to_thread
@@ -42,6 +42,7 @@ from asyncrollout.rollouts.durable import (
 )
 from asyncrollout.rollouts.evaluating import Evaluator
 from asyncrollout.rollouts.evaluation import Evaluation
+from asyncrollout.rollouts.forms import Awaited, Stream
 from asyncrollout.rollouts.setup import read_agent, read_envs, read_recorder, runs_on_loop
 from asyncrollout.rollouts.stats import RolloutsStats, standing
 from asyncrollout.rollouts.watching import Recording, Watching
@@ -55,8 +56,6 @@ from asyncrollout.tasks import Background, run_to_end
 from asyncrollout.trajectories import Group, Limits, Verdict
 from asyncrollout.types import PauseMode
 from asyncrollout.video.recorder import VideoRecorder
-
-T = TypeVar("T")
 
 _NO_LIMITS, _FAILURES = Limits(), Failures()
 _RESUME_GRACE = 60.0
@@ -84,6 +83,7 @@ class Rollouts:
     `record` is a `VideoRecorder`, or True: envs that render are filmed, in `videos/` of the run directory.
     """
 
+    @checks.suggests_keywords
     def __init__(
         self,
         env: EnvRef | list[Share | dict[str, Any]],
@@ -239,8 +239,11 @@ class Rollouts:
         """The number that the next batch will have."""
         return self._delivery.next_batch
 
-    async def collect(self, groups: int) -> Batch:
+    def collect(self, groups: int) -> Coroutine[Any, Any, Batch]:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
+        return Awaited(self._collect(groups), "batch = await rollouts.collect(...)")
+
+    async def _collect(self, groups: int) -> Batch:
         groups = checks.whole("groups", groups, 1)
         self._check_open()
         batch = await self._delivery.once(groups)
@@ -259,7 +262,7 @@ class Rollouts:
                 raise StopAsyncIteration
             return batch
 
-        return _Taken(next_batch)
+        return Stream(next_batch, "async for batch in rollouts.batches(...)")
 
     def groups(self) -> AsyncIterator[Group]:
         """One group after the other, for `async for`; as many as may be in flight are worked on."""
@@ -273,7 +276,7 @@ class Rollouts:
                 self._loose.extend(batch.groups)
             return self._loose.popleft()
 
-        return _Taken(next_group)
+        return Stream(next_group, "async for group in rollouts.groups()")
 
     @asynccontextmanager
     async def weight_update(self, version: int, mode: PauseMode = "wait") -> AsyncIterator[None]:
@@ -487,19 +490,6 @@ class Rollouts:
                 "these Rollouts are not open: use them within 'async with', or between 'await rollouts.start()' and "
                 "'await rollouts.close()'"
             )
-
-
-class _Taken(Generic[T]):
-    """An async iterator of what a call gives each time, until it raises `StopAsyncIteration`."""
-
-    def __init__(self, take: Callable[[], Awaitable[T]]) -> None:
-        self._take = take
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> T:
-        return await self._take()
 
 
 async def _run_within(scope: anyio.CancelScope, stream: GroupStream) -> None:

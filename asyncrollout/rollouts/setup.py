@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.agents.chat import ChatAgent
+from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.learning import Learning, hold_back
 from asyncrollout.pool.hosted import is_async
@@ -16,6 +17,8 @@ from asyncrollout.registry import EnvRef, EnvSpec, find_env
 from asyncrollout.sampler.draws import Share
 from asyncrollout.video.files import VIDEOS
 from asyncrollout.video.recorder import VideoRecorder
+
+_MEANT = {"weight": "share", "fraction": "share", "name": "env", "kwargs": "env_kwargs", "config": "env_kwargs"}
 
 Find = Callable[[EnvRef], EnvSpec]
 
@@ -36,6 +39,11 @@ def read_envs(env: Any, env_kwargs: Mapping[str, Any] | None, find: Find = find_
 
 
 def _read_share(entry: Any, place: int, find: Find) -> Share:
+    unknown = [key for key in entry if key not in Share.__struct_fields__] if isinstance(entry, Mapping) else []
+    for key in unknown:
+        meant = _MEANT.get(key)
+        hint = f": did you mean {meant!r}?" if meant else nearest(str(key), Share.__struct_fields__)
+        raise UsageError(f"env[{place}] takes no {key!r}{hint}")
     try:
         share = entry if isinstance(entry, Share) else msgspec.convert(entry, Share)
     except msgspec.ValidationError as error:

@@ -22,16 +22,20 @@ class KeepRate:
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()
         self._recent: deque[bool] = deque(maxlen=_RECENT)
+        self._recently_kept = 0
 
     def note(self, verdict: Verdict) -> None:
+        if len(self._recent) == _RECENT:
+            self._recently_kept -= self._recent[0]
         self._recent.append(verdict.keep)
+        self._recently_kept += verdict.keep
         if not verdict.keep:
             self.dropped[verdict.reason or "dropped"] += 1
 
     @property
     def now(self) -> float:
         """1 before there are any."""
-        return max((sum(self._recent) + 1) / (len(self._recent) + 1), _LEAST_RATE)
+        return max((self._recently_kept + 1) / (len(self._recent) + 1), _LEAST_RATE)
 
 
 class Judge:
@@ -45,6 +49,7 @@ class Judge:
         self.rate = rate
         self._judged = judged
         self._waiting: list[Group] = []
+        self._oldest_waiting: int | None = None
 
     @property
     def in_rounds(self) -> bool:
@@ -65,14 +70,14 @@ class Judge:
             return [self._noted(_judged(group, Verdict(keep=True)))]
         if not isinstance(self._keep, BatchFilter):
             return [self._noted(_judged(group, as_verdict(self._ask(self._keep, group), self._keep)))]
-        self._waiting.append(group)
+        self._wait_for_others(group)
         if len(self._waiting) < needed:
             return []
         return self.judge_rest()
 
     def judge_rest(self) -> list[Group]:
         """Judge the groups that wait for others, of which there will be none."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._oldest_waiting = self._waiting, [], None
         if not waiting:
             return []
         verdicts: Sequence[Any] = self._ask(self._keep, waiting)
@@ -85,14 +90,22 @@ class Judge:
 
     def has_older(self, version: int) -> bool:
         """Whether a group waits for others in which weights older than this version had a part."""
-        return any(is_older(group, version) for group in self._waiting)
+        return self._oldest_waiting is not None and self._oldest_waiting < version
 
     def remove_older(self, version: int) -> list[Group]:
         """Take out groups that wait for others, and in which weights older than this version had a part."""
         old = [group for group in self._waiting if is_older(group, version)]
         gone = {group.id for group in old}
-        self._waiting = [group for group in self._waiting if group.id not in gone]
+        waiting, self._waiting, self._oldest_waiting = self._waiting, [], None
+        for group in waiting:
+            if group.id not in gone:
+                self._wait_for_others(group)
         return old
+
+    def _wait_for_others(self, group: Group) -> None:
+        self._waiting.append(group)
+        ages = [age for age in (self._oldest_waiting, group.version) if age is not None]
+        self._oldest_waiting = min(ages, default=None)
 
     def _ask(self, keep: Any, judged: Any) -> Any:
         try:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 
-from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError
+from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError, like
 from asyncrollout.logs import get_logger
 from asyncrollout.sampler.admission import Load, Rules, may_start
 from asyncrollout.sampler.draws import Draw, Draws
@@ -81,9 +81,11 @@ class GroupStream:
         self._judged = judged
         self._dropped_stale = dropped_stale
         self._last_held = last_held
-        self._tray = Tray(rules.max_num_gen_batches, rules.on_exhausted)
+        ranked = rules.order == "start" or bool(rules.max_lag)
+        self._tray = Tray(rules.max_num_gen_batches, rules.on_exhausted, self._rank if ranked else None)
         self._open: dict[str, Draw] = {}  # all that was drawn, until it is delivered or dropped
         self._playing: dict[int, int] = {}  # with the version of the weights at their start
+        self._playing_since: Counter[int] = Counter()  # how many of them began with each version
         self._started: deque[int] = deque()  # in start order: those whose turn has not come
         self._early: dict[int, Group] = {}  # in start order: those that are over before their turn
         self._finished: deque[Group] = deque()
@@ -124,6 +126,8 @@ class GroupStream:
 
     def adopt(self, taken: Taken) -> None:
         """Groups that were kept before, and that nobody has had."""
+        if not taken.groups and not taken.dropped:
+            return
         self._open.update((draw.id, draw) for draw in taken.draws)
         self._tray.adopt(taken.groups, taken.dropped)
         self._checked_at = None
@@ -158,7 +162,6 @@ class GroupStream:
                 self._drop_stale()
                 self._judge_finished()
                 if self.buffered >= groups and not self._is_any_due():
-                    self._put_in_order()
                     return self._hand_out(self._tray.take(groups))
                 if self.failure is not None:
                     raise self.failure
@@ -183,11 +186,21 @@ class GroupStream:
                 self._drained = True
                 return
             self._open[draw.id] = draw
-            self._playing[draw.index] = self._version()
+            self._note_start(draw.index)
             if self._rules.order == "start":
                 self._started.append(draw.index)
             tasks.start_soon(self._run_one, draw)
             await anyio.lowlevel.checkpoint()  # thousands at once would hold everybody up
+
+    def _note_start(self, index: int) -> None:
+        self._playing[index] = began = self._version()
+        self._playing_since[began] += 1
+
+    def _note_end(self, index: int) -> None:
+        began = self._playing.pop(index)
+        self._playing_since[began] -= 1
+        if not self._playing_since[began]:
+            del self._playing_since[began]
 
     def _has_room(self) -> bool:
         undecided = len(self._playing) + len(self._early) + len(self._finished) + self._judge.waiting
@@ -209,7 +222,7 @@ class GroupStream:
 
     async def _run_one(self, draw: Draw) -> None:
         group = await self._play(draw)
-        del self._playing[draw.index]
+        self._note_end(draw.index)
         if self._is_stale(group):
             if self._rules.order == "start":
                 self._started.remove(draw.index)
@@ -278,8 +291,8 @@ class GroupStream:
 
     def _dead(self, what: str) -> RolloutError:
         error = self._last_error
-        notes = "\n".join(getattr(error, "__notes__", ()))
-        return RolloutError.at(f"{what}; the last one: {type(error).__name__}: {error}", notes=notes)
+        assert error is not None, "a group without a valid member has an error"
+        return like(error, f"{what}; the last one: {type(error).__name__}: {error}")
 
     def _is_any_due(self) -> bool:
         """Whether a group plays, or waits for its round, that would be too old for the batch after this one.
@@ -290,19 +303,14 @@ class GroupStream:
         if not lag or self._rules.order == "start" or self.failure is not None:
             return False
         oldest = self._version() - lag
-        if any(began <= oldest for began in self._playing.values()):
+        if any(began <= oldest for began in self._playing_since):
             return True
         return not self._is_exhausted() and self._judge.has_older(oldest + 1)  # their round is completed first
 
-    def _put_in_order(self) -> None:
+    def _rank(self, group: Group) -> tuple[int, ...]:
         """By start; in finish order by weights first, so that what is left over is no longer than others."""
-        if self._rules.order == "start":
-            self._sort_kept(lambda group: (self._open[group.id].index,))
-        elif self._rules.max_lag:
-            self._sort_kept(lambda group: (group.version or 0, self._open[group.id].index))
-
-    def _sort_kept(self, key: Callable[[Group], tuple[int, ...]]) -> None:
-        self._tray.kept = deque(sorted(self._tray.kept, key=key))
+        index = self._open[group.id].index
+        return (index,) if self._rules.order == "start" else (group.version or 0, index)
 
     def _is_stale(self, group: Group) -> bool:
         """Whether it is too old; one that failed has its verdict already, whatever its age."""

@@ -1,7 +1,8 @@
 """Judged groups on their way to a batch: those that are kept, and how many draws they cost."""
 
+from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from asyncrollout.errors import ExhaustedError
@@ -10,6 +11,7 @@ from asyncrollout.sampler.judging import is_older
 from asyncrollout.trajectories import Group
 
 OnExhausted = Literal["raise", "short", "fill"]
+Rank = Callable[[Group], tuple[int, ...]]
 
 _LEFT_OVER = -1  # the round of groups that belong to no round of this tray
 
@@ -25,11 +27,14 @@ class _Cost(NamedTuple):
 class Tray:
     """Groups are put in as they are judged; at most `max_rounds` times `needed` are drawn for a batch.
 
-    Pure bookkeeping, in the order of judgement, so that batches do not depend on timing.
+    Pure bookkeeping, in the order of judgement, so that batches do not depend on timing. With a `rank`, kept groups are
+    ordered by it; each finds its place once, when it is put in.
     """
 
-    def __init__(self, max_rounds: int | None, on_exhausted: OnExhausted) -> None:
-        self.kept: deque[Group] = deque()
+    def __init__(self, max_rounds: int | None, on_exhausted: OnExhausted, rank: Rank | None = None) -> None:
+        self.kept: list[Group] = []
+        self._ranks: list[tuple[int, ...]] = []  # of those that are kept, if they are ordered by rank
+        self._rank = rank
         self.spare: deque[Group] = deque()
         self._judged: list[_Cost] = []  # for the batch in progress
         self._needed = 0
@@ -39,7 +44,7 @@ class Tray:
         self._stale = 0
         self._round = 0  # how many batches have been complete, or given up
         self._rounds: dict[str, int] = {}  # of groups that were kept, and not consumed
-        self._gone: dict[str, int] = {}  # the same of those that were dropped
+        self._gone: dict[int, dict[str, None]] = {}  # by round: those that were dropped, in order
 
     @property
     def needed(self) -> int:
@@ -72,10 +77,10 @@ class Tray:
         self._judged.append(_Cost(group.id, group.version, reason))
         if group.verdict.keep:
             self._rounds[group.id] = self._round
-            self.kept.append(group)
+            self._keep(group)
             is_complete = (self._taken + len(self.kept)) % self.needed == 0
             return self.begin_anew() if is_complete else []
-        self._gone[group.id] = self._round
+        self._note_gone(group.id, self._round)
         if self._on_exhausted != "fill" or group.verdict.reason == FAILED or not group.valid:
             return [group]
         self.spare.append(group)
@@ -83,9 +88,22 @@ class Tray:
 
     def adopt(self, kept: Sequence[Group], dropped: Sequence[str]) -> None:
         """Groups that an earlier tray had kept, and the ids of those that were dropped on the way to them."""
-        self.kept.extend(kept)
-        self._rounds.update((group.id, _LEFT_OVER) for group in kept)
-        self._gone.update((name, _LEFT_OVER) for name in dropped)
+        for group in kept:
+            self._rounds[group.id] = _LEFT_OVER
+            self._keep(group)
+        for name in dropped:
+            self._note_gone(name, _LEFT_OVER)
+
+    def _keep(self, group: Group) -> None:
+        place = len(self.kept)
+        if self._rank is not None:
+            rank = self._rank(group)
+            place = bisect_right(self._ranks, rank)
+            self._ranks.insert(place, rank)
+        self.kept.insert(place, group)
+
+    def _note_gone(self, name: str, round_: int) -> None:
+        self._gone.setdefault(round_, {})[name] = None
 
     def take(self, count: int) -> list[Group]:
         """The next groups; draws that led to a whole batch of them are not the next one's.
@@ -100,7 +118,8 @@ class Tray:
         return taken
 
     def _take(self, count: int) -> list[Group]:
-        taken = [self.kept.popleft() for _ in range(min(count, len(self.kept)))]
+        taken = self.kept[:count]
+        del self.kept[:count], self._ranks[:count]
         self._taken += len(taken)
         return taken
 
@@ -118,7 +137,8 @@ class Tray:
         groups = self._filled(self._take(count), count)
         self._taken = 0
         if self._on_exhausted == "raise" or not groups:
-            self.kept.extendleft(reversed(groups))
+            for group in groups:
+                self._keep(group)
             raise ExhaustedError(self._shortage(len(groups), count))
         return groups
 
@@ -149,25 +169,35 @@ class Tray:
         gone = {group.id for group in old}
         for name in gone:
             self._rounds.pop(name, None)
-        self.kept = deque(group for group in self.kept if group.id not in gone)
+        kept = [group for group in self.kept if group.id not in gone]
+        self.kept, self._ranks = [], []
+        for group in kept:
+            self._keep(group)
         self.spare = deque(group for group in self.spare if group.id not in gone)
         return old
 
     def note_stale(self, group: Group) -> None:
         """It is dropped on the way to the next batch, and costs no draw."""
         self._stale += 1
-        self._gone[group.id] = _LEFT_OVER
+        self._note_gone(group.id, _LEFT_OVER)
 
     def consumed_by(self, groups: list[Group]) -> list[str]:
         """The ids of those that were dropped on the way to a batch that was taken."""
-        taken = {group.id for group in groups}
-        last = max((self._rounds.pop(name, self._gone.get(name, -1)) for name in taken), default=-1)
+        last = max((self._forget(group.id) for group in groups), default=_LEFT_OVER)
         last = last if last < self._round else last - 1  # others may yet be dropped on the way to the same batch
-        gone = [name for name, number in self._gone.items() if number <= last or name in taken]
-        for name in gone:
-            del self._gone[name]
-        return [name for name in gone if name not in taken]
+        rounds = sorted(number for number in self._gone if number <= last)
+        return [name for number in rounds for name in self._gone.pop(number)]
+
+    def _forget(self, name: str) -> int:
+        """The round of a group that was taken; a dropped one may have filled a batch."""
+        if name in self._rounds:
+            return self._rounds.pop(name)
+        for number, names in self._gone.items():
+            if name in names:
+                del names[name]
+                return number
+        return _LEFT_OVER
 
     def consumed(self) -> list[str]:
         """The ids of all that were dropped, and led to no batch."""
-        return [*self._gone]
+        return [name for number in sorted(self._gone) for name in self._gone[number]]

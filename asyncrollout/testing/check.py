@@ -26,7 +26,6 @@ from asyncrollout.testing.points import Point, Skipped
 
 POINTS = (
     pooled.plays,
-    pooled.finite_rewards,
     pooled.same_when_fresh,
     pooled.same_when_used,
     pooled.same_after_end,

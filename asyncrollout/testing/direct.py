@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from asyncrollout.errors import UsageError
-from asyncrollout.pool.hosted import reset_options
+from asyncrollout.pool.hosted import check_reset, reset_arguments, reset_options
 from asyncrollout.registry import load_factory
 from asyncrollout.testing.cases import Case, Episode, MethodCall, own_copy
 from asyncrollout.testing.compare import same, shown
@@ -49,7 +49,8 @@ class Direct:
                 await settled(self.env.close())
 
     async def reset(self, seed: int) -> Any:
-        return await settled(self.env.reset(seed=seed, options=reset_options(self.env, own_copy(self._task))))
+        options = reset_options(self.env, own_copy(self._task))
+        return await settled(self.env.reset(**reset_arguments(seed, options, takes_options=check_reset(self.env))))
 
     async def walk(self, episode: Episode, look: Look) -> None:
         """Play an episode, looking at every state."""

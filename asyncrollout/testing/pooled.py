@@ -1,6 +1,5 @@
 """Points that are seen through the pool: the same seed and actions give the same episode, whatever happens."""
 
-import math
 import os
 import signal
 from itertools import product
@@ -25,16 +24,6 @@ _OWN = "keep the env's state in the env itself: none of it in its class, its mod
 )
 async def plays(case: Case) -> list[str]:
     return [str(episode.error) for episode in case.episodes if episode.error]
-
-
-@point("a reward is a finite number", "return a float from step(), never NaN or infinity")
-async def finite_rewards(case: Case) -> list[str]:
-    return [
-        f"seed {episode.seed}, step {turn}: {outcome.reward}"
-        for episode in case.episodes
-        for turn, outcome in enumerate(episode.outcomes)
-        if not math.isfinite(outcome.reward)
-    ]
 
 
 @point("a fresh env gives the same episode from the same seed, on every backend", _DETERMINE)

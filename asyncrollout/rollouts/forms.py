@@ -1,0 +1,59 @@
+"""What `Rollouts` gives to be awaited or iterated over; whoever does the other hears how it is used."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, Generic, NoReturn, Self, TypeVar
+
+from asyncrollout.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Stream(Generic[T]):
+    """An async iterator of what a call gives each time, until it raises `StopAsyncIteration`."""
+
+    def __init__(self, take: Callable[[], Awaitable[T]], usage: str) -> None:
+        self._take = take
+        self._usage = usage
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        return await self._take()
+
+    def __iter__(self) -> NoReturn:
+        raise UsageError(f"an async iterator: write `{self._usage}`")
+
+    def __await__(self) -> NoReturn:
+        raise UsageError(f"an async iterator, and not to be awaited itself: write `{self._usage}`")
+
+
+class Awaited(Coroutine[Any, Any, T]):
+    """A coroutine of one result."""
+
+    def __init__(self, inner: Coroutine[Any, Any, T], usage: str) -> None:
+        self._inner = inner
+        self._usage = usage
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._inner.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        return self._inner.send(value)
+
+    def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None, /) -> Any:
+        return self._inner.throw(kind) if value is None and trace is None else self._inner.throw(kind, value, trace)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __aiter__(self) -> NoReturn:
+        self._refuse()
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        self._inner.close()
+        raise UsageError(f"one result, and nothing to iterate over: write `{self._usage}`")
