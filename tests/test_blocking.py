@@ -189,7 +189,6 @@ async def test_pools_of_a_loop_share_a_watch_that_ends_with_the_last() -> None:
             assert [*blocking._watches.values()] == [watch]
         assert watch.is_alive()
     assert not blocking._watches
-    await anyio.to_thread.run_sync(watch.join, PATIENCE)
     assert not watch.is_alive()
 
 

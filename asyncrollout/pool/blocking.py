@@ -19,6 +19,7 @@ log = get_logger(__name__)
 
 _TICK = 0.25  # seconds
 _TICKS = 4  # without a sign of life, at the same call
+_JOIN_SECONDS = 1.0
 _LONG_TICKS = 120  # after so many, it is reported even though it has not ended
 _STDLIB = (sysconfig.get_path("stdlib"), "<frozen")
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
@@ -71,6 +72,7 @@ class LoopWatch(threading.Thread):
         if not self.users:
             _watches.pop(self._loop, None)
             self._ended.set()
+            self.join(_JOIN_SECONDS)  # it wakes at once
 
     def run(self) -> None:
         last = time.monotonic()
