@@ -1,5 +1,6 @@
 """Workers start in every real program, and what its main script defines works in them."""
 
+import gc
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import zipapp
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ import anyio.to_process
 import psutil
 import pytest
 
-from asyncrollout import EnvError, EnvPool, EnvSpec, PoolError, UsageError
-from asyncrollout.pool import by_value
+from asyncrollout import EnvError, EnvPool, EnvSpec, PoolError, UsageError, find_env
+from asyncrollout.pool import by_value, definitions
 from asyncrollout.pool.definitions import Sent
-from tests.playing import COUNTER
+from asyncrollout.rollouts.setup import read_envs
+from asyncrollout.testing import same
+from tests.playing import ACTIONS, COUNTER, expected, play
 from tests.scripts.processes import LIMIT, ROOT, spoil_starts, until
-from tests.test_guards import mark  # noqa: F401 (a fixture)
+from tests.test_guards import mark, uvloop_only  # noqa: F401 (a fixture)
 from tests.tiny_envs import Counter
 
 DEFINING = ROOT / "tests" / "scripts" / "defining.py"
@@ -71,8 +75,9 @@ def test_a_program_from_stdin_defines_its_env() -> None:
 
 
 def test_a_program_in_the_command_line_defines_its_env() -> None:
-    known = told(run("-c", DEFINING.read_text(), "--size", "3"))
-    assert known["argv"] == ["-c", "--size", "3"]
+    program = STARTS_POOL.replace("return 0, {}", "return __import__('sys').argv, {}")
+    program = program.replace("await env.reset(seed=0)", "print((await env.reset(seed=0)).observation)")
+    assert run("-c", program, "one", "two") == "['-c', 'one', 'two']\n"
 
 
 def test_cells_of_a_notebook_define_an_env() -> None:
@@ -191,6 +196,7 @@ async def test_an_interpreter_that_does_not_start_is_shown_with_its_output(
     assert "__main__" not in str(caught.value)
 
 
+@uvloop_only
 @pytest.mark.parametrize("executable", ["", "/no/such/python"])
 async def test_a_program_without_an_interpreter_is_told_so(executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", executable)
@@ -261,6 +267,7 @@ async def test_classes_of_a_function_travel_and_come_back_as_themselves() -> Non
     assert vars(Local) == before
 
 
+@uvloop_only
 async def test_a_class_that_a_worker_makes_itself_cannot_come_back() -> None:
     def make() -> Any:
         class Place:
@@ -278,6 +285,7 @@ async def test_a_class_that_a_worker_makes_itself_cannot_come_back() -> None:
             await env.step(0)
 
 
+@uvloop_only
 async def test_what_cannot_be_loaded_in_a_worker_is_told_again_whenever_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,11 +299,36 @@ async def test_what_cannot_be_loaded_in_a_worker_is_told_again_whenever_it_is_ne
             part = only_here.Part
 
         for _ in range(2):
-            with pytest.raises(UsageError, match="No module named 'only_here'"):
+            with pytest.raises(UsageError, match=r"No module named 'only_here'.*sys.path of when"):
                 await pool.open(Local)
         async with pool.open(COUNTER) as env:
             await env.reset(seed=1)
     del sys.modules["only_here"]
+
+
+@uvloop_only
+async def test_a_worker_forgets_classes_that_are_gone() -> None:
+    async with EnvPool(workers=1) as pool:
+        for _ in range(10):
+
+            class Local(Counter):
+                def known(self) -> int:
+                    return len(definitions._received)
+
+            async with pool.open(Local) as env:
+                known = await env.call("known")
+            del Local, env
+            gc.collect()
+    assert known <= 3
+
+
+@uvloop_only
+@pytest.mark.parametrize("backend", ["inline", "process"])
+@pytest.mark.parametrize("env", [Counter, partial(Counter), lambda: Counter(), "tests.tiny_envs:Counter"])
+async def test_an_env_is_opened_by_its_class_or_a_function(env: Any, backend: Any) -> None:
+    async with EnvPool(workers=1, backend=backend) as pool, pool.open(env) as opened:
+        assert same(await play(opened, 1, ACTIONS), expected(COUNTER, 1, ACTIONS))
+    assert read_envs(env, None)[0].env == find_env(env)
 
 
 def test_a_class_travels_once() -> None:
@@ -328,6 +361,7 @@ class Holding:
 """
 
 
+@uvloop_only
 @pytest.mark.parametrize(("name", "culprit"), [("Env", "script's client['lock'] is"), ("Holding", "Holding.lock is")])
 async def test_an_error_names_the_global_or_attribute_that_cannot_travel(
     name: str, culprit: str, main_script: dict[str, Any]

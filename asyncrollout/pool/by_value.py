@@ -46,10 +46,10 @@ class _Bound(dict[str, Any]):
 
 
 class _Parcel:
-    """A value, and what the worker has to know before."""
+    """A value, what the worker has to know before, and the classes that it may forget."""
 
-    def __init__(self, names: Mapping[str, Any], classes: list[type], value: Any) -> None:
-        self._parts = _Bound(names), classes, value
+    def __init__(self, names: Mapping[str, Any], classes: list[type], gone: list[str], value: Any) -> None:
+        self._parts = _Bound(names), classes, gone, value
 
     def __reduce__(self) -> tuple[Any, ...]:
         return definitions.unwrap, self._parts
@@ -170,12 +170,12 @@ def dumps(value: Any, sent: Sent) -> bytes:
     """
     file = io.BytesIO()
     pickler = _Pickler(file, sent)
-    renewed, missing = pickler.renewed(), sent.missing_classes()
+    renewed, missing, gone = pickler.renewed(), sent.missing_classes(), sent.gone_classes()
     try:
-        pickler.dump(_Parcel(renewed, missing, value) if renewed or missing else value)
+        pickler.dump(_Parcel(renewed, missing, gone, value) if renewed or missing or gone else value)
     except Exception as error:  # pickle raises all sorts
         raise pickle.PicklingError(f"{_culprit(value, pickler)}{error}") from error
-    sent.add(pickler.names, pickler.classes)
+    sent.add(pickler.names, pickler.classes, gone)
     return file.getvalue()
 
 

@@ -12,7 +12,7 @@ import pickle
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -35,18 +35,25 @@ class Sent:
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {}  # globals of the main script
-        self.classes: dict[str, type] = {}  # by their keys; kept, since objects of them may come back
+        self.classes: WeakValueDictionary[str, type] = WeakValueDictionary()  # by their keys
+        self._keys: set[str] = set()
 
     def is_behind(self) -> bool:
         """Whether other workers have got more. The snapshot of an env there may refer to it."""
         return len(self.names) < len(names_sent) or bool(self.missing_classes())
 
     def missing_classes(self) -> list[type]:
-        return [kind for key, kind in list(classes_sent.items()) if key not in self.classes]
+        return [kind for key, kind in list(classes_sent.items()) if key not in self._keys]
 
-    def add(self, names: Mapping[str, Any], classes: Mapping[str, type]) -> None:
+    def gone_classes(self) -> list[str]:
+        """The keys of classes that no longer exist here; an env that is open keeps those that it was made of."""
+        return [key for key in self._keys if key not in self.classes]
+
+    def add(self, names: Mapping[str, Any], classes: Mapping[str, type], gone: Iterable[str] = ()) -> None:
         self.names.update(names)
         self.classes.update(classes)
+        self._keys.update(classes)
+        self._keys.difference_update(gone)
         names_sent.update(dict.fromkeys(names))
         classes_sent.update(classes)
 
@@ -126,7 +133,9 @@ def bind(names: dict[str, Any]) -> None:
     main_globals().update(names)
 
 
-def unwrap(_bound: None, _classes: list[type], value: Any) -> Any:
+def unwrap(_bound: None, _classes: list[type], gone: list[str], value: Any) -> Any:
+    for key in gone:
+        _received.pop(key, None)
     return value
 
 

@@ -300,7 +300,8 @@ class Worker:
 
 def _loaded(payload: Any) -> Any:
     if type(payload) is wire.Undecodable:
-        raise UsageError(f"what was sent to the env cannot be loaded in its worker: {payload.reason}")
+        hint = ": it has the sys.path of when the pool was opened" if "ModuleNotFoundError" in payload.reason else ""
+        raise UsageError(f"what was sent to the env cannot be loaded in its worker: {payload.reason}{hint}")
     return payload
 
 
