@@ -29,7 +29,8 @@ _OF_FIGURES = _words(
 
 _PLAIN_TOKENS = _words(
     "eos bos pad unk sep cls mask special stop start end begin next first last prev per image video audio think "
-    "observation prompt reply completion answer sampled chosen target each by added"
+    "observation prompt reply completion answer sampled chosen target each by added img vision newline response total "
+    "final previous current"
 )
 """A tokenizer's `eos_token` is a text."""
 
@@ -38,7 +39,8 @@ _PLAIN_KEYS = _words(
     "images obs observation action state prompt question text label field json metric data info input output task "
     "config option env batch order unique dedup anchor arrow escape return space tab shift control ctrl alt enter "
     "delete up down left right any no message messages content score id uid video audio name path file join "
-    "by per each first last next table entry item feature target response solution"
+    "by per each first last next table entry item feature target response solution fn func function mask truth source "
+    "type value query split length weight filter metadata time step episode agent layer attention rng prng random"
 )
 """A dataset's `prompt_key` is the name of a column."""
 

@@ -8,7 +8,11 @@ from urllib.parse import quote
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import inspect
 
+from asyncrollout.config import Config
+from asyncrollout.config.evaluation import EvaluationConfig
+from asyncrollout.config.suggestions import valid_keys
 from asyncrollout.redaction import (
     HIDDEN,
     hide,
@@ -35,6 +39,7 @@ PLAIN_NAMES = """
     api_key_env password_env token_file password_file key_path max_tokens maxTokens token_ids n_tokens tokens
     max_new_tokens key_size keys author authors authority tokenizer tokenize detokenize keep keep_alive monkey
     keyboard turkey hockey keyframes key_frames keypoints eos_token pad_token bos_token special_tokens stop_token_ids
+    reward_fn_key rng_key ground_truth_key img_token
     sort_key prompt_key image_key reward_key answer_key primary_key public_key arrow_key password_length auth_type
     auth_url token_url oauth_url secretary bypass compass pass_rate first_pass passes passed pin_memory basic bearings
     pathological spawn per_token tokens_per_second credits cookiecutter_x seed size model base_url temperature env.size
@@ -44,6 +49,13 @@ PLAIN_NAMES = """
 def test_names() -> None:
     assert [name for name in SECRET_NAMES.split() if not is_secret(name)] == []
     assert [name for name in PLAIN_NAMES.split() if is_secret(name)] == []
+
+
+def test_no_key_of_a_configuration_is_named_like_a_secret() -> None:
+    for root in (Config, EvaluationConfig):
+        keys = [key.path for key in valid_keys(inspect.type_info(root))]
+        assert len(keys) > 20
+        assert [path for path in keys if is_secret(str(path[-1]))] == []
 
 
 words = st.sampled_from(["env", "judge", "server", "my", "second", "main"])

@@ -36,6 +36,7 @@ class ServerChannel:
         self._socket = web.WebSocketResponse(max_msg_size=largest, heartbeat=_HEARTBEAT, compress=False)
         self._stopping = False
         self._slice = _SLICE
+        self._begun = 0  # since others had a turn
         self._scope = anyio.CancelScope()
 
     def send(self, answer: Answer) -> None:
@@ -81,7 +82,9 @@ class ServerChannel:
                     if len(self._outbox) > _MOST_UNSENT:
                         await self._leave(aiohttp.WSCloseCode.POLICY_VIOLATION, "answers are not taken")
                         return False
-                    await self._let_others()
+                    self._begun += len(now)
+                    if self._begun >= self._slice:
+                        await self._let_others()
             except UsageError as error:
                 await self._leave(aiohttp.WSCloseCode.PROTOCOL_ERROR, str(error))
                 break
@@ -89,7 +92,7 @@ class ServerChannel:
 
     async def _let_others(self) -> None:
         """Whoever else is connected has a turn; the longer it takes to come back, the less is begun at a time."""
-        began = time.perf_counter()
+        began, self._begun = time.perf_counter(), 0
         await anyio.lowlevel.checkpoint()
         seconds = time.perf_counter() - began
         if seconds > _LONG_ROUND:
