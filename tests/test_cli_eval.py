@@ -56,6 +56,8 @@ async def test_figures_are_those_of_the_recorded_rollouts_and_of_evaluate(tmp_pa
     assert end["replies"] == sum(len(one["turns"]) for one in everybody)
     assert end["invalid"] == sum(not turn["valid"] for one in everybody for turn in one["turns"])
     assert (run / "report.html").exists()
+    more = await anyio.to_thread.run_sync(lambda: call(tmp_path, "resume", run, "evaluate=9"))
+    assert (more.returncode, "evaluate: found 9, but" in more.stderr) == (2, True), more.stderr
     async with Rollouts("frozen_lake", env_kwargs={"size": 3}, policy=SolverPolicy(0.3), group_size=3) as rollouts:
         heard: list[Group] = []
         evaluation = await rollouts.evaluate(8, k=3, seed=5, on_group=heard.append)

@@ -84,6 +84,11 @@ async def resume(
 ) -> int:
     """Go on with a run where it ended."""
     config = read_back(directory, overrides)
+    if config.evaluate != (before := read_back(directory).evaluate):
+        raise UsageError(
+            f"evaluate: found {config.evaluate}, but {directory} began with {before}: tasks that are added or left out "
+            "make another evaluation; start it under another name"
+        )
     with claimed(directory):
         journal = directory / JOURNAL
         if journal.exists() and journal.stat().st_size > _LONG_TO_READ:
