@@ -122,6 +122,24 @@ async def test_a_server_without_logprobs_is_evaluated(tmp_path: Path) -> None:
     assert not any(body.get("logprobs") for body in bodies)
 
 
+async def test_a_conversation_in_completions_says_what_to_set(tmp_path: Path) -> None:
+    async with llm_server() as server:
+        flags = ["--env", "bandit", "--base-url", server.url, "--model", "m", "-n", "1", "policy.mode=completions"]
+        done = await anyio.to_thread.run_sync(lambda: call(tmp_path, "eval", *flags))
+    assert done.returncode == 2
+    assert "agent.history: 0 and agent.system_prompt: ''" in done.stderr
+
+
+async def test_the_demo_asks_a_server_for_no_logprobs(tmp_path: Path) -> None:
+    async with llm_server(script=lambda *_: Reply("<answer>A</answer>")) as server:
+        flags = ["bandit", "--base-url", server.url, "--model", "m", "--batches", "1", "--quiet"]
+        done = await anyio.to_thread.run_sync(lambda: call(tmp_path, "demo", *flags))
+        bodies = [seen.body for seen in server.requests if seen.path.endswith("/chat/completions")]
+    assert done.returncode == 0, done.stderr
+    assert bodies
+    assert not any(body.get("logprobs") for body in bodies)
+
+
 def test_the_file_of_a_run_is_evaluated_without_its_filter(tmp_path: Path) -> None:
     config = write_config(tmp_path, more="keep: reward_varies\n")
     done = call(tmp_path, "eval", config, "env_kwargs.size=3", "-n", "3", "--json")
