@@ -140,6 +140,15 @@ def test_each_command_has_an_example(name: str, capsys: pytest.CaptureFixture[st
     assert f"Example: asyncrollout {name}" in capsys.readouterr().out
 
 
+def test_help_is_wrapped_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["eval", "--help"]) == 0
+    _, _, text = capsys.readouterr().out.partition("Each of -n")
+    paragraph = text.partition("\n\n")[0].splitlines()
+    assert len(paragraph) > 3
+    assert all(len(line) > 60 for line in paragraph[1:-1])
+
+
 def test_version(program: tuple[str, ...]) -> None:
     from asyncrollout import __version__
 

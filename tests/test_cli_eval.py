@@ -56,6 +56,8 @@ async def test_figures_are_those_of_the_recorded_rollouts_and_of_evaluate(tmp_pa
     assert end["replies"] == sum(len(one["turns"]) for one in everybody)
     assert end["invalid"] == sum(not turn["valid"] for one in everybody for turn in one["turns"])
     assert (run / "report.html").exists()
+    more = await anyio.to_thread.run_sync(lambda: call(tmp_path, "resume", run, "evaluate=9"))
+    assert (more.returncode, "evaluate: found 9, but" in more.stderr) == (2, True), more.stderr
     async with Rollouts("frozen_lake", env_kwargs={"size": 3}, policy=SolverPolicy(0.3), group_size=3) as rollouts:
         heard: list[Group] = []
         evaluation = await rollouts.evaluate(8, k=3, seed=5, on_group=heard.append)
@@ -117,6 +119,24 @@ async def test_a_server_without_logprobs_is_evaluated(tmp_path: Path) -> None:
     assert "tasks     3 of 3, 3 rollouts" in done.stdout
     assert bodies
     assert all(body["temperature"] == 0.5 and body["max_tokens"] == 7 for body in bodies)
+    assert not any(body.get("logprobs") for body in bodies)
+
+
+async def test_a_conversation_in_completions_says_what_to_set(tmp_path: Path) -> None:
+    async with llm_server() as server:
+        flags = ["--env", "bandit", "--base-url", server.url, "--model", "m", "-n", "1", "policy.mode=completions"]
+        done = await anyio.to_thread.run_sync(lambda: call(tmp_path, "eval", *flags))
+    assert done.returncode == 2
+    assert "agent.history: 0 and agent.system_prompt: ''" in done.stderr
+
+
+async def test_the_demo_asks_a_server_for_no_logprobs(tmp_path: Path) -> None:
+    async with llm_server(script=lambda *_: Reply("<answer>A</answer>")) as server:
+        flags = ["bandit", "--base-url", server.url, "--model", "m", "--batches", "1", "--quiet"]
+        done = await anyio.to_thread.run_sync(lambda: call(tmp_path, "demo", *flags))
+        bodies = [seen.body for seen in server.requests if seen.path.endswith("/chat/completions")]
+    assert done.returncode == 0, done.stderr
+    assert bodies
     assert not any(body.get("logprobs") for body in bodies)
 
 

@@ -215,7 +215,7 @@ def test_tool_calls_of_a_stream() -> None:
         (answer(message={"content": 5}), "malformed"),
         (answer(token_ids=[2**31]), "malformed"),
         (answer(stop_reason=["<end>"]), "malformed"),
-        (answer(logprobs=None), "logprobs were asked for"),
+        (answer(logprobs=None), r"logprobs were asked for.* \(policy.logprobs: false\)"),
         (answer(token_ids=[5]), "it has 1 token ids and 2 logprobs"),
         (answer(logprobs={"content": [{"logprob": 0.5}]}), "a logprob is above 0"),
         (answer(logprobs={"content": [{"logprob": "low"}]}), "malformed"),

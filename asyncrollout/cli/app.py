@@ -222,8 +222,14 @@ app = App(
 )
 app.meta.suppress_keyboard_interrupt = False  # main() has a word to say
 
+
+def _flowing(text: str) -> str:
+    """Paragraphs on a line each, which a terminal of any width wraps by itself."""
+    return "\n\n".join(" ".join(part.split("\n")) for part in inspect.cleandoc(text).split("\n\n"))
+
+
 for place, (path, group, text) in enumerate(COMMANDS):
-    app.command(path, group=group, help=inspect.cleandoc(text), sort_key=place)
+    app.command(path, group=group, help=_flowing(text), sort_key=place)
 
 
 class Output(msgspec.Struct, frozen=True):

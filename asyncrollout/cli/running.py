@@ -86,6 +86,11 @@ async def resume(
 ) -> int:
     """Go on with a run where it ended."""
     config = read_back(directory, overrides)
+    if config.evaluate != (before := read_back(directory).evaluate):
+        raise UsageError(
+            f"evaluate: found {config.evaluate}, but {directory} began with {before}: tasks that are added or left out "
+            "make another evaluation; start it under another name"
+        )
     check_imports(config, allow_import=allow_import)
     redacted_config(config)  # which refuses what must not be written
     with claimed(directory):
