@@ -146,6 +146,17 @@ async def test_every_server_is_named_with_its_cause() -> None:
     assert "http://no-such-server.invalid/v1: it does not answer: the name" in said
 
 
+async def test_one_of_several_that_never_answered_is_reported_once(events: list[Any]) -> None:
+    away = f"http://127.0.0.1:{await free_port()}/v1"
+    async with llm_server() as server, OpenAIPolicy([away, server.url], "m", wait_for_server=SOON) as asked:
+        for number in range(4):
+            found = await ask_all(asked, [ask(session=f"{number} {one}") for one in range(4)])
+            assert {answer.text for answer in found} == {"reply to Hello"}
+    (line,) = [event for event in events if event["event"] == "server_never_answered"]
+    assert line["endpoint"] == away
+    assert "connection refused" in line["cause"]
+
+
 @pytest.mark.parametrize("kind", [None, "vllm"])
 async def test_server_that_comes_late_is_waited_for(kind: Any, events: list[Any]) -> None:
     port = await free_port()
@@ -271,6 +282,16 @@ async def test_where_the_key_came_from(status: int, monkeypatch: pytest.MonkeyPa
             with pytest.raises(ProviderError, match=r"the key is that of \$MY_KEY"):
                 await asked.generate(ask())
         assert calls(server)[-1].headers["Authorization"] == "Bearer sk-other-canary"
+
+
+@pytest.mark.parametrize("before", [0, 290, 310])
+async def test_no_part_of_a_key_is_shown_by_advice(before: int) -> None:
+    key = "sk-canary-of-some-length"
+    moved = Answer(307, "moved", headers={"Location": "x" * before + key})
+    packed = Answer(200, headers={"Content-Encoding": "x" * before + key})
+    async with llm_server(script=[moved, packed]) as server:
+        for _ in range(2):
+            assert "sk-" not in await fails(server.url, 1, api_key=key)
 
 
 async def test_redirect_is_not_followed_and_told() -> None:

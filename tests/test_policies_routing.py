@@ -104,7 +104,7 @@ async def test_calls_go_past_a_server_that_refuses() -> None:
 
 async def test_server_that_hangs_is_left_after_the_seconds_of_an_attempt() -> None:
     async with llm_server(script=lambda *_: Hold()) as hung, llm_server() as well:
-        async with policy(hung, well, kind="openai", attempt_seconds=0.05) as asked:
+        async with policy(hung, well, kind="openai", attempt_seconds=0.5) as asked:
             answers = await ask_all(asked, [ask(str(number)) for number in range(4)])
             assert max(answer.timings.attempts for answer in answers) == 2
         await hung.until(lambda: hung.in_flight == 0)

@@ -31,6 +31,8 @@ _models = msgspec.json.Decoder(_Models)
 
 
 class Advisor:
+    """Looks for what was meant, at the server that refuses; once for many calls."""
+
     def __init__(self, model: str, key: Key) -> None:
         self._model = model
         self._key = key
@@ -43,7 +45,7 @@ class Advisor:
         if status in (401, 403):
             return f" ({self._key.origin})"
         if 300 <= status < 400:
-            target = answer.headers.get("Location", "")[:300]
+            target = self._key.hidden(answer.headers.get("Location", ""))[:300]
             return f" (it redirects to {target!r}: give the address that answers itself as base_url)"
         is_of_model = status in (400, 422) and b"model" in answer.content
         if client is None or not (status == 404 or is_of_model):
@@ -67,7 +69,7 @@ class Advisor:
         if not known or self._model in known:
             return ""
         more = f" and {len(known) - _MODELS_SHOWN} more" if len(known) > _MODELS_SHOWN else ""
-        names = ", ".join(repr(name[:200]) for name in known[:_MODELS_SHOWN])
+        names = ", ".join(repr(self._key.hidden(name)[:200]) for name in known[:_MODELS_SHOWN])
         return f" (model={self._model!r} is not there; available: {names}{more})"
 
     async def _models(self, client: aiohttp.ClientSession, url: str) -> list[str] | None:

@@ -34,6 +34,7 @@ _READ_WHOLE = 2**20  # bytes; aiohttp keeps a list of pieces, which for a large 
 _AT_ONCE = 2**18  # bytes unpacked on the event loop: they take less than a millisecond
 _STEP = 2**20
 _INPUT = 2**16  # zlib copies what it has not consumed yet, in each step
+_SHOWN = 100
 _THREADS = 2  # bounds the memory of many large answers at a time
 
 _threads: RunVar[anyio.CapacityLimiter] = RunVar("unpacking_threads")
@@ -80,7 +81,7 @@ async def unpack(raw: bytes, encoding: str | None, most: int = MOST_BYTES) -> by
             return first
         return await in_thread(_unpack_rest, unpacker, first, raw, encoding, most)
     except zlib.error as error:
-        raise ProviderError(f"malformed answer: its Content-Encoding is {encoding!r:.50}, but: {error}") from None
+        raise ProviderError(f"malformed answer: its Content-Encoding is {encoding!r}, but: {error}") from None
 
 
 async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
@@ -117,8 +118,11 @@ def _unpacker(raw: bytes, encoding: str) -> "zlib._Decompress":
         case "deflate":  # by the standard in zlib's format, but some servers leave its header out
             has_header = raw[0] & 15 == 8 and int.from_bytes(raw[:2], "big") % 31 == 0
             return zlib.decompressobj(_ZLIB if has_header else _DEFLATE)
+    told = (
+        repr(encoding) if len(encoding) <= _SHOWN else f"a text of {len(encoding)} characters"
+    )  # a cut may split a key
     raise ProviderError(
-        f"malformed answer: its Content-Encoding is {encoding!r:.100}, and the server was asked for {ENCODINGS} only"
+        f"malformed answer: its Content-Encoding is {told}, and the server was asked for {ENCODINGS} only"
     )
 
 

@@ -44,10 +44,17 @@ class FirstContact:
         self._looking = anyio.Lock()
         self._failed_at = -math.inf
         self._failure = ""
-        self._has_logged = False
+        self._has_logged = self._is_over = False
+        self._noted: set[Endpoint] = set()
 
     def is_made(self) -> bool:
         return any(endpoint.has_answered for endpoint in self._endpoints)
+
+    def note(self, endpoint: Endpoint, trouble: str) -> None:
+        """One of several servers failed: log why, once, if it has never answered; the others go on without it."""
+        if len(self._endpoints) > 1 and not endpoint.has_answered and endpoint not in self._noted:
+            self._noted.add(endpoint)
+            log.warning("server_never_answered", endpoint=endpoint.name, cause=self._key.hidden(trouble))
 
     async def wait(self, client: aiohttp.ClientSession, trouble: str) -> None:
         """Wait for the first answer of any server; `ProviderError` if none comes in time."""
@@ -68,13 +75,14 @@ class FirstContact:
                     raise ProviderError(self._failure)
                 causes = await self._look_at_all(client)
                 left = self._began + self._seconds - time.monotonic()
-                if self.is_made():
-                    log.info("server_answered", after=round(time.monotonic() - self._began, 1))
-                elif left <= 0:
+                if left <= 0 and not self.is_made():
                     self._fail(causes)
-                else:
+                elif not self.is_made():
                     await anyio.sleep(min(pause, left))
                     pause = min(2 * pause, _LONGEST_PAUSE)
+            if not self._is_over:
+                self._is_over = True
+                log.info("server_answered", after=round(time.monotonic() - self._began, 1))
 
     def first_post(self, endpoint: Endpoint) -> Callable[..., Awaitable[Answer]]:
         """A server's first call: it may take long, but not from a server that answers nothing at all."""

@@ -282,6 +282,7 @@ class OpenAIPolicy:
             call.fails(endpoint, f"{type(error).__name__}: {error}")
         except (aiohttp.ClientError, OSError, SilentError) as error:
             call.fails(endpoint, f"it does not answer: {cause_of(error, endpoint)}")
+        self._contact.note(endpoint, call.trouble)
         self._health.lose(endpoint)
         return None
 
