@@ -114,10 +114,13 @@ def test_several_suspects_are_halved_and_none_of_them_is_convicted() -> None:
         found.append(mine.companions)
     assert found == [8, 4, 2, 1, 1, 1]
     mine = Blame(0)
-    assert not any(mine.add(kill(number, suspects=16), Op.STEP) for number in range(2))
+    assert not any(mine.add(kill(number, suspects=16), Op.STEP) for number in range(1, 5))
     assert mine.companions == 0  # not worth it: whoever kills from outside is not found so
-    mine.add(kill(3, suspects=16), Op.STEP)
+    mine.add(kill(5, suspects=16), Op.STEP)
     assert mine.companions == 8
+    mine = Blame(0)
+    assert not any(mine.add(kill(2 * number, suspects=16), Op.STEP) for number in range(1, 50))
+    assert mine.companions == 0  # others are killed, too
 
 
 # Deaths
