@@ -9,7 +9,7 @@ _OWN_DEATHS = 2
 _OUTSIDE_DEATHS = 5
 _DOUBTFUL_DEATHS = 25
 _FRUITLESS_DEATHS = 500
-_UNSORTED = 2  # kills from outside after which all suspects are simply tried again
+_UNSORTED = 4  # kills from outside after which all suspects are simply tried again
 
 
 class Blame:
@@ -26,10 +26,10 @@ class Blame:
         self._crashes = 0
         self._suspects = 0
         self._halvings = 0
-        self._kills_shared = 0
         self._fruitless = 0
         self._crashes_at: Counter[Op] = Counter()
         self._alone_at: Counter[Op] = Counter()
+        self._kills_at: Counter[Op] = Counter()
         self._kills_before: dict[Op, int] = {}  # kills in the whole pool before the first one here
 
     @property
@@ -61,23 +61,28 @@ class Blame:
         self._alone_at[at] += alone
         if lost.from_outside:
             self._kills_before.setdefault(at, lost.kills - 1)
-            self._kills_shared += not alone
-            self._halvings += alone or self._kills_shared > _UNSORTED
+            self._kills_at[at] += 1
+            is_sorted = self._kills_at[at] > _UNSORTED and not self._are_others_killed(lost, at)
+            self._halvings += alone or is_sorted
         else:
             self._crashes_at[at] += 1
             self._crashes += alone
             self._halvings += 1
 
+    def _are_others_killed(self, lost: Lost, at: Op, share: float = 0.25) -> bool:
+        """Whether workers that this env was not at work on are killed, too: for each kill here so many elsewhere."""
+        here = self._kills_at[at]
+        return lost.kills - self._kills_before.get(at, lost.kills) - here > share * here
+
     def _most_kills(self, lost: Lost, at: Op) -> int:
-        here = self._alone_at[at]
-        elsewhere = lost.kills - self._kills_before.get(at, lost.kills) - here
-        if elsewhere > here:  # somebody kills workers, whatever they do
+        if self._are_others_killed(lost, at, 1):  # somebody kills workers, whatever they do
             return _FRUITLESS_DEATHS
-        return _DOUBTFUL_DEATHS if at is Op.REPLAY or elsewhere > here / 4 else _OUTSIDE_DEATHS
+        return _DOUBTFUL_DEATHS if at is Op.REPLAY or self._are_others_killed(lost, at) else _OUTSIDE_DEATHS
 
     def clear(self) -> None:
         """A call was completed."""
-        self._suspects = self._halvings = self._kills_shared = self._fruitless = 0
+        self._suspects = self._halvings = self._fruitless = 0
         self._crashes_at.clear()
         self._alone_at.clear()
+        self._kills_at.clear()
         self._kills_before.clear()

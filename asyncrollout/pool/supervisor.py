@@ -26,17 +26,18 @@ from asyncrollout.pool.home import CLOSE_GRACE, Clock, Limits, Lost
 from asyncrollout.pool.link import Link
 from asyncrollout.pool.main_module import MainModule, is_imported_by_child
 from asyncrollout.pool.page import CLOSING, Page
-from asyncrollout.pool.watchdog import Doom, Watch, Watchdog, crash
+from asyncrollout.pool.watchdog import Doom, Watch, Watchdog, crash, may_be_killed
 
 log = get_logger(__name__)
 
 _START_LIMIT = interpreter.READY_LIMIT
 _START_TRIES = 3
-_START_TRIES_UNDER_FIRE = 30  # while somebody kills workers, which may be killed at their start, too
+_START_TRIES_IF_KILLED = 100  # of processes that somebody killed before they served
 _LOG_TAIL = 4_000  # bytes; holds the report of a segmentation fault
 _SWEEP_EVERY = 0.005  # seconds
 _SWEEP_LOOKS = 200
 _REAP_LIMIT = 0.5  # seconds
+_ENDED_EARLY = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, ProcessLookupError)
 
 _starting: "set[Supervisor]" = set()
 """Of all pools: those whose process has not yet said hello."""
@@ -76,6 +77,7 @@ class Supervisor:
         self._page: Page | None = None
         self._log_start = 0  # bytes that earlier processes wrote to the same log
         self._started: list[Process] = []  # at most one
+        self._was_killed = False  # at its start, by somebody else
         self._process: Any = None  # anyio's, for its exit status
         self._doom: Doom | None = None
         self._watchdog = Watchdog(limits, watch, self.clock)
@@ -95,7 +97,7 @@ class Supervisor:
                     if self.failure is not None:
                         break
                     failed_starts = failed_starts + 1 if error else 0
-                    tries = _START_TRIES_UNDER_FIRE if self._watch.is_under_fire else _START_TRIES
+                    tries = _START_TRIES_IF_KILLED if self._was_killed else _START_TRIES
                     if error and (self._lives == 1 or failed_starts >= tries):
                         self.failure = error
                         break
@@ -158,6 +160,8 @@ class Supervisor:
         with anyio.move_on_after(_REAP_LIMIT):  # anyio does not wait for it, and a loop that is closed then complains
             while has_zombies() or (not _starting and _unknown_interpreters()):  # noqa: ASYNC110 (nobody has an event)
                 await anyio.sleep(_SWEEP_EVERY)
+        codes = [process.returncode for process in self._started]
+        self._was_killed = isinstance(cause, _ENDED_EARLY) and not tail and any(map(may_be_killed, codes))
         return _start_error(self.rank, cause, tail)
 
     def _prepare(self, directory: Path) -> WorkerConfig:
@@ -256,8 +260,7 @@ class Supervisor:
         doom = doom._replace(cause=doom.cause or _cause_of_death(code))
         if not self.stopping:
             log.warning("worker_died", worker=self.rank, reason=doom.kind, cause=doom.cause, calls=len(link.pending))
-        if doom.from_outside:
-            self._watch.add_kill()
+        self._watch.kills += doom.from_outside
         link.end(self._lost(doom, 0, log_tail), lambda call: self._lost(doom, call, log_tail))
         self._on_change()
         return True
@@ -304,7 +307,7 @@ def _start_error(rank: int, cause: BaseException | None, tail: str) -> PoolError
         return cause
     if cause is None or isinstance(cause, TimeoutError):
         why = f"it did not answer within {_START_LIMIT:.0f} s"
-    elif isinstance(cause, anyio.EndOfStream | anyio.IncompleteRead | anyio.BrokenResourceError | ProcessLookupError):
+    elif isinstance(cause, _ENDED_EARLY):
         why = "its process ended before it answered"
     elif isinstance(cause, ValueError | RuntimeError | anyio.BrokenWorkerProcess):
         why = f"{cause}: does a sitecustomize or .pth file write to stdout, or start a process that does?"

@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections import deque
 from typing import NamedTuple
 
 from asyncrollout.pool.guards import resident_bytes
@@ -12,8 +11,6 @@ from asyncrollout.pool.observed import ObservedTime, usage
 from asyncrollout.pool.page import CLOSING, Page
 
 _STARVED = 0.1  # of a CPU; a worker that gets less, though it could use more, is not what takes the time
-_MANY_KILLS = 3
-_UNDER_FIRE = 10.0  # seconds in which so many are many
 _MOST_PATIENCE = 3.0  # times its limit that a call may take on a worker that is starved
 _ANYBODYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """What operators, schedulers and the kernel send; other signals come of what an env does."""
@@ -25,16 +22,6 @@ class Watch:
     def __init__(self) -> None:
         self.time = ObservedTime(time.monotonic(), time.process_time())
         self.kills = 0  # deaths of workers that may have come from outside
-        self._last_kills: deque[float] = deque(maxlen=_MANY_KILLS)
-
-    def add_kill(self) -> None:
-        self.kills += 1
-        self._last_kills.append(time.monotonic())
-
-    @property
-    def is_under_fire(self) -> bool:
-        """Whether somebody keeps killing workers."""
-        return len(self._last_kills) == _MANY_KILLS and time.monotonic() - self._last_kills[0] < _UNDER_FIRE
 
     def tick(self) -> float:
         now = time.monotonic()
@@ -103,8 +90,13 @@ class Watchdog:
 
 def crash(page: Page, code: int | None) -> Doom:
     """The end of a worker that nobody here has killed. `code` is its exit status, negative for a signal."""
-    is_anybodys = (code is None or -code in _ANYBODYS) and not page.was_given_up
-    return Doom("crash", {call for call, _ in page.running()}, from_outside=is_anybodys)
+    from_outside = (code is None or may_be_killed(code)) and not page.was_given_up
+    return Doom("crash", {call for call, _ in page.running()}, from_outside=from_outside)
+
+
+def may_be_killed(code: int | None) -> bool:
+    """Whether a process with this exit status ended by a signal that anybody may have sent."""
+    return code is not None and -code in _ANYBODYS
 
 
 def _stopped(limit: float, calls: set[int]) -> Doom:
