@@ -12,7 +12,7 @@ import asyncrollout as ar
 
 IN_FLIGHT = (1_000, 4_000)
 TURNS = (1_000, 4_000)
-STARTS = 10_000
+STARTS = 5_000
 _ROUNDS = 3
 
 
