@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -87,25 +86,6 @@ def kill_group(pid: int) -> None:
     """Kill a worker, its sentinel and all that its envs started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def starting_interpreters() -> set[int]:
-    """The worker processes that this thread has started; where the system does not tell (only Linux does), none."""
-    try:
-        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
-        commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-    except OSError:
-        return set()
-    return {pid for pid, command in commands.items() if b"anyio.to_process" in command}
-
-
-def has_zombies() -> bool:
-    """Whether the event loop has still to take note of the end of a process; unknown is no (only Linux tells)."""
-    try:
-        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
-        return any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z" for pid in children)
-    except OSError:
-        return False
 
 
 def resident_bytes(pid: int) -> int:

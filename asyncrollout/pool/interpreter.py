@@ -5,11 +5,15 @@ missing meanwhile), with `python -m`, with scripts that read `sys.argv` or have 
 the script's imports. What anyio reads it reads through names of its own module. So a worker is started by a copy of
 anyio's function that has other values for some of these names: nothing is patched, and neither anyio's own users nor
 readers of `__main__.__file__` in other threads can notice.
+
+Nor does a worker join anyio's own processes. anyio kills all of these when the task ends that it takes for the program,
+which in a notebook is a cell, and it lends idle ones to whoever asks.
 """
 
 import contextlib
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -37,6 +41,16 @@ class _Sys:
     @property
     def path(self) -> list[str]:
         return [entry for entry in sys.path if isinstance(entry, str)]  # imports skip others, and some do not pickle
+
+
+class _OwnProcesses:
+    """In place of the variables in which anyio keeps the processes of an event loop."""
+
+    def __init__(self, processes: Any) -> None:
+        self._processes = processes
+
+    def get(self) -> Any:
+        return self._processes
 
 
 async def run(serve: Callable[[Any], NoReturn], config: Any, log: Path, started: list[Process]) -> None:
@@ -75,6 +89,8 @@ def _start_function(log: IO[bytes], started: list[Process]) -> Any:
         "sys": _Sys(),
         "open_process": open_process,
         "fail_after": lambda _: anyio.fail_after(READY_LIMIT),
+        "_process_pool_workers": _OwnProcesses(set()),
+        "_process_pool_idle_workers": _OwnProcesses(deque()),
     }
     start = FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
     start.__kwdefaults__ = original.__kwdefaults__

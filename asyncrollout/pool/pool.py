@@ -24,7 +24,7 @@ from asyncrollout.pool.hosted import Opening, is_async
 from asyncrollout.pool.inline import LoopHome
 from asyncrollout.pool.making import of_this_script, own_copies
 from asyncrollout.pool.placement import Placement
-from asyncrollout.pool.process import ProcessBackend, WorkerEnv, keep_processes
+from asyncrollout.pool.process import ProcessBackend, WorkerEnv
 from asyncrollout.pool.seat import Rules, Seat
 from asyncrollout.pool.supervisor import refuse_in_worker
 from asyncrollout.pool.together import Result, call_all
@@ -110,7 +110,6 @@ class EnvPool:
 
         Where one block of code is enough, `async with` is better: it closes the pool whatever happens.
         """
-        keep_processes()
         await self._start(cancels_body=False)
         return self
 

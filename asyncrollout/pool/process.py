@@ -3,12 +3,10 @@
 import asyncio
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import anyio
-import anyio.to_process
 from anyio.abc import TaskGroup
 
 from asyncrollout.errors import ClosedError, UsageError
@@ -172,20 +170,6 @@ class ProcessBackend:
     def _on_change(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
-
-
-def keep_processes() -> None:
-    """Keep anyio from killing this loop's workers when the task ends in which the first of them was started.
-
-    anyio takes that task for the whole program, and in a notebook it is one cell. Whoever calls this ends its workers
-    itself; should the program die first, they notice.
-    """
-    workers, idle = anyio.to_process._process_pool_workers, anyio.to_process._process_pool_idle_workers  # noqa: SLF001
-    try:
-        workers.get()
-    except LookupError:
-        workers.set(set())
-        idle.set(deque())
 
 
 def _writable(log_dir: Path) -> Path:

@@ -7,13 +7,10 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import anyio
-import anyio.lowlevel
-import anyio.to_process
 from anyio.abc import Process
 
 from asyncrollout.errors import PoolError
@@ -21,7 +18,7 @@ from asyncrollout.logs import get_logger
 from asyncrollout.pool import interpreter
 from asyncrollout.pool.arrays import ArrayReader
 from asyncrollout.pool.entry import WorkerConfig, serve
-from asyncrollout.pool.guards import has_zombies, kill_group, resident_bytes, starting_interpreters
+from asyncrollout.pool.guards import kill_group, resident_bytes
 from asyncrollout.pool.home import CLOSE_GRACE, Clock, Limits, Lost
 from asyncrollout.pool.link import Link
 from asyncrollout.pool.main_module import MainModule, is_imported_by_child
@@ -36,11 +33,7 @@ _START_TRIES_IF_KILLED = 100  # of processes that somebody killed before they se
 _LOG_TAIL = 4_000  # bytes; holds the report of a segmentation fault
 _SWEEP_EVERY = 0.005  # seconds
 _SWEEP_LOOKS = 200
-_REAP_LIMIT = 0.5  # seconds
 _ENDED_EARLY = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, ProcessLookupError)
-
-_starting: "set[Supervisor]" = set()
-"""Of all pools: those whose process has not yet said hello."""
 
 
 class Supervisor:
@@ -78,7 +71,7 @@ class Supervisor:
         self._log_start = 0  # bytes that earlier processes wrote to the same log
         self._started: list[Process] = []  # at most one
         self._was_killed = False  # at its start, by somebody else
-        self._process: Any = None  # anyio's, for its exit status
+        self._process: Process | None = None
         self._doom: Doom | None = None
         self._watchdog = Watchdog(limits, watch, self.clock)
         self.stopping = False
@@ -122,16 +115,9 @@ class Supervisor:
         return self._watch.time.since(self._progress, now) > limit
 
     def stop_now(self) -> None:
-        """Kill the process. While an interpreter starts nothing is cancelled, because anyio would lose sight of it."""
-        starting = _unknown_interpreters()
-        if self.home is not None or not starting:
+        """Kill the process. One that is about to be started has no pid yet, and is killed when this is called again."""
+        if self.home is not None or self._started:
             self._life.cancel()
-            return
-        if not all(other.stopping for other in _starting):  # some are another pool's: wait until these have started
-            return
-        for pid in starting:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     async def _live(self) -> PoolError | None:
         """One process from its start to its end; an error if it never got as far as to serve."""
@@ -143,23 +129,18 @@ class Supervisor:
             return PoolError.at(f"worker {self.rank} cannot be started: {error}", worker=self.rank)
         cause: BaseException | None = None
         self._started = []
-        _starting.add(self)
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
                 await interpreter.run(serve, config, config.log, self._started)
         except (anyio.BrokenWorkerProcess, OSError, PoolError) as broken:  # always, in the end: `serve` does not return
             cause = broken.__cause__ or broken
         finally:
-            _starting.discard(self)
             server.close()
             tail = _tail(config.log, self._log_start)
             served = self._bury(tail)
             shutil.rmtree(config.directory, ignore_errors=True)
         if served or self.stopping:
             return None
-        with anyio.move_on_after(_REAP_LIMIT):  # anyio does not wait for it, and a loop that is closed then complains
-            while has_zombies() or (not _starting and _unknown_interpreters()):  # noqa: ASYNC110 (nobody has an event)
-                await anyio.sleep(_SWEEP_EVERY)
         codes = [process.returncode for process in self._started]
         self._was_killed = isinstance(cause, _ENDED_EARLY) and not tail and any(map(may_be_killed, codes))
         return _start_error(self.rank, cause, tail)
@@ -193,7 +174,6 @@ class Supervisor:
 
         def welcome(link: Link) -> None:
             self._starting.deadline = float("inf")
-            _starting.discard(self)
             server.close()
             bare, limit = resident_bytes(link.pid), self._limits.memory
             if limit is not None and bare > limit:
@@ -202,7 +182,7 @@ class Supervisor:
                 return
             for name in ("socket", "page"):  # both sides have them open
                 (config.directory / name).unlink(missing_ok=True)
-            self.home, self._process = link, _process_of(link.pid, self._started)
+            self.home, self._process = link, self._started[0]
             self._watchdog = Watchdog(self._limits, self._watch, self.clock)
             if self.stopping:
                 link.stop()
@@ -252,7 +232,7 @@ class Supervisor:
         if link is None or page is None:
             return False
         kill_group(link.pid)
-        code = getattr(self._process, "returncode", None)
+        code = self._process.returncode if self._process is not None else None
         if self.stopping:
             doom = Doom("closed", set())
         elif doom is None:
@@ -316,29 +296,6 @@ def _start_error(rank: int, cause: BaseException | None, tail: str) -> PoolError
     last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
     said = f". The last line of its output: {last.strip()}" if last else ""
     return PoolError.at(f"worker {rank} did not start: {why}{said}", worker=rank, notes=tail)
-
-
-def _processes() -> Iterable[Any]:
-    """anyio's process objects, which know how workers end. They have no public place, so none is fine, too.
-
-    Not by `RunVar.get()`: in a callback of the loop it finds no loop, if the package sniffio is installed.
-    """
-    try:
-        variables = anyio.lowlevel._run_vars[asyncio.get_running_loop()]  # noqa: SLF001
-        processes: Iterable[Any] = variables[anyio.to_process._process_pool_workers]  # noqa: SLF001
-    except (AttributeError, LookupError):
-        return ()
-    return processes
-
-
-def _unknown_interpreters() -> set[int]:
-    """Those that anyio has started, and does not count among its workers (yet)."""
-    return starting_interpreters() - {process.pid for process in _processes()}
-
-
-def _process_of(pid: int, started: Iterable[Process]) -> Any:
-    """Perhaps not one just started: anyio may have had an idle one of the user's own calls."""
-    return next((process for process in (*started, *_processes()) if process.pid == pid), None)
 
 
 def _cause_of_death(code: int | None) -> str:

@@ -24,7 +24,6 @@ from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.policies.compose import nested
 from asyncrollout.policies.learning import Learning
 from asyncrollout.pool.pool import EnvPool
-from asyncrollout.pool.process import keep_processes
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvRef, find_env
 from asyncrollout.rollout.group import Failures, Slots, run_group
@@ -216,7 +215,6 @@ class Rollouts:
 
     async def start(self) -> Self:
         """Open these Rollouts until `close()`, which another task of the same event loop may call: for notebooks."""
-        keep_processes()
         return await self.__aenter__()
 
     async def close(self) -> None:
