@@ -142,7 +142,7 @@ def test_refused_trial_of_the_line_doubles_its_pause() -> None:
         limit.refused(at, at, None)
         pauses.append(limit.not_before - at)
         at = limit.not_before
-    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_WAIT]
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]
     limit.admit(0, at)
     limit.succeeded(at, at + 1)
     limit.refused(at + 1, at + 1, None)
@@ -155,7 +155,10 @@ def test_pause_is_at_least_what_the_server_says_and_never_none(wait: float, leas
     limit.refused(0.0, 0.0, wait)
     assert limit.not_before == least
     for _ in range(20):
-        limit.refused(limit.not_before, limit.not_before, 0.0)
+        at = limit.not_before
+        assert limit.admit(0, at)
+        limit.refused(at, at, 0.0)
+        assert 0.25 <= limit.not_before - at <= 1.0
 
 
 def test_history_tells_every_change() -> None:

@@ -7,8 +7,9 @@ import math
 from collections import deque
 
 from asyncrollout.policies.climbing import Climb
-from asyncrollout.policies.retries import FIRST_WAIT, LONGEST_WAIT
+from asyncrollout.policies.retries import FIRST_WAIT
 
+_LONGEST_PAUSE = 8.0  # seconds, of our own; it is one call that tries again
 _LEAST_WAIT = 1.0  # seconds; a server that says "at once" is not asked in a loop
 _FULL = 0.9  # of the places in use
 _KEPT = 1_000
@@ -82,7 +83,7 @@ class Limit:
         if wait is not None:
             self.not_before = max(self.not_before, ended + wait)
         if began >= self._resumed_at and not self._is_paused:
-            own = min(FIRST_WAIT * 2.0**self.refusals, LONGEST_WAIT) * jitter
+            own = min(FIRST_WAIT * 2.0**self.refusals, _LONGEST_PAUSE) * jitter
             self.refusals += 1
             self.pause(ended + (own if wait is None else min(own, _LEAST_WAIT)))
         before = self._climb.now

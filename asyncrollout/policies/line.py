@@ -76,7 +76,8 @@ class Line:
     def update(self, endpoint: Endpoint) -> None:
         """It has room, or wants no calls for a while, or was lost."""
         now = time.monotonic()
-        if not endpoint.up or endpoint.wait_before(now) > 0:
+        is_stuck = endpoint.waiting > 0 and not _is_ready(endpoint, now)
+        if is_stuck and any(_is_ready(other, now) for other in self._endpoints):  # else moving them is in vain
             self._reroute(endpoint)
         self._dispatch(endpoint)
 
@@ -171,3 +172,7 @@ class Line:
     def _woken(self, endpoint: Endpoint) -> None:
         self._timers.pop(endpoint, None)
         self._dispatch(endpoint)
+
+
+def _is_ready(endpoint: Endpoint, now: float) -> bool:
+    return endpoint.up and endpoint.wait_before(now) <= 0
