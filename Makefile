@@ -63,6 +63,7 @@ bench: $(INSTALLED)  ## the tables of ratios and costs, in about twelve minutes
 	$(BIN)/python benchmarks/bench_slow.py
 	$(BIN)/python benchmarks/bench_envs.py
 	$(BIN)/python benchmarks/bench_llm.py
+	$(BIN)/python benchmarks/bench_limits.py
 	$(BIN)/python benchmarks/bench_rollouts.py
 	$(BIN)/python benchmarks/bench_bias.py
 	$(BIN)/python benchmarks/bench_journal.py

@@ -59,12 +59,14 @@ class LLMServer:
         limit: int | None,
         loading: int,
         context: int | None,
+        retry_after: str | None,
     ) -> None:
         self.kind = kind
         self.script: Script = [] if script is None else script
         self.requests: list[Seen] = []
         self.most_in_flight = 0
         self.limit = limit
+        self._refusal = Answer(429, "Too many requests", {} if retry_after is None else {"Retry-After": retry_after})
         self.weight_version = "default"
         self.paused = False
         self.refused_pages: dict[str, list[Answer]] = {}  # the next answers, by path
@@ -219,7 +221,7 @@ class LLMServer:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         seen = request[_SEEN]
         if self.limit is not None and self.in_flight >= self.limit:
-            return await self._answer(request, Answer(429, "Too many requests", {"Retry-After": "1"}))
+            return await self._answer(request, self._refusal)
         if (reason := refusal(self.kind, seen.body, seen.path)) is not None:
             return await self._answer(request, Answer(400, reason))
         if self._context is not None:
@@ -335,14 +337,15 @@ async def llm_server(
     loading: int = 0,
     context: int | None = None,
     port: int = 0,
+    retry_after: str | None = "1",
 ) -> AsyncIterator[LLMServer]:
     """A server while the block runs.
 
     A fault of the script is played for each generation, then none; a function gets the generation's number and body.
-    More than `limit` generations at once get a 429, and the first `loading` requests a 503. Prompts with their replies
-    may have `context` tokens.
+    More than `limit` generations at once get a 429 with `retry_after`, and the first `loading` requests a 503. Prompts
+    with their replies may have `context` tokens.
     """
-    server = LLMServer(kind, script, latency, seed, limit, loading, context)
+    server = LLMServer(kind, script, latency, seed, limit, loading, context, retry_after)
     runner = web.AppRunner(server._app(), access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
     await runner.setup()
     server._runner = runner

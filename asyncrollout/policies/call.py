@@ -23,16 +23,18 @@ class Call:
     """A request on its way: what has been tried, and what went wrong."""
 
     __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_room", "began", "failed", "failures",
-                 "had_stale_connection", "is_again", "most", "refusals", "refused_by", "request",
-                 "trouble")  # fmt: skip
+                 "had_stale_connection", "is_again", "most", "number", "refusals", "refused_by", "rejections",
+                 "request", "trouble")  # fmt: skip
 
-    def __init__(self, request: Request, deadline: float, held: Held) -> None:
+    def __init__(self, request: Request, deadline: float, held: Held, number: int = 0) -> None:
         self.request = request
+        self.number = number  # the lower, the older
         self._deadline = deadline - held.seconds()
         self._held = held
         self.began = 0.0  # the present try, on the clock of what its rollout is charged for
         self.failures = self.refusals = 0
         self.failed: Endpoint | None = None
+        self.rejections: dict[Endpoint, str] = {}  # of servers that another may prove wrong
         self.trouble = ""
         self.refused_by: tuple[Endpoint, Answer] | None = None  # for good
         self.is_again = self.had_stale_connection = False
@@ -113,7 +115,16 @@ class Call:
     def is_refused(self, trouble: str) -> None:
         """A matter of waiting, which the deadline bounds."""
         self.refusals += 1
+        self._bodies.clear()
         self.trouble = trouble
+        self.is_again = True
+
+    def is_rejected(self, endpoint: Endpoint, trouble: str) -> None:
+        """By this server for good; another one may take it."""
+        self.rejections[endpoint] = trouble
+        self._bodies.clear()
+        self.trouble = trouble
+        self.is_again = True
 
 
 class Key:

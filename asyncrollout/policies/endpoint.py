@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -13,8 +12,11 @@ from aiohttp.hdrs import CONTENT_ENCODING
 
 from asyncrollout.policies.bodies import read_raw, read_start, unpack
 from asyncrollout.policies.codec import ServerKind
-from asyncrollout.policies.holding import held_back
 from asyncrollout.policies.limits import Limit
+from asyncrollout.policies.retries import FIRST_WAIT
+
+_LONGEST_TROUBLE = 30.0  # seconds
+_MOST_TROUBLES = 10
 
 
 class Answer(NamedTuple):
@@ -25,7 +27,7 @@ class Answer(NamedTuple):
 
 
 class Endpoint:
-    """A call is made between `enter` and `leave`. `kind` is None until the server has told it."""
+    """A server, and the calls in flight there. `kind` is None until the server has told it."""
 
     def __init__(self, base_url: str, limit: Limit, kind: ServerKind | None) -> None:
         parts = urlsplit(base_url)
@@ -44,63 +46,37 @@ class Endpoint:
         self.losses = 0  # in a row
         self.sessions = 0
         self.in_flight = 0
-        self._waiting: deque[anyio.Event] = deque()
+        self.waiting = 0  # calls in its line
+        self.troubles = 0  # in a row
+        self.troubled_until = 0.0
+        self.trouble = ""  # the last one, until it is well
+        self.out: str | None = None  # why it gets no calls, if it refuses what others answer
+        self.outs = 0  # in a row
 
     @property
     def load(self) -> int:
-        return self.in_flight + len(self._waiting)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether as many calls are under way as there may be, or nearly so."""
-        return 2 * self.in_flight >= self.limit.now
+        return self.in_flight + self.waiting
 
     def wait_before(self, now: float) -> float:
         """Seconds until the server wants calls again."""
         return max(self.limit.not_before - now, 0.0)
 
-    def enter_now(self) -> bool:
-        """Take a place, if there is one and the server wants calls."""
-        is_free = self.in_flight < self.limit.now and not self._waiting
-        if not is_free or self.limit.not_before > time.monotonic():
-            return False
-        self.in_flight += 1
-        return True
+    def reluctance(self, now: float) -> tuple[float, bool, bool, float, int]:
+        """What speaks against another call to it, the most important first."""
+        wait = self.wait_before(now)
+        is_full = wait > 0 or self.waiting > 0 or not self.limit.has_room(self.in_flight, now)
+        return wait, now < self.troubled_until, is_full, self.load / self.limit.places, self.sessions
 
-    async def enter(self) -> None:
-        """Wait for a place, and until the server wants calls again."""
-        if self.in_flight >= self.limit.now or self._waiting:
-            with held_back():
-                await self._wait_for_turn()
-        else:
-            self.in_flight += 1
-        waited = False
-        try:
-            while (wait := self.wait_before(time.monotonic())) > 0:  # noqa: ASYNC110 (it may be put off meanwhile)
-                await anyio.sleep(wait)
-            waited = True
-        finally:
-            if not waited:
-                self.leave()
+    def is_in_trouble(self, now: float) -> None:
+        """It failed: others are preferred for a while, and for longer if that happens again."""
+        if now >= self.troubled_until:
+            self.troubled_until = now + min(FIRST_WAIT * 2.0**self.troubles, _LONGEST_TROUBLE)
+            self.troubles = min(self.troubles + 1, _MOST_TROUBLES)
 
-    async def _wait_for_turn(self) -> None:
-        turn = anyio.Event()
-        self._waiting.append(turn)
-        came = False
-        try:
-            await turn.wait()
-            came = True
-        finally:
-            if turn.is_set() and not came:
-                self.leave()  # whoever woke us had counted us in
-            elif not came:
-                self._waiting.remove(turn)
-
-    def leave(self) -> None:
-        self.in_flight -= 1
-        while self._waiting and self.in_flight < self.limit.now:
-            self.in_flight += 1
-            self._waiting.popleft().set()
+    def is_well(self) -> None:
+        self.losses = self.troubles = 0
+        self.troubled_until = 0.0
+        self.trouble = ""
 
     async def post(self, client: aiohttp.ClientSession, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """A call; cancelled, it hangs up. It goes to this server, and to no other that it names."""

@@ -9,16 +9,16 @@ from typing import Any
 
 import aiohttp
 import anyio
-import structlog
 
 from asyncrollout.errors import ProviderError
+from asyncrollout.logs import get_logger
 from asyncrollout.policies.answers import clipped, refusal
 from asyncrollout.policies.call import Key
 from asyncrollout.policies.endpoint import Answer, Endpoint
 from asyncrollout.policies.probing import get
 from asyncrollout.tasks import task_group
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0  # seconds between two looks at servers that do not answer yet
 _SHARED = 5.0  # seconds in which a failure is that of all calls

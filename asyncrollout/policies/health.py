@@ -1,5 +1,6 @@
 """Which servers may be asked: those that answer, and that have the weights which they should have."""
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -21,6 +22,8 @@ OnBack = Callable[[Endpoint], Awaitable[None]]
 _BETWEEN_CHECKS = 0.25  # seconds; after losses in a row, longer
 _LONGEST_BETWEEN_CHECKS = 30.0
 _CONNECT_SECONDS = 5.0
+_OUT, _LONGEST_OUT = 30.0, 600.0  # seconds without calls; longer each time
+_MOST_OUTS = 10
 _STAGGER = 1.0  # seconds between two lifelines, so that a server which ends silent ones does not end both at a time
 _SETTLES = 0.05  # seconds in which the end of a line arrives, if its server was gone before another one was made
 
@@ -57,12 +60,18 @@ class Health:
     """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], gate: Gate, headers: Mapping[str, str], on_back: OnBack | None
+        self,
+        endpoints: Sequence[Endpoint],
+        gate: Gate,
+        headers: Mapping[str, str],
+        on_back: OnBack | None,
+        on_change: Callable[[], None],
     ) -> None:
         self._endpoints = endpoints
         self._gate = gate
         self._headers = headers
         self._on_back = on_back
+        self._on_change = on_change
         self._tasks = Background()
         self._client: aiohttp.ClientSession | None = None
         self._had_update = False
@@ -91,12 +100,33 @@ class Health:
             endpoint.has_weights = False
         log.warning("endpoint_lost", endpoint=endpoint.name, losses=endpoint.losses)
         self._tasks.start_soon(self._bring_back, endpoint)
+        self._on_change()
 
-    async def usable(self) -> None:
-        """Wait until a server may have the present weights; an error if that cannot be before the next update."""
-        while not any(endpoint.has_weights for endpoint in self._endpoints):
-            if self._on_back is None and not any(self._is_same(endpoint) for endpoint in self._endpoints):
-                names = ", ".join(endpoint.name for endpoint in self._endpoints)
+    def take_out(self, endpoint: Endpoint, said: str) -> None:
+        """It refused for good what another server answered: no calls, until one tries again after a while."""
+        now = time.monotonic()
+        if endpoint.out is not None and endpoint.wait_before(now) > 0:
+            return
+        seconds = min(_OUT * 2.0**endpoint.outs, _LONGEST_OUT)
+        endpoint.limit.pause(now + seconds)
+        endpoint.outs = min(endpoint.outs + 1, _MOST_OUTS)
+        if endpoint.out is None:
+            log.warning("endpoint_out", endpoint=endpoint.name, reason=said, seconds=seconds)
+        endpoint.out = said
+        self._on_change()
+
+    def is_well(self, endpoint: Endpoint) -> None:
+        """It has answered."""
+        if endpoint.out is not None and endpoint.wait_before(time.monotonic()) <= 0:
+            endpoint.out, endpoint.outs = None, 0
+            log.info("endpoint_back", endpoint=endpoint.name)
+        endpoint.is_well()
+
+    async def usable(self, endpoints: Sequence[Endpoint]) -> None:
+        """Wait until one of them may have the present weights; an error if that cannot be before the next update."""
+        while not any(endpoint.has_weights for endpoint in endpoints):
+            if self._on_back is None and not any(self._is_same(endpoint) for endpoint in endpoints):
+                names = ", ".join(endpoint.name for endpoint in endpoints)
                 raise ProviderError(
                     f"{names} did not answer and may have been restarted, with other weights than those of the last "
                     "update: push the present ones in a weight_update, or give OpenAIPolicy an on_back= that does"
@@ -242,6 +272,7 @@ class Health:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+        self._on_change()
 
 
 async def _connect(endpoint: Endpoint) -> Lifeline | None:

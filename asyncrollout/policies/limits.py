@@ -1,90 +1,108 @@
-"""How many calls an endpoint gets at a time: a fixed number, or one that finds out what the endpoint bears.
+"""How many calls an endpoint gets at a time, and when the next one may begin.
 
 Pure bookkeeping: whoever uses it tells the time, and does the waiting.
 """
 
+import math
 from collections import deque
 
-_SLOWER = 2.0  # times the best pace, and the limit grows no more
-_FEWEST = 16.0  # calls over which the pace is averaged, or a round of them if that is more
-_FORGETS = 3_600.0  # seconds in which the best pace is forgotten for the present one
-_CUT = 0.5
-_NEAR = 0.9  # of the limit that was refused last: from there on it grows slowly
-_SLOWLY = 0.02
-_PAUSE = 2.0  # seconds without growth after a failure of the server
+from asyncrollout.policies.climbing import Climb
+from asyncrollout.policies.retries import FIRST_WAIT
+
+_LONGEST_PAUSE = 8.0  # seconds, of our own; it is one call that tries again
+_LEAST_WAIT = 1.0  # seconds; a server that says "at once" is not asked in a loop
+_FULL = 0.9  # of the places in use
 _KEPT = 1_000
+_TOKENS_OF_A_CALL = 16  # what any call costs, in tokens of a reply
+_PROMPT_TOKENS = 16  # of a prompt are read in the time of one of a reply
 
 
 class Limit:
     """The number of calls that may be under way, and when the next one may begin.
 
-    It grows while all places are in use and calls are answered at the best pace that was seen: doubling at first, then
-    by one per round. A refusal (429) cuts it in half, once for all calls that were under way by then. `most` bounds
-    it; if not `adaptive`, it stays there. `history` has pairs (time, limit), on the clock of whoever tells the time.
+    If `adaptive`, it is what a `Climb` finds, up to `most`; else it is `most`, and refusals (429) lower it for a while.
+    After a refusal all calls wait, one pause for the whole line; then one is let through, and more as calls succeed.
+    `history` has pairs (time, limit), on the clock of whoever tells the time.
     """
 
     def __init__(self, most: int, *, adaptive: bool = True, start: int = 16) -> None:
         self.not_before = 0.0
+        self.refusals = 0  # in a row
         self.history: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-        self._most = float(most)
         self._adaptive = adaptive
-        self._now = float(min(start, most)) if adaptive else float(most)
-        self._doubling = True
-        self._best = self._recent = 0.0
-        self._seen = 0.0
-        self._wall = float("inf")
-        self._cut_at = float("-inf")
-        self._no_growth_before = 0.0
+        self._most = most
+        self._climb = Climb(float(most), float(start if adaptive else most), by_throughput=adaptive)
+        self._window = math.inf  # of calls in flight: opens slowly after a pause
+        self._resumed_at = -math.inf
+        self._is_paused = False  # until the first call after it
 
     @property
     def now(self) -> int:
-        return int(self._now)
+        return int(self._climb.now) if self._adaptive else self._most
 
-    def succeeded(self, began: float, ended: float, *, work: float = 1.0, is_full: bool = True) -> None:
-        """A call was answered; `work` is what it had to do, and `is_full` whether all places were in use."""
-        self._note(ended, (ended - began) / work)
-        if not self._adaptive or not is_full or ended < self._no_growth_before or began < self._cut_at:
-            return
-        if self._recent > _SLOWER * self._best:
-            self._doubling = False
-            return
-        if (ended - began) / work > _SLOWER * self._best:
-            return  # no reason to grow by this one
-        step = 1.0 if self._doubling else 1.0 / self._now
-        self._set(ended, self._now + (step * _SLOWLY if self._now >= _NEAR * self._wall else step))
+    @property
+    def places(self) -> int:
+        """What is allowed at present: less than the limit after refusals."""
+        return max(int(min(self._climb.now, self._window)), 1)
 
-    def refused(self, began: float, ended: float, wait: float | None) -> None:
+    def has_room(self, in_flight: int, at: float) -> bool:
+        """Whether another call may begin, beside those in flight."""
+        if at < self.not_before:
+            return False
+        return in_flight < self._climb.now and (self._is_paused or in_flight < self._window)
+
+    def admit(self, in_flight: int, at: float) -> bool:
+        """Let another call begin, if there is room for it."""
+        if not self.has_room(in_flight, at):
+            return False
+        if self._is_paused:
+            self._is_paused = False
+            self._resumed_at = at
+            self._window = in_flight + 1.0
+        return True
+
+    def pause(self, until: float) -> None:
+        """No call before then; afterwards one, and more as calls succeed."""
+        self.not_before = max(self.not_before, until)
+        self._is_paused = True
+
+    def succeeded(self, began: float, ended: float, *, work: float = 1.0, in_flight: float = math.inf) -> None:
+        """A call was answered; `work` is what it had to do, and `in_flight` counts it, too."""
+        self.refusals = 0
+        if self._window < math.inf and began >= self._resumed_at and not self._is_paused:
+            self._window += 1.0
+            if self._window >= self._climb.now:
+                self._window = math.inf
+        before = self._climb.now
+        self._climb.succeeded(began, ended, work, is_full=in_flight >= _FULL * before)
+        if self._climb.now != before:
+            self.history.append((ended, self._climb.now))
+
+    def refused(self, began: float, ended: float, wait: float | None, *, jitter: float = 1.0) -> None:
         """The endpoint said that these are too many; `wait` is what it asked for, in seconds."""
         if wait is not None:
             self.not_before = max(self.not_before, ended + wait)
-        if self._adaptive and began >= self._cut_at:
-            self._doubling = False
-            self._cut_at = ended
-            self._wall = self._now
-            self._set(ended, self._now * _CUT)
+        if began >= self._resumed_at and not self._is_paused:
+            own = min(FIRST_WAIT * 2.0**self.refusals, _LONGEST_PAUSE) * jitter
+            self.refusals += 1
+            self.pause(ended + (own if wait is None else min(own, _LEAST_WAIT)))
+        before = self._climb.now
+        self._climb.refused(began, ended)
+        if self._climb.now != before:
+            self.history.append((ended, self._climb.now))
 
     def failed(self, ended: float) -> None:
         """The server is in trouble: no growth for a while."""
-        self._doubling = False
-        self._no_growth_before = ended + _PAUSE
+        self._climb.hold(ended)
 
     def bound(self, most: int) -> bool:
         """Keep below a bound that is found later; a fixed number cannot."""
         if self._adaptive and most >= 1:
-            self._most = min(self._most, float(most))
-            self._now = min(self._now, self._most)
+            self._most = min(self._most, most)
+            self._climb.bound(float(most))
         return self._most <= most
 
-    def _note(self, ended: float, pace: float) -> None:
-        self._recent += (pace - self._recent) / max(self._now, _FEWEST) if self._recent else pace
-        if not self._best or self._recent < self._best:
-            self._best = self._recent
-        else:
-            self._best += (self._recent - self._best) * min((ended - self._seen) / _FORGETS, 1.0)
-        self._seen = ended
 
-    def _set(self, at: float, limit: float) -> None:
-        limit = min(max(limit, 1.0), self._most)
-        if int(limit) != int(self._now):
-            self.history.append((at, limit))
-        self._now = limit
+def work_of(prompt: float, completion: float) -> float:
+    """What a call costs a server, in tokens of a reply."""
+    return _TOKENS_OF_A_CALL + prompt / _PROMPT_TOKENS + completion

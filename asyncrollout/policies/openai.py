@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -29,9 +30,10 @@ from asyncrollout.policies.first_contact import FirstContact, SilentError, cause
 from asyncrollout.policies.gate import Gate, check_rises, is_stopped, refund
 from asyncrollout.policies.health import Health, OnBack
 from asyncrollout.policies.holding import charged, held_back
-from asyncrollout.policies.limits import Limit
+from asyncrollout.policies.limits import Limit, work_of
+from asyncrollout.policies.line import Line, Waiter
 from asyncrollout.policies.probing import kind_of_server
-from asyncrollout.policies.retries import backoff, failure_of, read_retry_after
+from asyncrollout.policies.retries import backoff, failure_of, read_retry_after, spread
 from asyncrollout.policies.routing import Router
 from asyncrollout.policies.weights import PAUSES, RESUMES, Page, post_page
 from asyncrollout.tasks import run_to_end, task_group
@@ -40,8 +42,7 @@ from asyncrollout.types import Generation, PauseMode, Request, Sampling, Timings
 log = get_logger(__name__)
 
 _PATHS: dict[Mode, str] = {"chat": "/chat/completions", "completions": "/completions"}
-_TOKENS_OF_A_PROMPT = 16  # what reading a prompt costs, in tokens of a reply
-_LEAST_WAIT = 1.0  # seconds; a server that says "at once" is not asked in a loop
+_REJECTED = frozenset({401, 403, 404})  # by one server perhaps, and not by another
 _FDS_SPARE = 64
 _CLOSE_SECONDS = 5.0
 
@@ -51,7 +52,7 @@ class OpenAIPolicy:
 
     Failures that pass are retried, up to `attempts` calls in all and within `seconds` (or those of the request),
     queueing included; one attempt may take `attempt_seconds` of work. Until a server has answered for the first time,
-    it is waited for `wait_for_server` seconds. `concurrency` is how many calls a server gets at a time, found out
+    it is waited for `wait_for_server` seconds. `concurrency` is how many calls each server gets at a time, found out
     by itself if "adaptive", up to `max_concurrency`. `sampling` holds where a request says nothing. The key is the
     argument or the environment variable `api_key_env`, and is never shown. `on_back(endpoint)` pushes the present
     weights to a server that was lost and answers again; once weights were updated, it is awaited before that server
@@ -110,9 +111,11 @@ class OpenAIPolicy:
         self._contact = FirstContact(self.endpoints, self._key, wait_for_server)
         self._advisor = Advisor(model, self._key)
         self._router = Router(self.endpoints)
+        self._line = Line(self.endpoints, self._router)
+        self._numbers = count()
         self._jitter = np.random.default_rng()
         self._gate = Gate(stops_server=True)
-        self._health = Health(self.endpoints, self._gate, self._key.headers, on_back)
+        self._health = Health(self.endpoints, self._gate, self._key.headers, on_back, self._line.update_all)
         self._waits: set[anyio.CancelScope] = set()
         self._client: aiohttp.ClientSession | None = None
         self._was_open = False
@@ -142,6 +145,7 @@ class OpenAIPolicy:
     async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         client, self._client = self._client, None
         self._gate.stop_all()
+        self._line.close()
         for scope in tuple(self._waits):
             scope.cancel()
         try:
@@ -152,11 +156,12 @@ class OpenAIPolicy:
 
     async def generate(self, request: Request) -> Generation:
         seconds = self._seconds if request.seconds is None else request.seconds
-        call = Call(request, _now() + seconds, self._gate.held)
+        call = Call(request, _now() + seconds, self._gate.held, next(self._numbers))
         try:
             return await self._generate(call)
         except TimeoutError:
-            trouble = f" (the last trouble: {call.trouble})" if call.trouble else ""
+            last = call.trouble or "; ".join(f"{one.name}: {one.trouble}" for one in self.endpoints if one.trouble)
+            trouble = f" (the last trouble: {last})" if last else ""
             said = f"no answer within {seconds:g} s, from {self._named()}{trouble}"
             raise ProviderError(self._key.hidden(said)) from None
         except ProviderError as error:
@@ -175,28 +180,27 @@ class OpenAIPolicy:
                 started, version = time.monotonic(), self.version
                 call.began = charged()
                 answer = await self._try(endpoint, call)
-                wait = None
                 if answer is None:
                     pass  # the call knows why
                 elif answer.status != 200:
-                    wait = self._refuse(call, answer, endpoint, started)
+                    self._refuse(call, answer, endpoint, started)
                 elif (generation := await self._accept(call, answer, endpoint, started)) is not None:
                     timings = _timings(began, started, answer, call.tries)
                     return msgspec.structs.replace(generation, version=version, timings=timings)
             finally:
-                endpoint.leave()
+                self._line.leave(endpoint)
             if call.is_again:
                 call.is_again = False
-                continue  # stopped for new weights, or met a connection that was gone
+                continue  # stopped for new weights, met a connection that was gone, or waits with all others
             if call.failures >= self._attempts:
                 raise ProviderError(f"{endpoint.name}: {call.trouble} (after {call.failures} attempts)")
-            others = endpoint is not self._router.find(call.request.session, call.failed)
+            others = endpoint is not self._router.find(call.request.session, call.failed, call.rejections)
             if 0 < call.failures < len(self.endpoints) and others:
                 continue  # each may be asked once without a pause
-            if not self._contact.is_made():
-                await self._within(call, self._contact.wait, self._opened(), call.trouble)
-            own = backoff(call.tries - 1, self._jitter)
-            await self._rest(call, own if wait is None else max(wait, min(own, _LEAST_WAIT)))
+            with held_back():
+                if not self._contact.is_made():
+                    await self._within(call, self._contact.wait, self._opened(), call.trouble)
+                await self._rest(call, backoff(call.failures, self._jitter))
 
     async def _rest(self, call: Call, seconds: float) -> None:
         await self._within(call, anyio.sleep_until, _now() + seconds)
@@ -213,10 +217,9 @@ class OpenAIPolicy:
 
     async def _enter(self, call: Call) -> Endpoint:
         """A place at the session's endpoint, or rather at another one than that which just failed."""
-        session, failed = call.request.session, call.failed
         if self._gate.is_open:
-            endpoint = self._router.find(session, failed)
-            if endpoint is not None and endpoint.enter_now():
+            endpoint = self._router.find(call.request.session, call.failed, call.rejections)
+            if endpoint is not None and self._line.enter_now(endpoint):
                 return endpoint
         while True:
             try:
@@ -224,22 +227,23 @@ class OpenAIPolicy:
                     with self._bounded(math.inf), held_back():
                         await self._gate.wait()
                 with self._bounded(call.deadline):
-                    if (place := await self._wait_for_place(session, failed)) is not None:
+                    if (place := await self._wait_for_place(call)) is not None:
                         return place
             except TimeoutError:
                 if _now() >= call.deadline:  # else it was held back meanwhile
                     raise
 
-    async def _wait_for_place(self, session: str, failed: Endpoint | None) -> Endpoint | None:
-        endpoint = self._router.find(session, failed)
-        if endpoint is None:
-            await self._health.usable()
+    async def _wait_for_place(self, call: Call) -> Endpoint | None:
+        session, allowed = call.request.session, [one for one in self.endpoints if one not in call.rejections]
+        found = self._router.find(session, call.failed, call.rejections)
+        if found is None:
+            await self._health.usable(allowed)
             return None
-        await endpoint.enter()
-        is_best = endpoint.up or (endpoint.has_weights and not any(other.up for other in self.endpoints))
+        place = await self._line.enter(Waiter(call.number, session, call.failed, call.rejections), found)
+        is_best = place.up or (place.has_weights and not any(other.up for other in allowed))
         if is_best and self._gate.is_open:
-            return endpoint
-        endpoint.leave()  # it was lost, or all calls are held back, since we began to wait
+            return place
+        self._line.leave(place)  # it was lost, or all calls are held back, since we began to wait
         return None
 
     async def _try(self, endpoint: Endpoint, call: Call) -> Answer | None:
@@ -381,11 +385,15 @@ class OpenAIPolicy:
                 call.is_again = True
                 refund(call.began)
             return None
-        endpoint.losses = 0
+        self._health.is_well(endpoint)
+        for wrong, said in call.rejections.items():
+            self._health.take_out(wrong, said)
+        if request.session:
+            self._router.succeeded(request.session, endpoint)
         if endpoint.kind == "vllm" and not self._has_warned:
             self._warn_of_logprobs(endpoint, request.sampling)
-        work = _TOKENS_OF_A_PROMPT + generation.usage.completion
-        endpoint.limit.succeeded(started, time.monotonic(), work=work, is_full=endpoint.is_full)
+        work = work_of(generation.usage.prompt, generation.usage.completion)
+        endpoint.limit.succeeded(started, time.monotonic(), work=work, in_flight=endpoint.in_flight)
         return generation
 
     def _decode(self, request: Request, answer: Answer, endpoint: Endpoint) -> Generation:
@@ -396,32 +404,41 @@ class OpenAIPolicy:
             codec.decode(self._key.hidden_in(answer.content), logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
             raise
 
-    def _refuse(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> float | None:
-        """What an answer without a generation means: an error at once, or how long to wait."""
+    def _refuse(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> None:
+        """What an answer without a generation means: an error at once, or another try."""
         now = time.monotonic()
         told = refusal(self._key.hidden_in(answer.content))
         said = f"HTTP {answer.status}: {clipped(told)}"
+        endpoint.trouble = said
         wait = read_retry_after(answer.headers.get("Retry-After"))
         overflow = None if answer.status in (401, 403, 429) else read_overflow(told)
         match failure_of(answer.status):
             case "passing" if answer.status != 500 or overflow is None:  # llama.cpp has said so with a 500
                 endpoint.limit.failed(now)
+                if wait is not None:
+                    endpoint.limit.pause(now + wait)
+                endpoint.is_in_trouble(now)
                 call.fails(endpoint, said)
+            case "permanent" if answer.status in _REJECTED and overflow is None:
+                endpoint.is_in_trouble(now)
+                call.is_rejected(endpoint, said)
+                if len(call.rejections) == len(self.endpoints):
+                    call.refused_by = endpoint, answer
+                    raise ProviderError("; ".join(f"{one.name}: {why}" for one, why in call.rejections.items()))
             case "permanent" | "passing":
                 if overflow is None:
                     call.refused_by = endpoint, answer
                     raise ProviderError(f"{endpoint.name}: {said}")
                 endpoint.context = overflow.context or endpoint.context
                 if call.fits(overflow):
-                    return None
+                    return
                 if overflow.is_of_reply and call.most is not None:
                     raise ProviderError(f"{endpoint.name}: max_tokens={call.most} does not fit: {said}")
                 raise ContextError(f"{endpoint.name}: {said}")
             case "refused":
-                endpoint.limit.refused(started, now, wait)
+                endpoint.limit.refused(started, now, wait, jitter=spread(self._jitter))
+                self._router.refused(call.request.session, endpoint)
                 call.is_refused(said)
-                return None if wait is None else 0.0  # the server's own time is kept to by all calls to it
-        return wait
 
     def _warn_of_logprobs(self, endpoint: Endpoint, sampling: Sampling) -> None:
         temperature = self._sampling.temperature if sampling.temperature is None else sampling.temperature

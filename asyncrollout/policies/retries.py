@@ -13,7 +13,9 @@ Failure = Literal["permanent", "refused", "passing"]
 LONGEST_WAIT = 60.0
 """Seconds; a server that asks for more is not believed."""
 
-_FIRST_WAIT = 0.25
+FIRST_WAIT = 0.25
+"""Seconds, before the second attempt."""
+
 _PASSING = frozenset({408, 409, 425})
 
 
@@ -40,5 +42,10 @@ def read_retry_after(value: str | None, *, now: float | None = None) -> float | 
 
 def backoff(attempt: int, rng: np.random.Generator) -> float:
     """Seconds before attempt number `attempt` (the second is 1): twice as long each time, and spread at random."""
-    longest = min(_FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)
-    return float(longest * (0.5 + rng.random() / 2))
+    longest = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)
+    return float(longest * spread(rng))
+
+
+def spread(rng: np.random.Generator) -> float:
+    """A factor for waits, so that several programs do not call at the same moment."""
+    return float(0.5 + rng.random() / 2)

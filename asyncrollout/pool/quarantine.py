@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
-import structlog
 
-log = structlog.get_logger(__name__)
+from asyncrollout.logs import get_logger
+
+log = get_logger(__name__)
 
 _WHOLE = 1 + 1e-9  # of thirds, say, the sum is not exact
 _DEATHS = 5
