@@ -39,6 +39,11 @@ class Blame:
             return 0
         return max(1, self._suspects >> self._halvings)
 
+    @property
+    def is_tried_alone(self) -> bool:
+        """Whether other envs, suspects or not, must leave its worker; not after one death, since they have to wait."""
+        return self.companions == 1 and self._halvings > 1
+
     def add(self, lost: Lost, at: Op) -> str:
         """Take note of a death; why the env is to fail of it, or nothing if it is to be restored."""
         self._suspects = lost.suspects

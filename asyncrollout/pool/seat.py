@@ -257,7 +257,7 @@ class Seat:
             reply = await self._call_anew(op, payload)
         else:
             async with self._rules.retries.share(companions):
-                if companions == 1:
+                if self._blame.is_tried_alone:
                     async with self._placement.cleared(self, self._rules.limits.reset):
                         reply = await self._call_anew(op, payload)
                 else:
