@@ -219,7 +219,7 @@ class Menu:
         if reply == "nonsense":
             self.mistakes += 1
             return Parsed([], valid=False, reason="no number")
-        return Parsed([self.choices[int(place) % len(self.choices)] for place in reply.split()])
+        return Parsed([self.choices[int(place) % len(self.choices)] for place in reply.split()], valid=True)
 
     def describe(self, observation: Any) -> Any:
         self.turns += 1

@@ -18,7 +18,7 @@ import pytest
 
 from asyncrollout import EnvCrashed, EnvPool, EnvSpec, EnvTimeout, Outcome
 from asyncrollout.pool import blame, quarantine
-from asyncrollout.pool.blame import Blame
+from asyncrollout.pool.blame import Acquittals, Blame
 from asyncrollout.pool.home import Lost
 from asyncrollout.pool.observed import ObservedTime
 from asyncrollout.pool.wire import Op
@@ -50,26 +50,27 @@ SHARED = Lost("crash", suspects=3)
 CRASH = Lost("crash", suspects=1)
 
 
-def kill(number: int, suspects: int = 1) -> Lost:
-    return Lost("crash", suspects=suspects, from_outside=True, kills=number)
+def kill(strays: int = 0, suspects: int = 1) -> Lost:
+    """While so many kills of idle workers were counted in the pool."""
+    return Lost("crash", suspects=suspects, from_outside=True, idle_kills=strays)
 
 
 # What counts
 
 
 def test_a_crash_counts_at_the_second_time_and_a_kill_at_the_fifth() -> None:
-    mine = Blame(10)
+    mine = Blame(10, Acquittals())
     assert not mine.add(CRASH, Op.STEP)
     assert mine.add(CRASH, Op.STEP) == "2 times at the same point"
-    mine = Blame(10)
-    assert not any(mine.add(kill(number), Op.STEP) for number in range(1, 5))
-    assert mine.add(kill(5), Op.STEP) == "5 times at the same point"
+    mine = Blame(10, Acquittals())
+    assert not any(mine.add(kill(), Op.STEP) for _ in range(4))
+    assert mine.add(kill(), Op.STEP) == "5 times at the same point"
 
 
 def test_a_completed_call_clears_an_env_of_all_but_its_crashes() -> None:
-    mine = Blame(3)
+    mine = Blame(3, Acquittals())
     for _ in range(20):
-        assert not any(mine.add(kill(number), Op.STEP) for number in range(1, 5))
+        assert not any(mine.add(kill(), Op.STEP) for _ in range(4))
         mine.clear()
     for _ in range(3):
         assert not mine.add(CRASH, Op.STEP)
@@ -78,26 +79,45 @@ def test_a_completed_call_clears_an_env_of_all_but_its_crashes() -> None:
 
 
 def test_deaths_in_a_replay_are_not_those_at_a_step() -> None:
-    mine = Blame(10)
+    mine = Blame(10, Acquittals())
     for at in (Op.STEP, Op.REPLAY, Op.OPEN):
         assert not mine.add(CRASH, at)
     assert mine.add(CRASH, Op.REPLAY)
-    mine = Blame(10)
-    assert not any(mine.add(kill(number), Op.REPLAY) for number in range(1, 25))
-    assert mine.add(kill(25), Op.REPLAY)
+    mine = Blame(10, Acquittals())
+    assert not any(mine.add(kill(), Op.REPLAY) for _ in range(24))
+    assert mine.add(kill(), Op.REPLAY)
 
 
-def test_kills_say_little_while_others_are_killed_too() -> None:
-    mine = Blame(10)
-    assert not any(mine.add(kill(2 * number), Op.STEP) for number in range(1, 25))
-    assert mine.add(kill(50), Op.STEP) == "25 times at the same point"
-    mine = Blame(10)
+def test_kills_say_little_while_idle_workers_are_killed_too() -> None:
+    mine = Blame(10, Acquittals())
+    assert not any(mine.add(kill(number), Op.STEP) for number in range(1, 25))
+    assert mine.add(kill(25), Op.STEP) == "25 times at the same point"
+    mine = Blame(10, Acquittals())
     assert not any(mine.add(kill(3 * number), Op.STEP) for number in range(1, 500))
     assert mine.add(kill(1500), Op.STEP)
 
 
+def test_kills_say_little_while_others_are_killed_whose_calls_go_well_later() -> None:
+    acquittals = Acquittals()
+    mine, other = Blame(10, acquittals), Blame(10, acquittals)
+    for number in range(24):
+        assert not mine.add(kill(), Op.STEP)
+        if number % 2:
+            assert not other.add(kill(), Op.STEP)
+            other.clear()
+    assert mine.add(kill(), Op.STEP) == "25 times at the same point"
+
+
+def test_envs_that_kill_their_workers_every_time_are_no_excuse_for_one_another() -> None:
+    acquittals = Acquittals()
+    for _ in range(20):
+        mine = [Blame(10, acquittals) for _ in range(3)]
+        assert not any(one.add(kill(), Op.STEP) for _ in range(4) for one in mine)
+        assert all(one.add(kill(), Op.STEP) == "5 times at the same point" for one in mine)
+
+
 def test_a_bystander_is_restored_as_long_as_it_makes_progress() -> None:
-    mine = Blame(0)
+    mine = Blame(0, Acquittals())
     for _ in range(3):
         assert not any(mine.add(BYSTANDER, Op.STEP) for _ in range(499))
         mine.clear()
@@ -106,20 +126,20 @@ def test_a_bystander_is_restored_as_long_as_it_makes_progress() -> None:
 
 
 def test_several_suspects_are_halved_and_none_of_them_is_convicted() -> None:
-    mine = Blame(0)
+    mine = Blame(0, Acquittals())
     crowd = Lost("crash", suspects=16)
     found = []
     for _ in range(6):
         assert not mine.add(crowd, Op.STEP)
         found.append(mine.companions)
     assert found == [8, 4, 2, 1, 1, 1]
-    mine = Blame(0)
-    assert not any(mine.add(kill(number, suspects=16), Op.STEP) for number in range(1, 5))
+    mine = Blame(0, Acquittals())
+    assert not any(mine.add(kill(suspects=16), Op.STEP) for _ in range(4))
     assert mine.companions == 0  # not worth it: whoever kills from outside is not found so
-    mine.add(kill(5, suspects=16), Op.STEP)
+    mine.add(kill(suspects=16), Op.STEP)
     assert mine.companions == 8
-    mine = Blame(0)
-    assert not any(mine.add(kill(2 * number, suspects=16), Op.STEP) for number in range(1, 50))
+    mine = Blame(0, Acquittals())
+    assert not any(mine.add(kill(number, suspects=16), Op.STEP) for number in range(1, 50))
     assert mine.companions == 0  # others are killed, too
 
 

@@ -12,17 +12,26 @@ _FRUITLESS_DEATHS = 500
 _UNSORTED = 4  # kills from outside after which all suspects are simply tried again
 
 
+class Acquittals:
+    """How many kills in a whole pool hit an env that was at work alone, and whose call went well later."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Blame:
     """The deaths of workers that one env was on, in one episode.
 
-    Proof is a death at which no other env was at work. A crash proves more than a signal that anybody may have sent,
-    and such a kill says little while workers elsewhere are killed, too. A replay repeats what has gone well before, so
-    deaths there are counted apart from those at the call. A completed call clears the env of all but its crashes:
-    `max_restarts` bounds these in one episode.
+    Proof is a death at which no other env was at work. A crash proves more than a signal that anybody may have sent.
+    Such a kill says little while strays are seen: kills of idle workers, or at calls that went well later, which no env
+    can have caused. A replay repeats what has gone well before, so deaths there are counted apart from those at the
+    call. A completed call clears the env of all but its crashes: `max_restarts` bounds these in one episode.
     """
 
-    def __init__(self, max_restarts: int) -> None:
+    def __init__(self, max_restarts: int, acquittals: Acquittals) -> None:
         self._max_restarts = max_restarts
+        self._acquittals = acquittals
+        self._kills_alone = 0
         self._crashes = 0
         self._suspects = 0
         self._halvings = 0
@@ -30,7 +39,7 @@ class Blame:
         self._crashes_at: Counter[Op] = Counter()
         self._alone_at: Counter[Op] = Counter()
         self._kills_at: Counter[Op] = Counter()
-        self._kills_before: dict[Op, int] = {}  # kills in the whole pool before the first one here
+        self._strays_before: dict[Op, int] = {}  # in the whole pool, before the first kill here
 
     @property
     def companions(self) -> int:
@@ -65,8 +74,9 @@ class Blame:
         alone = lost.suspects == 1
         self._alone_at[at] += alone
         if lost.from_outside:
-            self._kills_before.setdefault(at, lost.kills - 1)
+            self._strays_before.setdefault(at, self._strays(lost))
             self._kills_at[at] += 1
+            self._kills_alone += alone
             is_sorted = self._kills_at[at] > _UNSORTED and not self._are_others_killed(lost, at)
             self._halvings += alone or is_sorted
         else:
@@ -74,10 +84,13 @@ class Blame:
             self._crashes += alone
             self._halvings += 1
 
+    def _strays(self, lost: Lost) -> int:
+        return lost.idle_kills + self._acquittals.count
+
     def _are_others_killed(self, lost: Lost, at: Op, share: float = 0.25) -> bool:
-        """Whether workers that this env was not at work on are killed, too: for each kill here so many elsewhere."""
-        here = self._kills_at[at]
-        return lost.kills - self._kills_before.get(at, lost.kills) - here > share * here
+        """Whether workers are killed that no env kills: for each kill here so many elsewhere."""
+        strays = self._strays(lost)
+        return strays - self._strays_before.get(at, strays) > share * self._kills_at[at]
 
     def _most_kills(self, lost: Lost, at: Op) -> int:
         if self._are_others_killed(lost, at, 1):  # somebody kills workers, whatever they do
@@ -86,8 +99,10 @@ class Blame:
 
     def clear(self) -> None:
         """A call was completed."""
+        self._acquittals.count += self._kills_alone
+        self._kills_alone = 0
         self._suspects = self._halvings = self._fruitless = 0
         self._crashes_at.clear()
         self._alone_at.clear()
         self._kills_at.clear()
-        self._kills_before.clear()
+        self._strays_before.clear()

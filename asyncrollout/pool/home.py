@@ -29,7 +29,8 @@ class Lost(Exception):  # noqa: N818 (a signal inside the pool, never an error t
     """A home went away before it answered.
 
     `suspects` is 0 if the call was not yet begun; else the number of calls that were under way, this one included.
-    `from_outside` means that somebody else may have ended the home; `kills` counts such ends in the whole pool so far.
+    `from_outside` means that somebody else may have ended the home; `idle_kills` counts such ends in the whole pool of
+    homes at which no call was under way.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Lost(Exception):  # noqa: N818 (a signal inside the pool, never an error t
         cause: str = "",
         log: str = "",
         from_outside: bool = False,
-        kills: int = 0,
+        idle_kills: int = 0,
     ) -> None:
         super().__init__(kind)
         self.kind = kind  # "crash", "timeout", "memory", "moved", "recalled" or "closed"
@@ -48,7 +49,7 @@ class Lost(Exception):  # noqa: N818 (a signal inside the pool, never an error t
         self.cause = cause
         self.log = log
         self.from_outside = from_outside
-        self.kills = kills
+        self.idle_kills = idle_kills
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from asyncrollout.errors import ClosedError, EnvCrashed, EnvResourceError, EnvTimeout, RolloutError
-from asyncrollout.pool.blame import Blame
+from asyncrollout.pool.blame import Acquittals, Blame
 from asyncrollout.pool.history import History
 from asyncrollout.pool.home import SOON, Home, Limits, Lost, Reply
 from asyncrollout.pool.hosted import Opening
@@ -55,6 +55,7 @@ class Rules:
         self.recover = recover
         self.max_restarts = max_restarts
         self.restored = 0
+        self.acquittals = Acquittals()
         self.retries = Retries()
         self._usual: dict[str, Usual] = {}
 
@@ -97,7 +98,7 @@ class Seat:
         self.was_recalled = False  # likewise
         self._aim: Op | None = None  # the call for which the env is being made
         self._at: Op | None = None  # what is being done for the call under way: build, replay, the call itself
-        self._blame = Blame(rules.max_restarts)
+        self._blame = Blame(rules.max_restarts, rules.acquittals)
 
     @property
     def rank(self) -> int | None:
@@ -201,7 +202,7 @@ class Seat:
     def end_episode(self, next_seed: int | None, final: int | None = None) -> None:
         """The next one is about to be tried; `final` is the digest of the last outcome, where none was taken."""
         self._placement.check_open()
-        self._blame = Blame(self._rules.max_restarts)
+        self._blame = Blame(self._rules.max_restarts, self._rules.acquittals)
         self.history.end(next_seed, final)
 
     def find_place(self, *, anew: bool) -> None:

@@ -143,6 +143,7 @@ class Supervisor:
             return None
         codes = [process.returncode for process in self._started]
         self._was_killed = isinstance(cause, _ENDED_EARLY) and not tail and any(map(may_be_killed, codes))
+        self._watch.idle_kills += self._was_killed
         return _start_error(self.rank, cause, tail)
 
     def _prepare(self, directory: Path) -> WorkerConfig:
@@ -240,7 +241,7 @@ class Supervisor:
         doom = doom._replace(cause=doom.cause or _cause_of_death(code))
         if not self.stopping:
             log.warning("worker_died", worker=self.rank, reason=doom.kind, cause=doom.cause, calls=len(link.pending))
-        self._watch.kills += doom.from_outside
+        self._watch.idle_kills += doom.from_outside and not doom.blamed
         link.end(self._lost(doom, 0, log_tail), lambda call: self._lost(doom, call, log_tail))
         self._on_change()
         return True
@@ -252,7 +253,7 @@ class Supervisor:
             cause=doom.cause,
             log=log_tail,
             from_outside=doom.from_outside,
-            kills=self._watch.kills,
+            idle_kills=self._watch.idle_kills,
         )
 
     def watch(self, now: float) -> None:

@@ -21,7 +21,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.time = ObservedTime(time.monotonic(), time.process_time())
-        self.kills = 0  # deaths of workers that may have come from outside
+        self.idle_kills = 0  # deaths from outside of workers at which no call was under way
 
     def tick(self) -> float:
         now = time.monotonic()
