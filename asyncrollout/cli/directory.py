@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from asyncrollout.config import Config, read_config, to_redacted_yaml
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.lines import whole_lines
@@ -49,10 +51,10 @@ def _taken(directory: Path) -> str:
 
 
 def _is_complete(directory: Path, history: History) -> bool:
-    config = read_back(directory)
-    if config.evaluate is not None:
+    length = read_length(directory)
+    if length.evaluate is not None:
         return history.last_evaluation is not None and history.last_evaluation.is_complete
-    return len(history.batches) >= config.batches
+    return len(history.batches) >= length.batches
 
 
 @contextmanager
@@ -114,6 +116,18 @@ def write_resolved(directory: Path, config: Config) -> None:
         part.replace(directory / RESOLVED)
     except OSError as error:
         raise JournalError(f"cannot write to {directory}: {error.strerror or error}") from error
+
+
+class Length(msgspec.Struct):
+    """How much there is to play."""
+
+    batches: int
+    evaluate: int | None = None
+
+
+def read_length(directory: Path) -> Length:
+    """What a run began with; it can be read also where secrets, which are not in the file, are missing."""
+    return msgspec.yaml.decode((directory / RESOLVED).read_bytes(), type=Length)
 
 
 def read_back(directory: Path, overrides: tuple[str, ...] = ()) -> Config:

@@ -20,6 +20,7 @@ from asyncrollout.cli.directory import (
     new_directory,
     next_attempt,
     read_back,
+    read_length,
     redacted_config,
     write_config,
     write_resolved,
@@ -86,7 +87,7 @@ async def resume(
 ) -> int:
     """Go on with a run where it ended."""
     config = read_back(directory, overrides)
-    if config.evaluate != (before := read_back(directory).evaluate):
+    if config.evaluate != (before := read_length(directory).evaluate):
         raise UsageError(
             f"evaluate: found {config.evaluate}, but {directory} began with {before}: tasks that are added or left out "
             "make another evaluation; start it under another name"
