@@ -436,7 +436,8 @@ class OpenAIPolicy:
                     raise ProviderError(f"{endpoint.name}: max_tokens={call.most} does not fit: {said}")
                 raise ContextError(f"{endpoint.name}: {said}")
             case "refused":
-                endpoint.limit.refused(started, now, wait, jitter=spread(self._jitter))
+                if endpoint.limit.refused(started, now, wait, jitter=spread(self._jitter)):
+                    call.number = next(self._numbers)  # another one tries next, lest one call block the whole line
                 self._router.refused(call.request.session, endpoint)
                 call.is_refused(said)
 
