@@ -168,6 +168,40 @@ async def test_server_with_room_takes_calls_from_the_line_of_a_full_one() -> Non
         assert len(calls(free)) == 3
 
 
+async def test_server_with_room_takes_calls_as_soon_as_its_trouble_is_over() -> None:
+    go = anyio.Event()
+    async with (
+        llm_server(script=[Answer(500)]) as troubled,
+        llm_server(script=[None, Hold(until=go)]) as full,
+        policy(troubled, full, kind="openai", concurrency=1) as asked,
+        anyio.create_task_group() as tasks,
+    ):
+        with anyio.fail_after(PATIENCE):
+            await asked.generate(ask("first"))
+            tasks.start_soon(asked.generate, ask("second"))
+            await full.until(lambda: full.in_flight == 1)
+            await asked.generate(ask("third"))
+            assert full.in_flight == 1
+            go.set()
+        assert [request.status for request in calls(troubled)] == [500, 200]
+
+
+async def test_call_that_is_refused_whenever_it_comes_does_not_hold_up_the_others() -> None:
+    """As one that has more tokens than a minute allows: only its own deadline ends it."""
+
+    def refuse(_: int, body: dict[str, Any]) -> Answer | None:
+        return Answer(429, "too large") if "large" in body["messages"][0]["content"] else None
+
+    async with llm_server(script=refuse) as server, policy(server, kind="openai") as asked:
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(asked.generate, ask("large"))
+                await server.until(lambda: len(calls(server)) == 1)
+                answers = await ask_all(asked, [ask(str(number)) for number in range(20)])
+                tasks.cancel_scope.cancel()
+    assert [answer.text for answer in answers] == [f"reply to {number}" for number in range(20)]
+
+
 @pytest.mark.parametrize("retry_after", [None, "0.05"])
 async def test_nobody_starves_where_the_server_has_fewer_places_than_callers(retry_after: str | None) -> None:
     """As many calls as callers at a time, a quarter of which the server takes: all callers get on alike."""

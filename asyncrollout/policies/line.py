@@ -119,9 +119,13 @@ class Line:
         limit, now = endpoint.limit, time.monotonic()
         while self._waiting:
             if now < limit.not_before:
-                self._wake(endpoint)
+                self._wake(endpoint, limit.not_before - now)
                 return
-            if not limit.has_room(endpoint.in_flight, now) or (waiter := self._next(endpoint)) is None:
+            if not limit.has_room(endpoint.in_flight, now):
+                return
+            if (waiter := self._next(endpoint)) is None:
+                if endpoint.up and now < endpoint.troubled_until:
+                    self._wake(endpoint, endpoint.troubled_until - now)
                 return
             limit.admit(endpoint.in_flight, now)
             heapq.heappop(self._queues[waiter.line or endpoint])
@@ -163,11 +167,14 @@ class Line:
         for other in changed - {endpoint}:
             self._dispatch(other)
 
-    def _wake(self, endpoint: Endpoint) -> None:
-        """Look again when its pause is over."""
-        if endpoint not in self._timers:
-            delay = min(endpoint.wait_before(time.monotonic()), _LONGEST_TIMER)
-            self._timers[endpoint] = asyncio.get_running_loop().call_later(delay, self._woken, endpoint)
+    def _wake(self, endpoint: Endpoint, seconds: float) -> None:
+        """Look again when its pause or its trouble is over."""
+        loop, timer = asyncio.get_running_loop(), self._timers.get(endpoint)
+        at = loop.time() + min(seconds, _LONGEST_TIMER)
+        if timer is None or at < timer.when():
+            if timer is not None:
+                timer.cancel()
+            self._timers[endpoint] = loop.call_at(at, self._woken, endpoint)
 
     def _woken(self, endpoint: Endpoint) -> None:
         self._timers.pop(endpoint, None)
