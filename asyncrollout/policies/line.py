@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import math
 import time
 from collections.abc import Collection, Sequence
 
@@ -41,7 +42,7 @@ class Line:
         self._router = router
         self._queues: dict[Endpoint, list[Waiter]] = {endpoint: [] for endpoint in endpoints}
         self._waiting = 0
-        self._timers: dict[Endpoint, asyncio.TimerHandle] = {}
+        self._timers: dict[Endpoint, tuple[float, asyncio.TimerHandle]] = {}
 
     def enter_now(self, endpoint: Endpoint) -> bool:
         """Take a place, if there is one and nobody waits for it."""
@@ -87,7 +88,7 @@ class Line:
                 self.update(endpoint)
 
     def close(self) -> None:
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
@@ -169,12 +170,13 @@ class Line:
 
     def _wake(self, endpoint: Endpoint, seconds: float) -> None:
         """Look again when its pause or its trouble is over."""
-        loop, timer = asyncio.get_running_loop(), self._timers.get(endpoint)
-        at = loop.time() + min(seconds, _LONGEST_TIMER)
-        if timer is None or at < timer.when():
+        loop = asyncio.get_running_loop()
+        seconds = min(seconds, _LONGEST_TIMER)
+        planned, timer = self._timers.get(endpoint, (math.inf, None))
+        if (at := loop.time() + seconds) < planned:
             if timer is not None:
                 timer.cancel()
-            self._timers[endpoint] = loop.call_at(at, self._woken, endpoint)
+            self._timers[endpoint] = at, loop.call_later(seconds, self._woken, endpoint)
 
     def _woken(self, endpoint: Endpoint) -> None:
         self._timers.pop(endpoint, None)
