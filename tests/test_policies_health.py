@@ -1,7 +1,7 @@
 """Servers that are lost after their weights were updated: none that comes back with others passes for up to date."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import chain, repeat
 from typing import Any
 
@@ -202,6 +202,34 @@ async def test_server_that_missed_the_first_update_gets_no_calls() -> None:
             for number in range(4):
                 await asked.generate(ask(f"{number}"))
             assert answered(again) == 0
+
+
+async def test_server_that_starts_after_a_resumed_run_is_waited_for() -> None:
+    """It is started with the weights of that run; those that it may have after a restart are its own."""
+    async with llm_server() as free:
+        port = port_of(free)
+    async with AsyncExitStack() as stack, policy(free, wait_for_server=PATIENCE) as asked:
+        await asked.start_at(3)
+        versions: list[int] = []
+
+        async def one() -> None:
+            versions.append((await asked.generate(ask())).version)
+
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one)
+                await all_tasks_blocked()
+                server = await stack.enter_async_context(llm_server(port=port))
+            while not asked.endpoints[0].up:
+                await all_tasks_blocked()
+            await server.stop()
+            await is_lost(asked.endpoints[0])
+            async with llm_server(port=port) as again:
+                await is_asked_for_its_health(again)
+                with pytest.raises(ProviderError, match="may have been restarted"):
+                    await asked.generate(ask())
+                assert answered(again) == 0
+    assert versions == [3]
 
 
 async def test_server_may_be_restarted_while_weights_were_never_updated() -> None:

@@ -125,8 +125,27 @@ async def test_rejection_waits_for_a_server_that_is_lost() -> None:
     async with llm_server(script=lambda *_: Answer(404, "no such model")) as wrong:
         urls = [wrong.url, "http://127.0.0.1:9/v1"]
         async with OpenAIPolicy(urls, "m", kind="openai", attempts=2) as asked:
-            with anyio.fail_after(PATIENCE), pytest.raises(ProviderError, match=r"127.0.0.1:9/v1.*after 2 attempts"):
+            with (
+                anyio.fail_after(PATIENCE),
+                pytest.raises(ProviderError, match=r"127.0.0.1:9/v1.*after 2 attempts.*no such model"),
+            ):
                 await asked.generate(ask())
+
+
+async def test_rejection_does_not_wait_for_a_server_that_was_taken_out() -> None:
+    """It might be out for minutes, and has said already why it would not answer."""
+    async with (
+        llm_server(script=lambda *_: Answer(404, "no such model")) as wrong,
+        llm_server(script=[None, Answer(401, "the key has expired")]) as other,
+        policy(wrong, other, kind="openai") as asked,
+    ):
+        await asked.generate(ask())
+        assert asked.endpoints[0].out is not None
+        with (
+            anyio.fail_after(PATIENCE),
+            pytest.raises(ProviderError, match=r"has expired.*; .*no such model.*taken out"),
+        ):
+            await asked.generate(ask())
 
 
 async def test_calls_in_the_line_of_a_server_that_wants_none_go_to_another() -> None:

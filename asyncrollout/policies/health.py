@@ -1,7 +1,7 @@
 """Which servers may be asked: those that answer, and that have the weights which they should have."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import aiohttp
@@ -79,6 +79,7 @@ class Health:
         self._lines: dict[Endpoint, list[Lifeline]] = {}
         self._in_doubt = 0
         self._reached: set[Endpoint] = set()  # lost ones that the update under way can reach
+        self._awaited: set[Endpoint] = set()  # those that are to be started with the present weights
         self._changed = anyio.Event()
 
     async def open(self, client: aiohttp.ClientSession) -> None:
@@ -96,7 +97,7 @@ class Health:
         endpoint.up = False
         endpoint.context = None  # it may come back with another one
         endpoint.losses += 1
-        if self._had_update:
+        if self._had_update and endpoint not in self._awaited:
             endpoint.has_weights = False
         log.warning("endpoint_lost", endpoint=endpoint.name, losses=endpoint.losses)
         self._tasks.start_soon(self._bring_back, endpoint)
@@ -105,7 +106,7 @@ class Health:
     def take_out(self, endpoint: Endpoint, said: str) -> None:
         """It refused for good what another server answered: no calls, until one tries again after a while."""
         now = time.monotonic()
-        if endpoint.out is not None and endpoint.wait_before(now) > 0:
+        if endpoint.is_out(now):
             return
         seconds = min(_OUT * 2.0**endpoint.outs, _LONGEST_OUT)
         endpoint.limit.pause(now + seconds)
@@ -138,8 +139,13 @@ class Health:
         self._reached = {endpoint for endpoint in self._endpoints if not endpoint.up}
         await self._keep_healthy()
 
-    async def end_update(self) -> None:
-        """All servers have new weights, but for those that are lost and were not reached."""
+    async def start(self) -> None:
+        """All servers have other weights from now on; one that has never answered will be started with them."""
+        await self.end_update({endpoint for endpoint in self._endpoints if not endpoint.has_answered})
+
+    async def end_update(self, awaited: Iterable[Endpoint] = ()) -> None:
+        """All servers have new weights, but for those that are lost and were neither reached nor are `awaited`."""
+        self._awaited = set(awaited)
         self._had_update = True
         self._update += 1
         await self._keep_healthy()
@@ -148,7 +154,7 @@ class Health:
         for endpoint in self._endpoints:
             if endpoint in self._reached:
                 self._take_back(endpoint)
-            elif not endpoint.up:
+            elif not endpoint.up and endpoint not in self._awaited:
                 endpoint.has_weights = False
                 self._drop_lines(endpoint)  # it may be the same process, but with old weights
         self._reached.clear()
@@ -174,8 +180,10 @@ class Health:
         while not endpoint.up:
             if not await self._is_healthy(endpoint):
                 await anyio.sleep(_BETWEEN_CHECKS)
-            elif endpoint.has_weights or self._is_same(endpoint):
+            elif self._is_same(endpoint) or (endpoint.has_weights and not self._had_update):
                 self._take_back(endpoint)
+            elif endpoint.has_weights:  # it was awaited; from now on, a restart is noticed
+                await self._hold_on_to(endpoint)
             elif self._on_back is None:
                 log.warning("endpoint_waits_for_weights", endpoint=endpoint.name)
                 self._notify()
@@ -215,6 +223,7 @@ class Health:
         if line is None:
             self.lose(endpoint)
             return
+        self._awaited.discard(endpoint)
         lines.append(line)
         self._tasks.start_soon(self._guard, endpoint, line, lines)
         self._tasks.start_soon(self._add_second, endpoint, lines)

@@ -193,7 +193,9 @@ class OpenAIPolicy:
                 call.is_again = False
                 continue  # stopped for new weights, met a connection that was gone, or waits with all others
             if call.failures >= self._attempts:
-                raise ProviderError(f"{endpoint.name}: {call.trouble} (after {call.failures} attempts)")
+                raise ProviderError(
+                    f"{endpoint.name}: {call.trouble} (after {call.failures} attempts){call.rejected()}"
+                )
             others = endpoint is not self._router.find(call.request.session, call.failed, call.rejections)
             if 0 < call.failures < len(self.endpoints) and others:
                 continue  # each may be asked once without a pause
@@ -279,6 +281,8 @@ class OpenAIPolicy:
             if refused.status < 500:
                 return refused
             call.fails(endpoint, f"HTTP {refused.status}: {clipped(refusal(refused.content))}")
+            if (wait := read_retry_after(refused.headers.get("Retry-After"))) is not None:
+                endpoint.limit.pause(time.monotonic() + wait)
         except aiohttp.ServerDisconnectedError as error:
             if not call.had_stale_connection:  # most likely one that was kept, and closed on the other side
                 call.had_stale_connection = call.is_again = True
@@ -345,7 +349,7 @@ class OpenAIPolicy:
     async def start_at(self, version: int) -> None:
         """Weights that the trainer loads by itself, as when a run is resumed: servers have them from now on."""
         self.version = version
-        await self._health.end_update()
+        await self._health.start()
 
     def held_seconds(self) -> float:
         """How long calls were held back, all in all."""
@@ -422,9 +426,11 @@ class OpenAIPolicy:
             case "permanent" if answer.status in _REJECTED and overflow is None:
                 endpoint.is_in_trouble(now)
                 call.is_rejected(endpoint, said)
-                if len(call.rejections) == len(self.endpoints):
+                others = [one for one in self.endpoints if one not in call.rejections]
+                if all(one.is_out(now) for one in others):  # which may be for minutes
                     call.refused_by = endpoint, answer
-                    raise ProviderError("; ".join(f"{one.name}: {why}" for one, why in call.rejections.items()))
+                    out = {one: f"{one.out} (taken out)" for one in others}
+                    raise ProviderError("; ".join(f"{one.name}: {why}" for one, why in (call.rejections | out).items()))
             case "permanent" | "passing":
                 if overflow is None:
                     call.refused_by = endpoint, answer
