@@ -204,6 +204,27 @@ async def test_server_that_missed_the_first_update_gets_no_calls() -> None:
             assert answered(again) == 0
 
 
+@pytest.mark.parametrize("changed", [True, False])
+async def test_server_that_is_restarted_during_the_first_update(changed: bool) -> None:
+    """Its weights may have been pushed before, and be gone; if there are no new ones, any restart is harmless."""
+    async with llm_server() as goes, policy(goes) as asked:
+        await asked.generate(ask())
+        await asked.pause()
+        await goes.stop()
+        async with llm_server(port=port_of(goes)) as again:
+            await is_lost(asked.endpoints[0])
+            await asked.resume(1 if changed else None)
+            with anyio.fail_after(PATIENCE):
+                if changed:
+                    with pytest.raises(ProviderError, match="may have been restarted"):
+                        await asked.generate(ask())
+                    await update(asked, 2)
+                assert (await asked.generate(ask())).version == (2 if changed else 0)
+                while not asked.endpoints[0].up:
+                    await all_tasks_blocked()
+            assert answered(again) == 1
+
+
 async def test_server_that_starts_after_a_resumed_run_is_waited_for() -> None:
     """It is started with the weights of that run; those that it may have after a restart are its own."""
     async with llm_server() as free:

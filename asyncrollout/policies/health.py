@@ -74,7 +74,7 @@ class Health:
         self._on_change = on_change
         self._tasks = Background()
         self._client: aiohttp.ClientSession | None = None
-        self._had_update = False
+        self._had_update = self._is_updating = False
         self._update = 0
         self._lines: dict[Endpoint, list[Lifeline]] = {}
         self._in_doubt = 0
@@ -89,6 +89,11 @@ class Health:
     async def close(self, error: BaseException | None = None) -> None:
         await self._tasks.close(error)
 
+    @property
+    def _may_differ(self) -> bool:
+        """Whether a restarted server may have other weights than it should."""
+        return self._had_update or self._is_updating
+
     def lose(self, endpoint: Endpoint) -> None:
         """No answer: others are asked until it is healthy again, and for longer if that did not last."""
         self._reached.discard(endpoint)
@@ -97,7 +102,7 @@ class Health:
         endpoint.up = False
         endpoint.context = None  # it may come back with another one
         endpoint.losses += 1
-        if self._had_update and endpoint not in self._awaited:
+        if self._may_differ and endpoint not in self._awaited:
             endpoint.has_weights = False
         log.warning("endpoint_lost", endpoint=endpoint.name, losses=endpoint.losses)
         self._tasks.start_soon(self._bring_back, endpoint)
@@ -135,9 +140,22 @@ class Health:
             await self._changed.wait()
 
     async def begin_update(self) -> None:
-        """Note which of the lost servers new weights can reach."""
+        """Note which of the lost servers new weights can reach, and from now on which of the others are restarted."""
+        self._is_updating = True
         self._reached = {endpoint for endpoint in self._endpoints if not endpoint.up}
         await self._keep_healthy()
+        await self._hold_on_to_all()
+
+    def cancel_update(self) -> None:
+        """Weights have not changed; while they never have, a server may be restarted."""
+        self._is_updating = False
+        self._reached.clear()
+        for endpoint in [] if self._had_update else self._endpoints:
+            self._drop_lines(endpoint)
+            if not endpoint.has_weights:
+                endpoint.has_weights = True
+                self._tasks.start_soon(self._bring_back, endpoint)
+        self._notify()
 
     async def start(self) -> None:
         """All servers have other weights from now on; one that has never answered will be started with them."""
@@ -146,7 +164,7 @@ class Health:
     async def end_update(self, awaited: Iterable[Endpoint] = ()) -> None:
         """All servers have new weights, but for those that are lost and were neither reached nor are `awaited`."""
         self._awaited = set(awaited)
-        self._had_update = True
+        self._had_update, self._is_updating = True, False
         self._update += 1
         await self._keep_healthy()
         while self._in_doubt:
@@ -159,6 +177,9 @@ class Health:
                 self._drop_lines(endpoint)  # it may be the same process, but with old weights
         self._reached.clear()
         self._notify()
+        await self._hold_on_to_all()
+
+    async def _hold_on_to_all(self) -> None:
         async with anyio.create_task_group() as connecting:
             for endpoint in self._endpoints:
                 if endpoint.up and not self._is_same(endpoint):
@@ -259,9 +280,9 @@ class Health:
         finally:
             self._in_doubt -= 1
         endpoint.up |= was_up  # it may have been brought back meanwhile
-        if is_same:
+        if is_same or not self._may_differ:
             endpoint.has_weights |= had_weights
-        elif endpoint.up:
+        if endpoint.up and not is_same:
             self.lose(endpoint)
         self._notify()
 

@@ -329,6 +329,7 @@ class OpenAIPolicy:
             told = True
         finally:
             if not told:
+                self._health.cancel_update()
                 self._gate.open()
 
     async def resume(self, version: int | None = None) -> None:
@@ -342,6 +343,8 @@ class OpenAIPolicy:
                 self.version = version
                 self.updates += 1
                 await self._health.end_update()
+            else:
+                self._health.cancel_update()
             await self._tell(RESUMES, None)
         finally:
             self._gate.open()
