@@ -225,6 +225,26 @@ async def test_server_that_is_restarted_during_the_first_update(changed: bool) -
             assert answered(again) == 1
 
 
+async def test_lost_server_that_is_restarted_once_more_while_weights_are_pushed() -> None:
+    """It was healthy when the update began and when it ended, but not the same."""
+    async with llm_server() as goes, policy(goes) as asked:
+        await asked.generate(ask())
+        await update(asked, 1)
+        await goes.stop()
+        await is_lost(asked.endpoints[0])
+        async with llm_server(port=port_of(goes)) as between:
+            await asked.pause()
+            await between.stop()
+            async with llm_server(port=port_of(goes)) as again:
+                await asked.resume(2)
+                with anyio.fail_after(PATIENCE):
+                    with pytest.raises(ProviderError, match="may have been restarted"):
+                        await asked.generate(ask())
+                    await update(asked, 3)
+                    assert (await asked.generate(ask())).version == 3
+                assert answered(again) == 1
+
+
 async def test_server_that_starts_after_a_resumed_run_is_waited_for() -> None:
     """It is started with the weights of that run; those that it may have after a restart are its own."""
     async with llm_server() as free:

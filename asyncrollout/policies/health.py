@@ -79,6 +79,7 @@ class Health:
         self._lines: dict[Endpoint, list[Lifeline]] = {}
         self._in_doubt = 0
         self._reached: set[Endpoint] = set()  # lost ones that the update under way can reach
+        self._reaching: dict[Endpoint, list[Lifeline]] = {}  # to those, since the update began
         self._awaited: set[Endpoint] = set()  # those that are to be started with the present weights
         self._changed = anyio.Event()
 
@@ -142,14 +143,18 @@ class Health:
     async def begin_update(self) -> None:
         """Note which of the lost servers new weights can reach, and from now on which of the others are restarted."""
         self._is_updating = True
+        self._let_go()
         self._reached = {endpoint for endpoint in self._endpoints if not endpoint.up}
         await self._keep_healthy()
+        async with anyio.create_task_group() as connecting:
+            for endpoint in self._reached:
+                connecting.start_soon(self._reach, endpoint)
         await self._hold_on_to_all()
 
     def cancel_update(self) -> None:
         """Weights have not changed; while they never have, a server may be restarted."""
         self._is_updating = False
-        self._reached.clear()
+        self._let_go()
         for endpoint in [] if self._had_update else self._endpoints:
             self._drop_lines(endpoint)
             if not endpoint.has_weights:
@@ -170,14 +175,33 @@ class Health:
         while self._in_doubt:
             await self._changed.wait()
         for endpoint in self._endpoints:
-            if endpoint in self._reached:
+            if endpoint in self._reached and any(line.stands for line in self._reaching.get(endpoint, ())):
+                self._adopt(endpoint, self._reaching.pop(endpoint))
                 self._take_back(endpoint)
             elif not endpoint.up and endpoint not in self._awaited:
                 endpoint.has_weights = False
                 self._drop_lines(endpoint)  # it may be the same process, but with old weights
-        self._reached.clear()
+        self._let_go()
         self._notify()
         await self._hold_on_to_all()
+
+    async def _reach(self, endpoint: Endpoint) -> None:
+        """Notice if a lost server that new weights can reach is restarted before it is taken back."""
+        if (line := await _connect(endpoint)) is not None:
+            lines = self._reaching[endpoint] = [line]
+            self._tasks.start_soon(self._guard, endpoint, line, lines)
+
+    def _adopt(self, endpoint: Endpoint, lines: list[Lifeline]) -> None:
+        self._drop_lines(endpoint)
+        self._lines[endpoint] = lines
+        self._tasks.start_soon(self._add_second, endpoint, lines)
+
+    def _let_go(self) -> None:
+        """Of lost servers that were reached, and not taken back."""
+        self._reached.clear()
+        for lines in self._reaching.values():
+            _end(lines)
+        self._reaching.clear()
 
     async def _hold_on_to_all(self) -> None:
         async with anyio.create_task_group() as connecting:
@@ -287,10 +311,7 @@ class Health:
         self._notify()
 
     def _drop_lines(self, endpoint: Endpoint) -> None:
-        lines = self._lines.pop(endpoint, [])
-        for line in lines:
-            line.end()
-        lines.clear()
+        _end(self._lines.pop(endpoint, []))
 
     def _is_same(self, endpoint: Endpoint) -> bool:
         return any(line.stands for line in self._lines.get(endpoint, ()))
@@ -303,6 +324,12 @@ class Health:
         self._changed.set()
         self._changed = anyio.Event()
         self._on_change()
+
+
+def _end(lines: list[Lifeline]) -> None:
+    for line in lines:
+        line.end()
+    lines.clear()
 
 
 async def _connect(endpoint: Endpoint) -> Lifeline | None:
