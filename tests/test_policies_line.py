@@ -1,6 +1,7 @@
 """Servers that refuse calls: others take over, nobody waits in vain, and nobody is overtaken for long."""
 
 import math
+import time
 from collections import Counter
 from typing import Any
 
@@ -203,6 +204,22 @@ async def test_server_with_room_takes_calls_as_soon_as_its_trouble_is_over() -> 
             assert full.in_flight == 1
             go.set()
         assert [request.status for request in calls(troubled)] == [500, 200]
+
+
+async def test_place_that_came_just_before_a_refusal_is_not_used_before_its_time() -> None:
+    async with llm_server() as server, policy(server, kind="openai", concurrency=1) as asked:
+        (only,) = asked.endpoints
+        assert asked._line.enter_now(only)
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(asked.generate, ask())
+                await all_tasks_blocked()
+                asked._line.leave(only)
+                assert only.in_flight == 1  # the place is given, and its call does not run yet
+                until = time.monotonic() + 0.3
+                only.limit.pause(until)
+        assert [request.came >= until for request in calls(server)] == [True]
+        assert only.load == 0
 
 
 async def test_call_that_is_refused_whenever_it_comes_does_not_hold_up_the_others() -> None:

@@ -243,9 +243,9 @@ class OpenAIPolicy:
             return None
         place = await self._line.enter(Waiter(call.number, session, call.failed, call.rejections), found)
         is_best = place.up or (place.has_weights and not any(other.up for other in allowed))
-        if is_best and self._gate.is_open:
+        if is_best and self._gate.is_open and place.wait_before(time.monotonic()) <= 0:
             return place
-        self._line.leave(place)  # it was lost, or all calls are held back, since we began to wait
+        self._line.leave(place)  # it was lost or has refused others, or all calls are held back, since we began to wait
         return None
 
     async def _try(self, endpoint: Endpoint, call: Call) -> Answer | None:
