@@ -322,3 +322,11 @@ async def test_no_more_than_its_cap_is_unpacked_for_a_client_of_envs(
     assert sum(unpacked) == 2**21 + 1
     async with env_server(200, gzip.compress(b'{"system_prompts": {"a": "Play."}}')) as url:
         assert await anyio.to_thread.run_sync(BatchEnvClient(url).get_system_prompt, "a") == "Play."
+
+
+async def test_stream_whose_last_bytes_zlib_keeps_back_is_whole() -> None:
+    """Without a checksum at its end, all of it may have been read before all of it was unpacked."""
+    for size in range(2**18, 2**18 + 520):
+        packer = zlib.compressobj(6, zlib.DEFLATED, RAW)
+        raw = packer.compress(b"a" * size) + packer.flush()
+        assert await unpack(raw, "deflate") == b"a" * size

@@ -1,7 +1,7 @@
 """Servers that are lost after their weights were updated: none that comes back with others passes for up to date."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import chain, repeat
 from typing import Any
 
@@ -202,6 +202,75 @@ async def test_server_that_missed_the_first_update_gets_no_calls() -> None:
             for number in range(4):
                 await asked.generate(ask(f"{number}"))
             assert answered(again) == 0
+
+
+@pytest.mark.parametrize("changed", [True, False])
+async def test_server_that_is_restarted_during_the_first_update(changed: bool) -> None:
+    """Its weights may have been pushed before, and be gone; if there are no new ones, any restart is harmless."""
+    async with llm_server() as goes, policy(goes) as asked:
+        await asked.generate(ask())
+        await asked.pause()
+        await goes.stop()
+        async with llm_server(port=port_of(goes)) as again:
+            await is_lost(asked.endpoints[0])
+            await asked.resume(1 if changed else None)
+            with anyio.fail_after(PATIENCE):
+                if changed:
+                    with pytest.raises(ProviderError, match="may have been restarted"):
+                        await asked.generate(ask())
+                    await update(asked, 2)
+                assert (await asked.generate(ask())).version == (2 if changed else 0)
+                while not asked.endpoints[0].up:
+                    await all_tasks_blocked()
+            assert answered(again) == 1
+
+
+async def test_lost_server_that_is_restarted_once_more_while_weights_are_pushed() -> None:
+    """It was healthy when the update began and when it ended, but not the same."""
+    async with llm_server() as goes, policy(goes) as asked:
+        await asked.generate(ask())
+        await update(asked, 1)
+        await goes.stop()
+        await is_lost(asked.endpoints[0])
+        async with llm_server(port=port_of(goes)) as between:
+            await asked.pause()
+            await between.stop()
+            async with llm_server(port=port_of(goes)) as again:
+                await asked.resume(2)
+                with anyio.fail_after(PATIENCE):
+                    with pytest.raises(ProviderError, match="may have been restarted"):
+                        await asked.generate(ask())
+                    await update(asked, 3)
+                    assert (await asked.generate(ask())).version == 3
+                assert answered(again) == 1
+
+
+async def test_server_that_starts_after_a_resumed_run_is_waited_for() -> None:
+    """It is started with the weights of that run; those that it may have after a restart are its own."""
+    async with llm_server() as free:
+        port = port_of(free)
+    async with AsyncExitStack() as stack, policy(free, wait_for_server=PATIENCE) as asked:
+        await asked.start_at(3)
+        versions: list[int] = []
+
+        async def one() -> None:
+            versions.append((await asked.generate(ask())).version)
+
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one)
+                await all_tasks_blocked()
+                server = await stack.enter_async_context(llm_server(port=port))
+            while not asked.endpoints[0].up:
+                await all_tasks_blocked()
+            await server.stop()
+            await is_lost(asked.endpoints[0])
+            async with llm_server(port=port) as again:
+                await is_asked_for_its_health(again)
+                with pytest.raises(ProviderError, match="may have been restarted"):
+                    await asked.generate(ask())
+                assert answered(again) == 0
+    assert versions == [3]
 
 
 async def test_server_may_be_restarted_while_weights_were_never_updated() -> None:

@@ -137,9 +137,9 @@ def test_line_is_paused_as_a_whole_then_tried_by_one_call_and_opened_slowly() ->
 
 def test_refused_trial_of_the_line_doubles_its_pause() -> None:
     limit, at, pauses = Limit(128, adaptive=False), 0.0, []
-    for _ in range(9):
+    for number in range(9):
         assert limit.admit(0, at)
-        limit.refused(at, at, None)
+        assert limit.refused(at, at, None) == (number > 0)
         pauses.append(limit.not_before - at)
         at = limit.not_before
     assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]

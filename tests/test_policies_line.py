@@ -1,6 +1,7 @@
 """Servers that refuse calls: others take over, nobody waits in vain, and nobody is overtaken for long."""
 
 import math
+import time
 from collections import Counter
 from typing import Any
 
@@ -125,8 +126,27 @@ async def test_rejection_waits_for_a_server_that_is_lost() -> None:
     async with llm_server(script=lambda *_: Answer(404, "no such model")) as wrong:
         urls = [wrong.url, "http://127.0.0.1:9/v1"]
         async with OpenAIPolicy(urls, "m", kind="openai", attempts=2) as asked:
-            with anyio.fail_after(PATIENCE), pytest.raises(ProviderError, match=r"127.0.0.1:9/v1.*after 2 attempts"):
+            with (
+                anyio.fail_after(PATIENCE),
+                pytest.raises(ProviderError, match=r"127.0.0.1:9/v1.*after 2 attempts.*no such model"),
+            ):
                 await asked.generate(ask())
+
+
+async def test_rejection_does_not_wait_for_a_server_that_was_taken_out() -> None:
+    """It might be out for minutes, and has said already why it would not answer."""
+    async with (
+        llm_server(script=lambda *_: Answer(404, "no such model")) as wrong,
+        llm_server(script=[None, Answer(401, "the key has expired")]) as other,
+        policy(wrong, other, kind="openai") as asked,
+    ):
+        await asked.generate(ask())
+        assert asked.endpoints[0].out is not None
+        with (
+            anyio.fail_after(PATIENCE),
+            pytest.raises(ProviderError, match=r"has expired.*; .*no such model.*taken out"),
+        ):
+            await asked.generate(ask())
 
 
 async def test_calls_in_the_line_of_a_server_that_wants_none_go_to_another() -> None:
@@ -166,6 +186,56 @@ async def test_server_with_room_takes_calls_from_the_line_of_a_full_one() -> Non
                 await asked.generate(ask(f"then {number}", session="a"))
             go.set()
         assert len(calls(free)) == 3
+
+
+async def test_server_with_room_takes_calls_as_soon_as_its_trouble_is_over() -> None:
+    go = anyio.Event()
+    async with (
+        llm_server(script=[Answer(500)]) as troubled,
+        llm_server(script=[None, Hold(until=go)]) as full,
+        policy(troubled, full, kind="openai", concurrency=1) as asked,
+        anyio.create_task_group() as tasks,
+    ):
+        with anyio.fail_after(PATIENCE):
+            await asked.generate(ask("first"))
+            tasks.start_soon(asked.generate, ask("second"))
+            await full.until(lambda: full.in_flight == 1)
+            await asked.generate(ask("third"))
+            assert full.in_flight == 1
+            go.set()
+        assert [request.status for request in calls(troubled)] == [500, 200]
+
+
+async def test_place_that_came_just_before_a_refusal_is_not_used_before_its_time() -> None:
+    async with llm_server() as server, policy(server, kind="openai", concurrency=1) as asked:
+        (only,) = asked.endpoints
+        assert asked._line.enter_now(only)
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(asked.generate, ask())
+                await all_tasks_blocked()
+                asked._line.leave(only)
+                assert only.in_flight == 1  # the place is given, and its call does not run yet
+                until = time.monotonic() + 0.3
+                only.limit.pause(until)
+        assert [request.came >= until for request in calls(server)] == [True]
+        assert only.load == 0
+
+
+async def test_call_that_is_refused_whenever_it_comes_does_not_hold_up_the_others() -> None:
+    """As one that has more tokens than a minute allows: only its own deadline ends it."""
+
+    def refuse(_: int, body: dict[str, Any]) -> Answer | None:
+        return Answer(429, "too large") if "large" in body["messages"][0]["content"] else None
+
+    async with llm_server(script=refuse) as server, policy(server, kind="openai") as asked:
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(asked.generate, ask("large"))
+                await server.until(lambda: len(calls(server)) == 1)
+                answers = await ask_all(asked, [ask(str(number)) for number in range(20)])
+                tasks.cancel_scope.cancel()
+    assert [answer.text for answer in answers] == [f"reply to {number}" for number in range(20)]
 
 
 @pytest.mark.parametrize("retry_after", [None, "0.05"])

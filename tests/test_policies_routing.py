@@ -147,6 +147,14 @@ async def test_retry_at_once_is_no_busy_loop() -> None:
             assert len(calls(server)) < 10
 
 
+async def test_retry_after_of_a_page_that_tells_the_kind_is_waited_for() -> None:
+    async with llm_server() as server, policy(server) as asked:
+        server.refused_pages["/version"] = [Answer(503, "loading", {"Retry-After": "0.5"})]
+        await asked.generate(ask())
+        first, second = (seen.came for seen in server.requests if seen.path == "/version")
+    assert second - first >= 0.5
+
+
 async def test_trouble_with_retry_after_is_waited_for() -> None:
     fault = Answer(503, "restarting", {"Retry-After": "0.6"})
     async with llm_server(script=[fault]) as server, policy(server) as asked:

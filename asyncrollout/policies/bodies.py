@@ -92,11 +92,11 @@ async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
 def _unpack_rest(unpacker: "zlib._Decompress", first: bytes, raw: bytes, encoding: str, most: int) -> bytes:
     unpacked = io.BytesIO()
     unpacked.write(first)
-    pending, place = unpacker.unconsumed_tail, _INPUT
-    while unpacked.tell() <= most and not unpacker.eof and (pending or place < len(raw)):
-        if not pending:
+    pending, place, came = unpacker.unconsumed_tail, _INPUT, len(first)
+    while unpacked.tell() <= most and not unpacker.eof and (pending or place < len(raw) or came):
+        if not pending:  # at the end with nothing: zlib may have more to give than it has said
             pending, place = raw[place : place + _INPUT], place + _INPUT
-        unpacked.write(unpacker.decompress(pending, min(_STEP, most + 1 - unpacked.tell())))
+        came = unpacked.write(unpacker.decompress(pending, min(_STEP, most + 1 - unpacked.tell())))
         pending = unpacker.unconsumed_tail
     if unpacked.tell() > most:
         raise _too_large(most)

@@ -126,6 +126,10 @@ class Call:
         self.trouble = trouble
         self.is_again = True
 
+    def rejected(self) -> str:
+        """To be added to another error."""
+        return "".join(f"; {endpoint.name}: {said}" for endpoint, said in self.rejections.items())
+
 
 class Key:
     """The headers with the key; it has no representation that shows it."""

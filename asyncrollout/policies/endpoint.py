@@ -61,6 +61,9 @@ class Endpoint:
         """Seconds until the server wants calls again."""
         return max(self.limit.not_before - now, 0.0)
 
+    def is_out(self, now: float) -> bool:
+        return self.out is not None and self.wait_before(now) > 0
+
     def reluctance(self, now: float) -> tuple[float, bool, bool, float, int]:
         """What speaks against another call to it, the most important first."""
         wait = self.wait_before(now)

@@ -1,7 +1,7 @@
 """Which servers may be asked: those that answer, and that have the weights which they should have."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import aiohttp
@@ -74,11 +74,13 @@ class Health:
         self._on_change = on_change
         self._tasks = Background()
         self._client: aiohttp.ClientSession | None = None
-        self._had_update = False
+        self._had_update = self._is_updating = False
         self._update = 0
         self._lines: dict[Endpoint, list[Lifeline]] = {}
         self._in_doubt = 0
         self._reached: set[Endpoint] = set()  # lost ones that the update under way can reach
+        self._reaching: dict[Endpoint, list[Lifeline]] = {}  # to those, since the update began
+        self._awaited: set[Endpoint] = set()  # those that are to be started with the present weights
         self._changed = anyio.Event()
 
     async def open(self, client: aiohttp.ClientSession) -> None:
@@ -88,6 +90,11 @@ class Health:
     async def close(self, error: BaseException | None = None) -> None:
         await self._tasks.close(error)
 
+    @property
+    def _may_differ(self) -> bool:
+        """Whether a restarted server may have other weights than it should."""
+        return self._had_update or self._is_updating
+
     def lose(self, endpoint: Endpoint) -> None:
         """No answer: others are asked until it is healthy again, and for longer if that did not last."""
         self._reached.discard(endpoint)
@@ -96,7 +103,7 @@ class Health:
         endpoint.up = False
         endpoint.context = None  # it may come back with another one
         endpoint.losses += 1
-        if self._had_update:
+        if self._may_differ and endpoint not in self._awaited:
             endpoint.has_weights = False
         log.warning("endpoint_lost", endpoint=endpoint.name, losses=endpoint.losses)
         self._tasks.start_soon(self._bring_back, endpoint)
@@ -105,7 +112,7 @@ class Health:
     def take_out(self, endpoint: Endpoint, said: str) -> None:
         """It refused for good what another server answered: no calls, until one tries again after a while."""
         now = time.monotonic()
-        if endpoint.out is not None and endpoint.wait_before(now) > 0:
+        if endpoint.is_out(now):
             return
         seconds = min(_OUT * 2.0**endpoint.outs, _LONGEST_OUT)
         endpoint.limit.pause(now + seconds)
@@ -134,25 +141,69 @@ class Health:
             await self._changed.wait()
 
     async def begin_update(self) -> None:
-        """Note which of the lost servers new weights can reach."""
+        """Note which of the lost servers new weights can reach, and from now on which of the others are restarted."""
+        self._is_updating = True
+        self._let_go()
         self._reached = {endpoint for endpoint in self._endpoints if not endpoint.up}
         await self._keep_healthy()
+        async with anyio.create_task_group() as connecting:
+            for endpoint in self._reached:
+                connecting.start_soon(self._reach, endpoint)
+        await self._hold_on_to_all()
 
-    async def end_update(self) -> None:
-        """All servers have new weights, but for those that are lost and were not reached."""
-        self._had_update = True
+    def cancel_update(self) -> None:
+        """Weights have not changed; while they never have, a server may be restarted."""
+        self._is_updating = False
+        self._let_go()
+        for endpoint in [] if self._had_update else self._endpoints:
+            self._drop_lines(endpoint)
+            if not endpoint.has_weights:
+                endpoint.has_weights = True
+                self._tasks.start_soon(self._bring_back, endpoint)
+        self._notify()
+
+    async def start(self) -> None:
+        """All servers have other weights from now on; one that has never answered will be started with them."""
+        await self.end_update({endpoint for endpoint in self._endpoints if not endpoint.has_answered})
+
+    async def end_update(self, awaited: Iterable[Endpoint] = ()) -> None:
+        """All servers have new weights, but for those that are lost and were neither reached nor are `awaited`."""
+        self._awaited = set(awaited)
+        self._had_update, self._is_updating = True, False
         self._update += 1
         await self._keep_healthy()
         while self._in_doubt:
             await self._changed.wait()
         for endpoint in self._endpoints:
-            if endpoint in self._reached:
+            if endpoint in self._reached and any(line.stands for line in self._reaching.get(endpoint, ())):
+                self._adopt(endpoint, self._reaching.pop(endpoint))
                 self._take_back(endpoint)
-            elif not endpoint.up:
+            elif not endpoint.up and endpoint not in self._awaited:
                 endpoint.has_weights = False
                 self._drop_lines(endpoint)  # it may be the same process, but with old weights
-        self._reached.clear()
+        self._let_go()
         self._notify()
+        await self._hold_on_to_all()
+
+    async def _reach(self, endpoint: Endpoint) -> None:
+        """Notice if a lost server that new weights can reach is restarted before it is taken back."""
+        if (line := await _connect(endpoint)) is not None:
+            lines = self._reaching[endpoint] = [line]
+            self._tasks.start_soon(self._guard, endpoint, line, lines)
+
+    def _adopt(self, endpoint: Endpoint, lines: list[Lifeline]) -> None:
+        self._drop_lines(endpoint)
+        self._lines[endpoint] = lines
+        self._tasks.start_soon(self._add_second, endpoint, lines)
+
+    def _let_go(self) -> None:
+        """Of lost servers that were reached, and not taken back."""
+        self._reached.clear()
+        for lines in self._reaching.values():
+            _end(lines)
+        self._reaching.clear()
+
+    async def _hold_on_to_all(self) -> None:
         async with anyio.create_task_group() as connecting:
             for endpoint in self._endpoints:
                 if endpoint.up and not self._is_same(endpoint):
@@ -174,8 +225,10 @@ class Health:
         while not endpoint.up:
             if not await self._is_healthy(endpoint):
                 await anyio.sleep(_BETWEEN_CHECKS)
-            elif endpoint.has_weights or self._is_same(endpoint):
+            elif self._is_same(endpoint) or (endpoint.has_weights and not self._had_update):
                 self._take_back(endpoint)
+            elif endpoint.has_weights:  # it was awaited; from now on, a restart is noticed
+                await self._hold_on_to(endpoint)
             elif self._on_back is None:
                 log.warning("endpoint_waits_for_weights", endpoint=endpoint.name)
                 self._notify()
@@ -215,6 +268,7 @@ class Health:
         if line is None:
             self.lose(endpoint)
             return
+        self._awaited.discard(endpoint)
         lines.append(line)
         self._tasks.start_soon(self._guard, endpoint, line, lines)
         self._tasks.start_soon(self._add_second, endpoint, lines)
@@ -250,17 +304,14 @@ class Health:
         finally:
             self._in_doubt -= 1
         endpoint.up |= was_up  # it may have been brought back meanwhile
-        if is_same:
+        if is_same or not self._may_differ:
             endpoint.has_weights |= had_weights
-        elif endpoint.up:
+        if endpoint.up and not is_same:
             self.lose(endpoint)
         self._notify()
 
     def _drop_lines(self, endpoint: Endpoint) -> None:
-        lines = self._lines.pop(endpoint, [])
-        for line in lines:
-            line.end()
-        lines.clear()
+        _end(self._lines.pop(endpoint, []))
 
     def _is_same(self, endpoint: Endpoint) -> bool:
         return any(line.stands for line in self._lines.get(endpoint, ()))
@@ -273,6 +324,12 @@ class Health:
         self._changed.set()
         self._changed = anyio.Event()
         self._on_change()
+
+
+def _end(lines: list[Lifeline]) -> None:
+    for line in lines:
+        line.end()
+    lines.clear()
 
 
 async def _connect(endpoint: Endpoint) -> Lifeline | None:

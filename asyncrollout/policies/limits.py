@@ -78,11 +78,16 @@ class Limit:
         if self._climb.now != before:
             self.history.append((ended, self._climb.now))
 
-    def refused(self, began: float, ended: float, wait: float | None, *, jitter: float = 1.0) -> None:
-        """The endpoint said that these are too many; `wait` is what it asked for, in seconds."""
+    def refused(self, began: float, ended: float, wait: float | None, *, jitter: float = 1.0) -> bool:
+        """The endpoint said that these are too many; `wait` is what it asked for, in seconds.
+
+        True if it was the call that tried again after a pause: it may be this one alone that is refused.
+        """
+        is_trial = False
         if wait is not None:
             self.not_before = max(self.not_before, ended + wait)
         if began >= self._resumed_at and not self._is_paused:
+            is_trial = self.refusals > 0
             own = min(FIRST_WAIT * 2.0**self.refusals, _LONGEST_PAUSE) * jitter
             self.refusals += 1
             self.pause(ended + (own if wait is None else min(own, _LEAST_WAIT)))
@@ -90,6 +95,7 @@ class Limit:
         self._climb.refused(began, ended)
         if self._climb.now != before:
             self.history.append((ended, self._climb.now))
+        return is_trial
 
     def failed(self, ended: float) -> None:
         """The server is in trouble: no growth for a while."""

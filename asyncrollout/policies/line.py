@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import math
 import time
 from collections.abc import Collection, Sequence
 
@@ -41,7 +42,7 @@ class Line:
         self._router = router
         self._queues: dict[Endpoint, list[Waiter]] = {endpoint: [] for endpoint in endpoints}
         self._waiting = 0
-        self._timers: dict[Endpoint, asyncio.TimerHandle] = {}
+        self._timers: dict[Endpoint, tuple[float, asyncio.TimerHandle]] = {}
 
     def enter_now(self, endpoint: Endpoint) -> bool:
         """Take a place, if there is one and nobody waits for it."""
@@ -87,7 +88,7 @@ class Line:
                 self.update(endpoint)
 
     def close(self) -> None:
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
@@ -119,9 +120,13 @@ class Line:
         limit, now = endpoint.limit, time.monotonic()
         while self._waiting:
             if now < limit.not_before:
-                self._wake(endpoint)
+                self._wake(endpoint, limit.not_before - now)
                 return
-            if not limit.has_room(endpoint.in_flight, now) or (waiter := self._next(endpoint)) is None:
+            if not limit.has_room(endpoint.in_flight, now):
+                return
+            if (waiter := self._next(endpoint)) is None:
+                if endpoint.up and now < endpoint.troubled_until:
+                    self._wake(endpoint, endpoint.troubled_until - now)
                 return
             limit.admit(endpoint.in_flight, now)
             heapq.heappop(self._queues[waiter.line or endpoint])
@@ -163,11 +168,15 @@ class Line:
         for other in changed - {endpoint}:
             self._dispatch(other)
 
-    def _wake(self, endpoint: Endpoint) -> None:
-        """Look again when its pause is over."""
-        if endpoint not in self._timers:
-            delay = min(endpoint.wait_before(time.monotonic()), _LONGEST_TIMER)
-            self._timers[endpoint] = asyncio.get_running_loop().call_later(delay, self._woken, endpoint)
+    def _wake(self, endpoint: Endpoint, seconds: float) -> None:
+        """Look again when its pause or its trouble is over."""
+        loop = asyncio.get_running_loop()
+        seconds = min(seconds, _LONGEST_TIMER)
+        planned, timer = self._timers.get(endpoint, (math.inf, None))
+        if (at := loop.time() + seconds) < planned:
+            if timer is not None:
+                timer.cancel()
+            self._timers[endpoint] = at, loop.call_later(seconds, self._woken, endpoint)
 
     def _woken(self, endpoint: Endpoint) -> None:
         self._timers.pop(endpoint, None)

@@ -193,7 +193,9 @@ class OpenAIPolicy:
                 call.is_again = False
                 continue  # stopped for new weights, met a connection that was gone, or waits with all others
             if call.failures >= self._attempts:
-                raise ProviderError(f"{endpoint.name}: {call.trouble} (after {call.failures} attempts)")
+                raise ProviderError(
+                    f"{endpoint.name}: {call.trouble} (after {call.failures} attempts){call.rejected()}"
+                )
             others = endpoint is not self._router.find(call.request.session, call.failed, call.rejections)
             if 0 < call.failures < len(self.endpoints) and others:
                 continue  # each may be asked once without a pause
@@ -241,9 +243,9 @@ class OpenAIPolicy:
             return None
         place = await self._line.enter(Waiter(call.number, session, call.failed, call.rejections), found)
         is_best = place.up or (place.has_weights and not any(other.up for other in allowed))
-        if is_best and self._gate.is_open:
+        if is_best and self._gate.is_open and place.wait_before(time.monotonic()) <= 0:
             return place
-        self._line.leave(place)  # it was lost, or all calls are held back, since we began to wait
+        self._line.leave(place)  # it was lost or has refused others, or all calls are held back, since we began to wait
         return None
 
     async def _try(self, endpoint: Endpoint, call: Call) -> Answer | None:
@@ -279,6 +281,8 @@ class OpenAIPolicy:
             if refused.status < 500:
                 return refused
             call.fails(endpoint, f"HTTP {refused.status}: {clipped(refusal(refused.content))}")
+            if (wait := read_retry_after(refused.headers.get("Retry-After"))) is not None:
+                endpoint.limit.pause(time.monotonic() + wait)
         except aiohttp.ServerDisconnectedError as error:
             if not call.had_stale_connection:  # most likely one that was kept, and closed on the other side
                 call.had_stale_connection = call.is_again = True
@@ -325,6 +329,7 @@ class OpenAIPolicy:
             told = True
         finally:
             if not told:
+                self._health.cancel_update()
                 self._gate.open()
 
     async def resume(self, version: int | None = None) -> None:
@@ -338,6 +343,8 @@ class OpenAIPolicy:
                 self.version = version
                 self.updates += 1
                 await self._health.end_update()
+            else:
+                self._health.cancel_update()
             await self._tell(RESUMES, None)
         finally:
             self._gate.open()
@@ -345,7 +352,7 @@ class OpenAIPolicy:
     async def start_at(self, version: int) -> None:
         """Weights that the trainer loads by itself, as when a run is resumed: servers have them from now on."""
         self.version = version
-        await self._health.end_update()
+        await self._health.start()
 
     def held_seconds(self) -> float:
         """How long calls were held back, all in all."""
@@ -422,9 +429,11 @@ class OpenAIPolicy:
             case "permanent" if answer.status in _REJECTED and overflow is None:
                 endpoint.is_in_trouble(now)
                 call.is_rejected(endpoint, said)
-                if len(call.rejections) == len(self.endpoints):
+                others = [one for one in self.endpoints if one not in call.rejections]
+                if all(one.is_out(now) for one in others):  # which may be for minutes
                     call.refused_by = endpoint, answer
-                    raise ProviderError("; ".join(f"{one.name}: {why}" for one, why in call.rejections.items()))
+                    out = {one: f"{one.out} (taken out)" for one in others}
+                    raise ProviderError("; ".join(f"{one.name}: {why}" for one, why in (call.rejections | out).items()))
             case "permanent" | "passing":
                 if overflow is None:
                     call.refused_by = endpoint, answer
@@ -436,7 +445,8 @@ class OpenAIPolicy:
                     raise ProviderError(f"{endpoint.name}: max_tokens={call.most} does not fit: {said}")
                 raise ContextError(f"{endpoint.name}: {said}")
             case "refused":
-                endpoint.limit.refused(started, now, wait, jitter=spread(self._jitter))
+                if endpoint.limit.refused(started, now, wait, jitter=spread(self._jitter)):
+                    call.number = next(self._numbers)  # another one tries next, lest one call block the whole line
                 self._router.refused(call.request.session, endpoint)
                 call.is_refused(said)
 
