@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from asyncrollout.config import Config, read_config, to_redacted_yaml
+from asyncrollout.config.document import load
+from asyncrollout.config.reading import read_text
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.lines import whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
-from asyncrollout.redaction import hide_in_document, known_secrets
+from asyncrollout.redaction import hide_in_document, known_secrets, named_secrets
 from asyncrollout.report.history import History, read_history
 from asyncrollout.rollouts.durable import MANIFEST
 
@@ -49,10 +52,10 @@ def _taken(directory: Path) -> str:
 
 
 def _is_complete(directory: Path, history: History) -> bool:
-    config = read_back(directory)
-    if config.evaluate is not None:
+    evaluate, batches = recorded(directory, "evaluate"), recorded(directory, "batches")
+    if evaluate is not None:
         return history.last_evaluation is not None and history.last_evaluation.is_complete
-    return len(history.batches) >= config.batches
+    return len(history.batches) >= (batches or 0)
 
 
 @contextmanager
@@ -85,6 +88,11 @@ def has_played(directory: Path) -> bool:
     return any(any(word in line.content for word in words) for line in whole_lines(directory / JOURNAL))
 
 
+def env_secrets(config: Config) -> list[str]:
+    """What envs are given that must not be shown."""
+    return named_secrets([entry.env_kwargs for entry in config.entries])
+
+
 def redacted_config(config: Config) -> str:
     """The configuration as it is written: without what an env is given that must not be; other secrets are refused."""
     text = to_redacted_yaml(config)
@@ -100,7 +108,7 @@ def write_config(directory: Path, config: Config, given: str | None) -> None:
     try:
         for old in (JOURNAL, TRAJECTORIES, MANIFEST):  # of a run that failed before anything was played
             (directory / old).unlink(missing_ok=True)
-        shown = resolved if given is None else hide_in_document(given, known_secrets())
+        shown = resolved if given is None else hide_in_document(given, [*known_secrets(), *env_secrets(config)])
         (directory / GIVEN).write_text(shown, encoding="utf-8")
         write_resolved(directory, config)
     except OSError as error:
@@ -123,6 +131,13 @@ def read_back(directory: Path, overrides: tuple[str, ...] = ()) -> Config:
     if not (directory / RESOLVED).exists():
         raise UsageError(f"{directory} holds no run of this command line: it has no {RESOLVED}")
     return read_config(directory / RESOLVED, overrides)
+
+
+def recorded(directory: Path, key: str) -> Any:
+    """A single value of a run's configuration, which cannot be read as a whole if it lacks a secret."""
+    path = directory / RESOLVED
+    values = load(read_text(path), str(path)).value
+    return values.get(key) if isinstance(values, dict) else None
 
 
 def next_attempt(directory: Path) -> Path:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from asyncrollout.checks import nearest
 from asyncrollout.cli.app import Output, Told
 from asyncrollout.cli.building import check_imports
-from asyncrollout.cli.directory import new_directory, next_attempt, write_config
+from asyncrollout.cli.directory import env_secrets, new_directory, next_attempt, write_config
 from asyncrollout.cli.envs import allowed_env, option_value
 from asyncrollout.cli.logs import logging_to
 from asyncrollout.cli.ranked import evaluate_ranked
@@ -189,5 +189,5 @@ def _place(config: Config, runs: Path, name: str | None, run_dir: Path | None) -
 async def _evaluate(config: Config, place: tuple[Path, str | None, str], *, allow_import: bool, output: Output) -> int:
     with new_directory(*place) as directory:
         write_config(directory, config, None)
-        with logging_to(next_attempt(directory), console=not output.quiet):
+        with logging_to(next_attempt(directory), console=not output.quiet, secrets=env_secrets(config)):
             return await play(config, directory, resume=False, allow_import=allow_import, output=output)
