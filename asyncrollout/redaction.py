@@ -143,8 +143,9 @@ def _named(value: Any, *, is_named: bool) -> Iterator[str]:
         for name, one in value.items():
             yield from _named(one, is_named=is_named or is_secret(str(name)))
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _named(one, is_named=is_named or _is_header(value))
+        is_header = _is_header(value)
+        for one in value[is_header:]:  # its name is none
+            yield from _named(one, is_named=is_named or is_header)
     elif isinstance(value, str):
         user = _WHOLE_ADDRESS.match(value)
         if is_named:

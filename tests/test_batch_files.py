@@ -221,6 +221,11 @@ async def test_failed_save_leaves_what_was_there_and_nothing_else(suffix: str, t
     assert os.listdir(tmp_path) == [path.name]
 
 
+def a_pipe(parent: Path) -> Path:
+    os.mkfifo(parent / "batch.jsonl")
+    return parent / "batch.jsonl"
+
+
 def crowded(parent: Path) -> Path:
     (parent / "batch.jsonl").mkdir()
     return parent / "batch.jsonl"
@@ -232,6 +237,7 @@ def crowded(parent: Path) -> Path:
         (lambda parent: parent / "none" / "batch.jsonl", r"cannot write .*none/batch\.jsonl: No such file"),
         (lambda parent: parent / ("x" * 300 + ".jsonl"), r"cannot write .*: File name too long"),
         (lambda parent: Path("/dev/null/batch.parquet"), r"cannot write /dev/null/batch\.parquet: Not a directory"),
+        (a_pipe, r"cannot write .*batch\.jsonl: It is not a regular file"),
         (crowded, r"cannot write .*batch\.jsonl: Is a directory"),
         (lambda parent: parent / "bat\0ch.jsonl", r"names no file of a batch"),
         (

@@ -156,6 +156,21 @@ def test_version(program: tuple[str, ...]) -> None:
     assert (told.stdout, told.stderr, told.returncode) == (f"asyncrollout {__version__}\n", "", 0)
 
 
+EVAL = ["eval", "--env", "bandit", "--policy", "solver"]
+WHOLE_NUMBERS = [
+    *([*EVAL, option] for option in ("-n", "-k", "--seed", "--max-turns", "--max-tokens", "--workers")),
+    *(["serve", option] for option in ("--port", "--workers", "--max-envs", "--max-requests", "--max-body")),
+    ["make-videos", "clips", "--clips"],
+    ["make-videos", "clips", "--seed"],
+    ["view", "--port"],
+    ["compare", "a", "b", "--k"],
+    ["demo", "--batches"],
+]
+NAME = "a" * 300
+TOO_LONG = [[command, NAME] for command in ("run", "resume", "compare", "view", "report", "make-videos")]
+TOO_LONG += [["replay", NAME, "g0.0"], [*EVAL, "--run-dir", NAME], [*EVAL, "--runs", NAME]]
+
+
 @pytest.mark.parametrize(
     ("tokens", "says"),
     [
@@ -170,6 +185,9 @@ def test_version(program: tuple[str, ...]) -> None:
         (["check-env", "sokoban", "num_boxes=[1"], "YAML"),
         (["check-env", "os:system"], "--allow-import"),
         (["bench", "pol"], "'pool'"),
+        *(([*tokens, "1.5"], "'1.5' is not a whole number") for tokens in WHOLE_NUMBERS),
+        *((tokens, "File name too long") for tokens in TOO_LONG),
+        (["eval", "--env", "bandit", "--policy", "solver", "--name", ""], "name: found ''"),
     ],
 )
 def test_bad_usage_is_one_message(tokens: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,6 +213,8 @@ def test_report_and_figures_of_an_evaluation_agree(tmp_path: Path) -> None:
     assert (scores.tasks, scores.rollouts, scores.failed, scores.errors) == (3, 6, 1, {"EnvError": 1})
     assert scores.pass_at[1].mean == pytest.approx((0.5 + 1 + 0) / 3)
     assert scores.pass_at[2].mean == 1.0  # the broken group has one outcome, and cannot tell
+    told = dict(read_evaluated(run, 3).lines())
+    assert (told["pass@1"].endswith("]"), told["pass@2"].endswith("] of 2 tasks")) == (True, True)
     written = write_report(run)
     summary = data_of(written.path, "summary")
     tiles = {tile["label"]: tile["value"] for tile in summary["tiles"]}

@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 import math
+import os
 import statistics as plain_statistics
 import zlib
 from contextlib import suppress
@@ -456,6 +457,22 @@ def test_a_report_overwrites_pages_alone(tmp_path: Path) -> None:
     empty.touch()
     for place in (empty, empty, directory / "report.html"):
         assert write_report(directory, place).path == place
+
+
+def test_a_report_replaces_neither_a_device_nor_a_link(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", [group_of_rewards("g0", [1.0])])
+    device, link = tmp_path / "device", tmp_path / "link"
+    os.mkfifo(device)
+    link.symlink_to(device)
+    for place in (device, link):
+        with pytest.raises(JournalError, match=r"cannot write .*: It is not a regular file"):
+            write_report(directory, place)
+    assert device.is_fifo()
+    link.unlink()
+    link.symlink_to(tmp_path / "page.html")
+    write_report(directory, link)
+    assert link.is_symlink()
+    assert (tmp_path / "page.html").read_bytes().startswith(b"<!doctype html>")
 
 
 def test_command_tells_where_the_report_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,3 +248,68 @@ async def test_no_key_is_in_a_run_of_python(tmp_path: Path, monkeypatch: pytest.
             pass
     assert_hidden(str(caught.value).encode(), "the error")
     assert os.environ["DB_PWD"] == VARIABLE
+
+
+TALKATIVE = '''
+from asyncrollout.logs import get_logger
+
+
+class Talker:
+    """Logs its password."""
+
+    runs = "light"
+
+    def __init__(self, password="", note="", headers=()):
+        self.password = password
+
+    def reset(self, *, seed=None, options=None):
+        get_logger("talker").warning("login", said=f"as {self.password}, with X-Auth-Token")
+        return "closed", {}
+
+    def step(self, action):
+        return "open", 1.0, True, False, {}
+
+    def describe(self, observation):
+        return observation
+'''
+
+
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_a_key_is_hidden_wherever_it_is_said_again(tmp_path: Path, command: str) -> None:
+    (tmp_path / "talker.py").write_text(TALKATIVE)
+    config = f"# {NESTED}\nenv: talker:Talker\npolicy: {{kind: scripted, replies: ['0']}}\nbatches: 1\ngroups: 1\n"
+    (tmp_path / "talker.yaml").write_text(config)
+    given = [f"env_kwargs.password={NESTED}", f"env_kwargs.note=it is {NESTED}", "group_size=1", "backend=inline"]
+    given += ["evaluate=1"] * (command == "eval") + [f"env_kwargs.headers=[X-Auth-Token, {OTHER}]"]
+    if command == "eval":
+        named = ["--env", "talker:Talker", "--policy", "scripted", "policy.replies=['0']", "--name", "mine"]
+        done = asked(tmp_path, "eval", *named, *given)
+    else:
+        done = asked(tmp_path, "run", "talker.yaml", "name=mine", *given)
+    assert done.returncode == 0, done.stderr
+    assert_nothing_in(tmp_path / "runs" / "mine", done)
+    assert "said=as [hidden], with X-Auth-Token" in done.stderr  # the name of a header is no secret
+
+
+@pytest.mark.parametrize("word", ["test_env_name", "ChatAgent", "ScriptedPolicy", "system_prompt", "a_plain_option"])
+async def test_a_variable_that_holds_a_plain_word_changes_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    class Plain(Counter):
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+
+    options: dict[str, Any] = {"env": EnvSpec(name="test_env_name", factory=Plain, runs="light"), "group_size": 1}
+    options |= {"agent": ChatAgent(ScriptedPolicy(["0"])), "run_dir": tmp_path, "limits": Limits(turns=1)}
+    options |= {"env_kwargs": {"kind": "of a_plain_option"}}
+    monkeypatch.setenv("MY_API_KEY", word)
+    async with Rollouts(**options) as source:
+        await source.collect(groups=1)
+    began = json.loads((tmp_path / "journal.jsonl").read_text().splitlines()[0])
+    assert began["given"]["envs"]["test_env_name"]["env"] == "test_env_name"
+    monkeypatch.delenv("MY_API_KEY")
+    async with Rollouts(**options, resume=True) as source:
+        await source.collect(groups=1)
+    with pytest.raises(UsageError, match="cannot be resumed with other settings"):
+        async with Rollouts(**options | {"env_kwargs": {"kind": "in a_plain_option"}}, resume=True):
+            pass

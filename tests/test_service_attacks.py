@@ -326,6 +326,22 @@ async def test_no_folder_of_the_server_is_told(monkeypatch: pytest.MonkeyPatch) 
         )
 
 
+@pytest.mark.parametrize("end", ["\0\r\n", "\nX\r\n"])
+async def test_a_malformed_request_is_logged_without_its_bytes(
+    end: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("INFO")
+    async with started(tokens=[read_token(CANARY, where="")]) as served:
+        stream = await dialled(served.url)
+        await stream.send(f"GET /stats HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {CANARY}{end}\r\n".encode())
+        assert b" 400 " in await stream.receive()
+        await stream.aclose()
+    told = caplog.text + "".join(capsys.readouterr())
+    assert "request_malformed" in told
+    assert CANARY not in told
+    assert "Traceback" not in told
+
+
 async def test_a_bug_of_the_server_is_told_without_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any) -> Any:
         raise ZeroDivisionError("at /home/me/secret")

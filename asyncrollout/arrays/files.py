@@ -3,6 +3,7 @@
 A file is written beside its place and renamed into it, so that no reader ever sees half of one.
 """
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -60,6 +61,8 @@ def _place(path: str | PathLike[str]) -> Path:
 def _replacing(place: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place only when all of it is written; a link's target is replaced, not the link."""
     target = place.resolve()
+    if target.exists() and not (target.is_file() or target.is_dir()):  # a device, which must not become a file
+        raise OSError(errno.EINVAL, "It is not a regular file")
     partial = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with partial.open("xb") as file:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, Token
 
 from asyncrollout import __version__
 from asyncrollout.errors import RolloutError, UsageError
@@ -280,6 +280,19 @@ Told = Annotated[Output, Parameter(parse=False)]
 """The type of a command's keyword parameter that `Output` is given as."""
 
 
+def _read_whole(_kind: Any, tokens: Sequence[Token]) -> int:
+    """Cyclopts would round `1.5`."""
+    text = tokens[0].value
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+WHOLE = Parameter(converter=_read_whole)
+"""Belongs to every parameter of a command that is an int."""
+
+
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run one command, and return what to exit with."""
     _open_missing_descriptors()
@@ -364,6 +377,7 @@ def _launch(
     output = Output(json, quiet)
     bound.arguments.update({name: output for name, kind in ignored.items() if kind is Output})
     try:
+        _check_paths(bound)
         return _finished(command, bound, output)
     except Exception as error:
         failures = list(_leaves(error))
@@ -377,6 +391,19 @@ def _launch(
         for failure in failures:
             _complain(str(failure))
         return MISUSED if all(isinstance(failure, UsageError) for failure in failures) else FAILED
+
+
+def _check_paths(bound: inspect.BoundArguments) -> None:
+    """What can be at no place, or cannot be looked at, is refused before a command stumbles over it."""
+    given = [one for value in bound.arguments.values() for one in (value if isinstance(value, tuple) else (value,))]
+    for path in given:
+        if isinstance(path, Path):
+            try:
+                path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise UsageError(f"{str(path)[:100]}: {error.strerror or error}") from error
 
 
 def _finished(command: Callable[..., Any], bound: inspect.BoundArguments, output: Output) -> int | None:

@@ -19,7 +19,7 @@ from asyncrollout.journal.run import check_resumable
 from asyncrollout.metrics.sinks import Sink, open_sinks
 from asyncrollout.players import chat_agent, imported, open_policy
 from asyncrollout.pool.pool import EnvPool
-from asyncrollout.redaction import without_secrets
+from asyncrollout.redaction import known_secrets, named_secrets, without_secrets
 from asyncrollout.rollout.group import Failures
 from asyncrollout.rollouts.durable import read_accepted, what_is_given
 from asyncrollout.rollouts.facade import Rollouts
@@ -94,7 +94,9 @@ def _open_metrics(config: Config, directory: Path) -> list[Sink]:
     named = directory / _TRACKED_AS
     if not named.exists():
         named.write_text(f"{directory.name}-{uuid.uuid4().hex[:8]}")
-    return open_sinks(config.metrics, directory, named.read_text(), without_secrets(msgspec.to_builtins(config)))
+    values = msgspec.to_builtins(config)
+    shown = without_secrets(values, [*known_secrets(), *named_secrets(values)])
+    return open_sinks(config.metrics, directory, named.read_text(), shown)
 
 
 def check_imports(config: Config | EvaluationConfig, *, allow_import: bool) -> None:

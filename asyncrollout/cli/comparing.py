@@ -13,7 +13,7 @@ from rich.console import Group as Stacked
 from rich.table import Table
 from rich.text import Text
 
-from asyncrollout.cli.app import DONE, Output, Told
+from asyncrollout.cli.app import DONE, WHOLE, Output, Told
 from asyncrollout.cli.summary import harmless, number
 from asyncrollout.comparison import Estimate
 from asyncrollout.errors import JournalError, UsageError
@@ -27,7 +27,7 @@ PAGE = Path("compare.html")
 async def compare(
     directory: Annotated[Path, Parameter(help="The directory of a run, which the others are compared with.")],
     *directories: Annotated[Path, Parameter(help="Those of other runs.")],
-    k: Annotated[int | None, Parameter(help="Of pass@k: at most, and by default, the size of a group.")] = None,
+    k: Annotated[int | None, WHOLE, Parameter(help="Of pass@k: at most, and by default, the size of a group.")] = None,
     to: Annotated[Path, Parameter(help="Where to write the page; compare.html if not given.")] = PAGE,
     output: Told,
 ) -> int:

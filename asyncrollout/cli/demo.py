@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from asyncrollout.arrays.batch import Batch
-from asyncrollout.cli.app import Told, program
+from asyncrollout.cli.app import WHOLE, Told, program
 from asyncrollout.cli.directory import new_directory, next_attempt, write_config
 from asyncrollout.cli.display import Display
 from asyncrollout.cli.envs import allowed_env
@@ -39,7 +39,7 @@ async def demo(
     base_url: Annotated[str | None, Parameter(help="An OpenAI-compatible server; its key is $OPENAI_API_KEY.")] = None,
     model: Annotated[str | None, Parameter(help="The name of the server's model.")] = None,
     local: Annotated[bool, Parameter(help="Ask a small model on this machine (after `make local-llm`).")] = False,
-    batches: Annotated[int | None, Parameter(help="How many batches to play: 12, or 2 with a model.")] = None,
+    batches: Annotated[int | None, WHOLE, Parameter(help="How many batches to play: 12, or 2 with a model.")] = None,
     runs: Runs = Path("runs"),
     output: Told,
 ) -> int:

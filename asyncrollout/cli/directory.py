@@ -13,7 +13,7 @@ from asyncrollout.config import Config, read_config, to_redacted_yaml
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.lines import whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
-from asyncrollout.redaction import hide_in_document, known_secrets
+from asyncrollout.redaction import hide_in_document, known_secrets, named_secrets
 from asyncrollout.report.history import History, read_history
 from asyncrollout.rollouts.durable import MANIFEST
 
@@ -87,6 +87,11 @@ def has_played(directory: Path) -> bool:
     return any(any(word in line.content for word in words) for line in whole_lines(directory / JOURNAL))
 
 
+def env_secrets(config: Config) -> list[str]:
+    """What envs are given that must not be shown."""
+    return named_secrets([entry.env_kwargs for entry in config.entries])
+
+
 def redacted_config(config: Config) -> str:
     """The configuration as it is written: without what an env is given that must not be; other secrets are refused."""
     text = to_redacted_yaml(config)
@@ -102,7 +107,7 @@ def write_config(directory: Path, config: Config, given: str | None) -> None:
     try:
         for old in (JOURNAL, TRAJECTORIES, MANIFEST):  # of a run that failed before anything was played
             (directory / old).unlink(missing_ok=True)
-        shown = resolved if given is None else hide_in_document(given, known_secrets())
+        shown = resolved if given is None else hide_in_document(given, [*known_secrets(), *env_secrets(config)])
         (directory / GIVEN).write_text(shown, encoding="utf-8")
         write_resolved(directory, config)
     except OSError as error:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from asyncrollout.checks import nearest
-from asyncrollout.cli.app import Output, Told
+from asyncrollout.cli.app import WHOLE, Output, Told
 from asyncrollout.cli.building import check_imports
-from asyncrollout.cli.directory import new_directory, next_attempt, write_config
+from asyncrollout.cli.directory import env_secrets, new_directory, next_attempt, write_config
 from asyncrollout.cli.envs import allowed_env, option_value
 from asyncrollout.cli.logs import logging_to
 from asyncrollout.cli.ranked import evaluate_ranked
@@ -36,10 +36,14 @@ async def eval(  # noqa: A001 (the command's name)
     ] = None,
     env_options: Annotated[dict[str, str] | None, Parameter(name="--env", show=False)] = None,
     tasks: Annotated[
-        int | None, Parameter(name=["--tasks", "-n"], help=f"How many tasks (seeds) to play; {_TASKS} if not given.")
+        int | None,
+        WHOLE,
+        Parameter(name=["--tasks", "-n"], help=f"How many tasks (seeds) to play; {_TASKS} if not given."),
     ] = None,
     samples: Annotated[
-        int | None, Parameter(name=["--samples", "-k"], help="How often to play each, for pass@k; 1 if not given.")
+        int | None,
+        WHOLE,
+        Parameter(name=["--samples", "-k"], help="How often to play each, for pass@k; 1 if not given."),
     ] = None,
     base_url: Annotated[str | None, Parameter(help="An OpenAI-compatible server; its key is $OPENAI_API_KEY.")] = None,
     model: Annotated[str | None, Parameter(help="The name of the server's model.")] = None,
@@ -47,12 +51,16 @@ async def eval(  # noqa: A001 (the command's name)
         str | None,
         Parameter(help="Who plays instead: solver (the env's expert), scripted, local; in RLinf's form module:name."),
     ] = None,
-    seed: Annotated[int | None, Parameter(help="Of tasks and sampling: the same seed plays the same tasks.")] = None,
-    max_turns: Annotated[int | None, Parameter(help="Where an episode ends at the latest.")] = None,
+    seed: Annotated[
+        int | None, WHOLE, Parameter(help="Of tasks and sampling: the same seed plays the same tasks.")
+    ] = None,
+    max_turns: Annotated[int | None, WHOLE, Parameter(help="Where an episode ends at the latest.")] = None,
     temperature: Annotated[float | None, Parameter(help="Of sampling; the server's default if not given.")] = None,
-    max_tokens: Annotated[int | None, Parameter(help="Of one reply.")] = None,
-    workers: Annotated[int | None, Parameter(help="Worker processes for envs; one for each CPU if not given.")] = None,
-    max_in_flight: Annotated[int | None, Parameter(help="Rollouts at a time; 512 if not given.")] = None,
+    max_tokens: Annotated[int | None, WHOLE, Parameter(help="Of one reply.")] = None,
+    workers: Annotated[
+        int | None, WHOLE, Parameter(help="Worker processes for envs; one for each CPU if not given.")
+    ] = None,
+    max_in_flight: Annotated[int | None, WHOLE, Parameter(help="Rollouts at a time; 512 if not given.")] = None,
     name: Annotated[
         str | None, Parameter(help="The name of the run directory; eval-ENV-1 and so on if not given.")
     ] = None,
@@ -183,11 +191,11 @@ def _place(config: Config, runs: Path, name: str | None, run_dir: Path | None) -
         if name is not None:
             raise UsageError("--run-dir is the run directory itself, and --name its name under --runs: choose one")
         return run_dir.parent, run_dir.name, ""
-    return runs, name or config.name, f"eval-{config.entries[0].env.rpartition(':')[2]}"
+    return runs, config.name if name is None else name, f"eval-{config.entries[0].env.rpartition(':')[2]}"
 
 
 async def _evaluate(config: Config, place: tuple[Path, str | None, str], *, allow_import: bool, output: Output) -> int:
     with new_directory(*place) as directory:
         write_config(directory, config, None)
-        with logging_to(next_attempt(directory), console=not output.quiet):
+        with logging_to(next_attempt(directory), console=not output.quiet, secrets=env_secrets(config)):
             return await play(config, directory, resume=False, allow_import=allow_import, output=output)

@@ -16,6 +16,7 @@ from asyncrollout.cli.app import DONE, STOPPED, Output, Told, program
 from asyncrollout.cli.building import check_imports, open_rollouts
 from asyncrollout.cli.directory import (
     claimed,
+    env_secrets,
     has_played,
     new_directory,
     next_attempt,
@@ -38,7 +39,7 @@ from asyncrollout.journal.reader import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.logs import get_logger
 from asyncrollout.metrics import Figures
-from asyncrollout.redaction import hide_in_error, known_secrets, named_secrets
+from asyncrollout.redaction import hide_in_error, known_secrets
 from asyncrollout.report.page import REPORT, Written
 from asyncrollout.report.recordings import recordings
 from asyncrollout.rollouts.facade import Rollouts
@@ -73,7 +74,7 @@ async def run(
     check_imports(chosen, allow_import=allow_import)
     with new_directory(runs, chosen.name, config.stem) as directory:
         write_config(directory, chosen, config.read_text(encoding="utf-8"))
-        with logging_to(next_attempt(directory), console=not output.quiet, secrets=_secrets(chosen)):
+        with logging_to(next_attempt(directory), console=not output.quiet, secrets=env_secrets(chosen)):
             read_config(config, overrides)  # once more: what became of RAGEN's keys is told in the run's own log
             return await play(chosen, directory, resume=False, allow_import=allow_import, output=output)
 
@@ -110,7 +111,7 @@ async def resume(
             output.record({"event": "ended", "directory": str(directory), "state": "done", "batches": done})
             return DONE
         attempt = next_attempt(directory)
-        with logging_to(attempt, console=not output.quiet, secrets=_secrets(config), later=True) as events:
+        with logging_to(attempt, console=not output.quiet, secrets=env_secrets(config), later=True) as events:
             return await play(
                 config,
                 directory,
@@ -120,11 +121,6 @@ async def resume(
                 allow_import=allow_import,
                 output=output,
             )
-
-
-def _secrets(config: Config) -> list[str]:
-    """What envs are given that must not be shown."""
-    return named_secrets([entry.env_kwargs for entry in config.entries])
 
 
 def _batches_done(directory: Path) -> int:
@@ -203,7 +199,7 @@ async def play(
             if (directory / JOURNAL).exists():
                 await anyio.to_thread.run_sync(write_samples, directory, config)
         except RolloutError as error:
-            shown = hide_in_error(error, [*known_secrets(), *_secrets(config)])
+            shown = hide_in_error(error, [*known_secrets(), *env_secrets(config)])
             log.info("run_failed", error=f"{type(shown).__name__}: {shown}")
             output.record({"event": "ended", "directory": str(directory), "state": "failed", "error": str(shown)})
             if has_played(directory):

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrollout.cli.summary import LABEL, as_number, as_share, clock, count, counts, harmless, number, share
-from asyncrollout.comparison import Estimate, RunFigures, summarize
+from asyncrollout.comparison import Estimate, Played, summarize
 from asyncrollout.report.history import read_history
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.report.sides import Side, read_side, which_k
@@ -127,13 +127,17 @@ def _eta(seconds: float | None) -> str:
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """The figures of an evaluation, or of one env in it. Rollouts that failed count in `failed` and `errors` alone."""
+    """The figures of an evaluation, or of one env in it. Rollouts that failed count in `failed` and `errors` alone.
+
+    `pass_at_tasks` are the tasks that tell pass@k: those of which k rollouts did not fail.
+    """
 
     env: str
     tasks: int
     rollouts: int
     failed: int
     pass_at: dict[int, Estimate]
+    pass_at_tasks: dict[int, int]
     reward: Estimate
     turns: Estimate
     tokens: Estimate
@@ -143,13 +147,15 @@ class Scores(msgspec.Struct, frozen=True):
     errors: dict[str, int]
 
     @classmethod
-    def of(cls, env: str, found: RunFigures, members: Sequence[Rollout]) -> "Scores":
+    def of(cls, env: str, groups: Sequence[Played], ks: Sequence[int], members: Sequence[Rollout]) -> "Scores":
+        found = summarize(groups, ks)
         return cls(
             env=env,
             tasks=found.groups,
             rollouts=found.rollouts,
             failed=found.failed,
             pass_at=found.pass_at,
+            pass_at_tasks={k: sum(len(group.rewards) >= k for group in groups) for k in ks},
             reward=found.reward,
             turns=found.turns,
             tokens=found.tokens,
@@ -158,6 +164,11 @@ class Scores(msgspec.Struct, frozen=True):
             sampled_tokens=sum(one.tokens for one in members),
             errors=dict(Counter(one.error.partition(":")[0] for one in members if one.error)),
         )
+
+    def pass_rate(self, k: int) -> str:
+        """For people to read, with the number of tasks if failures left too few rollouts of others."""
+        told = self.pass_at_tasks[k]
+        return as_share(self.pass_at[k]) + (f" of {told} tasks" if told < self.tasks else "")
 
 
 class Evaluated(msgspec.Struct, frozen=True):
@@ -179,7 +190,7 @@ class Evaluated(msgspec.Struct, frozen=True):
         tokens = f"{as_number(whole.tokens)} a rollout, {count(whole.sampled_tokens)} in all"
         rows = [
             ("tasks", f"{whole.tasks} of {self.wanted}, {whole.rollouts} rollouts{named}"),
-            *((f"pass@{k}", as_share(rate)) for k, rate in whole.pass_at.items()),
+            *((f"pass@{k}", whole.pass_rate(k)) for k in whole.pass_at),
             ("reward", as_number(whole.reward)),
             ("turns", f"{as_number(whole.turns)} a rollout"),
             ("invalid", f"{count(whole.invalid)} of {count(whole.replies)} replies"),
@@ -188,7 +199,7 @@ class Evaluated(msgspec.Struct, frozen=True):
             ("time", clock(self.seconds)),
         ]
         for one in self.scores[1:]:
-            rates = ", ".join(f"pass@{k} {as_share(rate)}" for k, rate in one.pass_at.items())
+            rates = ", ".join(f"pass@{k} {one.pass_rate(k)}" for k in one.pass_at)
             rows.append((harmless(one.env)[: LABEL - 1], f"{rates}, reward {as_number(one.reward)}, {one.tasks} tasks"))
         return rows
 
@@ -225,7 +236,7 @@ def read_evaluated(directory: Path, wanted: int) -> Evaluated:
 def _scores_of(side: Side, tag: str, ks: Sequence[int]) -> Scores:
     groups = [group for group in side.played if tag in ("", group.tag)]
     members = [one for group in side.groups if tag in ("", group.env) for one in group.members]
-    return Scores.of(tag or ", ".join(side.envs), summarize(groups, ks), members)
+    return Scores.of(tag or ", ".join(side.envs), groups, ks, members)
 
 
 def is_complete(directory: Path) -> bool:

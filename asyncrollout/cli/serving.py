@@ -10,7 +10,7 @@ from typing import Annotated
 import anyio
 from cyclopts import Parameter
 
-from asyncrollout.cli.app import STOPPED, Told
+from asyncrollout.cli.app import STOPPED, WHOLE, Told
 from asyncrollout.cli.envs import allowed_env
 from asyncrollout.cli.logs import logging_to
 from asyncrollout.errors import UsageError
@@ -28,8 +28,10 @@ async def serve(
     host: Annotated[str, Parameter(help="The address to listen on; any but this machine's own demands a token.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, Parameter(help="The port to listen on; 0 is any that is free.", show_default=True)] = 8200,
-    workers: Annotated[int | None, Parameter(help="Worker processes; one for each core, if not given.")] = None,
+    port: Annotated[
+        int, WHOLE, Parameter(help="The port to listen on; 0 is any that is free.", show_default=True)
+    ] = 8200,
+    workers: Annotated[int | None, WHOLE, Parameter(help="Worker processes; one for each core, if not given.")] = None,
     token: Annotated[
         str | None,
         Parameter(help="What clients must send, or TOKEN@UNIX-TIME, when it expires. Better in $ASYNCROLLOUT_TOKEN."),
@@ -43,9 +45,9 @@ async def serve(
         Path | None, Parameter(help="The directory that options of envs may name files in; none, if not given.")
     ] = None,
     allow_import: Annotated[bool, Parameter(help="Let clients open envs by module:Class, which runs code.")] = False,
-    max_envs: Annotated[int, Parameter(help="Environments open at a time.", show_default=True)] = _CAPS.envs,
-    max_requests: Annotated[int, Parameter(help="Requests at a time.", show_default=True)] = _CAPS.requests,
-    max_body: Annotated[int, Parameter(help="Bytes of a request's body.", show_default=True)] = _CAPS.body_bytes,
+    max_envs: Annotated[int, WHOLE, Parameter(help="Environments open at a time.", show_default=True)] = _CAPS.envs,
+    max_requests: Annotated[int, WHOLE, Parameter(help="Requests at a time.", show_default=True)] = _CAPS.requests,
+    max_body: Annotated[int, WHOLE, Parameter(help="Bytes of a request's body.", show_default=True)] = _CAPS.body_bytes,
     idle_seconds: Annotated[
         float, Parameter(help="After which an environment that nobody uses is closed.", show_default=True)
     ] = _CAPS.idle_seconds,

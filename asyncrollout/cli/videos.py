@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from asyncrollout.cli.app import Told, program
+from asyncrollout.cli.app import WHOLE, Told, program
 from asyncrollout.cli.progress import run_with_bar
 from asyncrollout.registry import load_factory
 
@@ -18,8 +18,8 @@ async def make_videos(
     directory: Annotated[Path, Parameter(help="Where to; a new or empty directory, or one that this command made.")],
     /,
     *,
-    clips: Annotated[int, Parameter(help="How many; 24 if not given.")] = 24,
-    seed: Annotated[int, Parameter(help="Other clips for each; 0 if not given.")] = 0,
+    clips: Annotated[int, WHOLE, Parameter(help="How many; 24 if not given.")] = 24,
+    seed: Annotated[int, WHOLE, Parameter(help="Other clips for each; 0 if not given.")] = 0,
     output: Told,
 ) -> None:
     """Make some."""

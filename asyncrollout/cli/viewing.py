@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 from cyclopts import Parameter
 
-from asyncrollout.cli.app import DONE, Told
+from asyncrollout.cli.app import DONE, WHOLE, Told
 from asyncrollout.cli.stopping import stoppable
 from asyncrollout.viewer.server import serving
 from asyncrollout.viewer.shelf import Shelf
@@ -20,7 +20,7 @@ _RUNS = Path("runs")
 
 async def view(
     *directories: Annotated[Path, Parameter(help="Runs, or directories with runs in them; runs if not given.")],
-    port: Annotated[int | None, Parameter(help="On 127.0.0.1; any that is free if not given.")] = None,
+    port: Annotated[int | None, WHOLE, Parameter(help="On 127.0.0.1; any that is free if not given.")] = None,
     no_browser: Annotated[bool, Parameter(help="Only tell the address.")] = False,
     output: Told,
 ) -> int:

@@ -18,7 +18,7 @@ from asyncrollout.config.suggestions import shown
 from asyncrollout.config.tasks import ENDINGS
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.redaction import without_secrets
+from asyncrollout.redaction import named_secrets, without_secrets
 from asyncrollout.registry import env_names
 
 log = get_logger(__name__)
@@ -87,7 +87,7 @@ def to_yaml(config: Config) -> str:
 def to_redacted_yaml(config: Config) -> str:
     """As `to_yaml`, with `[hidden]` for what an env is given and must not be written; elsewhere there is no secret."""
     values = msgspec.to_builtins(config)
-    redacted = without_secrets(values, ())
+    redacted = without_secrets(values, named_secrets(values))
     for path in _hidden(values, redacted, ()):
         if "env_kwargs" not in path:
             raise UsageError(f"{shown(path)}: a key is never written into a file")

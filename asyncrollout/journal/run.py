@@ -161,7 +161,7 @@ async def open_journal(
 
     A resumed run's files mean what they meant until something happens. Secrets in `given` are not written.
     """
-    secrets, given = named_secrets(given), without_secrets(given)
+    secrets, given = named_secrets(given), redacted(given)
     if resume is not False and not (directory / JOURNAL).exists():
         raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
     lock = Lock(directory)
@@ -211,7 +211,27 @@ def _read(directory: Path, given: dict[str, Any], resume: bool | int, accept: Co
 def check_resumable(directory: Path, given: dict[str, Any], accept: Collection[str] = ()) -> None:
     """Raise what `open_journal` would, if a run is in use or was given something else; nothing is changed."""
     Lock(directory).release()
-    _check_settings(directory, read_given(directory), without_secrets(given), accept)
+    _check_settings(directory, read_given(directory), redacted(given), accept)
+
+
+def redacted(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was given, without secrets. Tags and names of envs stay, whatever they are: every record has them."""
+    secrets = sorted([*known_secrets(), *named_secrets(given)], key=len, reverse=True)
+    return {
+        name: {tag: _redacted_env(env, secrets) for tag, env in value.items()}
+        if name == "envs"
+        else _redacted_setting(name, value, secrets)
+        for name, value in given.items()
+    }
+
+
+def _redacted_env(env: Mapping[str, Any], secrets: Sequence[str]) -> dict[str, Any]:
+    return {**env, "env_kwargs": without_secrets(env["env_kwargs"], secrets)}
+
+
+def _redacted_setting(name: str, value: Any, secrets: Sequence[str] | None = None) -> Any:
+    (shown,) = without_secrets({name: value}, secrets).values()
+    return shown
 
 
 def _check_settings(directory: Path, then: dict[str, Any], now: dict[str, Any], accept: Collection[str]) -> list[str]:
@@ -239,7 +259,7 @@ def _told_changes(then: Mapping[str, Any], now: Mapping[str, Any], changed: list
 
 
 def _shown(name: str, settings: Mapping[str, Any]) -> str:
-    return f"{without_secrets({name: settings[name]})[name]!r:.{_SHOWN_SETTING}}"
+    return f"{_redacted_setting(name, settings[name])!r:.{_SHOWN_SETTING}}"
 
 
 def _end_of(trajectory: Trajectory, error: str | None) -> Finished:

@@ -50,8 +50,11 @@ def whole_page(title: str, scripts: Sequence[str], carried: dict[str, Any], *, a
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A page that takes its place only when all of it is written, and never that of a file which is no page."""
+    path = path.resolve()  # a link's target is replaced, not the link
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if path.exists() and not path.is_file():  # a device, which must not become a page
+        raise OSError(errno.EINVAL, "It is not a regular file")
     if path.is_file() and not _is_page_or_empty(path):
         raise FileExistsError(errno.EEXIST, "There is a file that is no page, and is not overwritten")
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")

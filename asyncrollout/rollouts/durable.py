@@ -22,7 +22,7 @@ from asyncrollout.journal.batches import RunRecords
 from asyncrollout.journal.numbers import number_of
 from asyncrollout.journal.policy import Journalled
 from asyncrollout.journal.reader import Past
-from asyncrollout.journal.run import RunJournal, may_change, open_journal
+from asyncrollout.journal.run import RunJournal, may_change, open_journal, redacted
 from asyncrollout.logs import get_logger
 from asyncrollout.plain import from_plain, to_plain
 from asyncrollout.policies.compose import nested
@@ -178,9 +178,8 @@ def _write_manifest(directory: Path, given: Mapping[str, Any]) -> None:
         "command": hide_in_command(_command()),
         "git": _git_state(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **given,
     }
-    shown = without_secrets(manifest, [*known_secrets(), *named_secrets(given)])
+    shown = without_secrets(manifest, [*known_secrets(), *named_secrets(given)]) | redacted(given)
     try:
         part = path.with_suffix(".part")
         part.write_bytes(msgspec.json.format(msgspec.json.encode(shown), indent=2) + b"\n")

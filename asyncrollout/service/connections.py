@@ -1,13 +1,18 @@
 """The connections of a server: so many at a time, and none for long that sends no request."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
+
+log = get_logger(__name__)
 
 KEEP_SECONDS = 300.0  # between two requests of a connection
 FIRST_SECONDS = 20.0  # for the headers of its first one
@@ -86,6 +91,22 @@ class Connections:
         is_new = 1.0  # seconds, in which one that was accepted may not be among the server's own yet
         self._idle = {one: since for one, since in self._idle.items() if one in live or now - since < is_new}
         self._asked &= live
+
+
+class _Malformed(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            log.info("request_malformed", error=type(error).__name__)
+        else:
+            log.warning("connection_failed", error=f"{type(error).__name__}: {error}")
+
+
+def http_logger() -> logging.Logger:
+    """For aiohttp, whose own tells each malformed request on stderr: a traceback with its bytes, such as a token."""
+    logger = logging.Logger("asyncrollout.service.http", logging.WARNING)  # noqa: LOG001 (one that nobody hears)
+    logger.addHandler(_Malformed())
+    return logger
 
 
 class _Refusing(asyncio.Protocol):

@@ -22,7 +22,7 @@ from asyncrollout.service.admission import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer
 from asyncrollout.service.channel import ServerChannel
-from asyncrollout.service.connections import KEEP_SECONDS, Connections
+from asyncrollout.service.connections import KEEP_SECONDS, Connections, http_logger
 from asyncrollout.service.exchange import CLIENT_HEADER, MOST_PARTS, PATH, without_folders
 from asyncrollout.service.routes import Routes
 from asyncrollout.service.sessions import Sessions
@@ -137,6 +137,7 @@ class EnvServer:
         runner = web.AppRunner(
             app,
             access_log=None,
+            logger=http_logger(),
             handle_signals=False,
             shutdown_timeout=_LEAVE_SECONDS,
             keepalive_timeout=KEEP_SECONDS,
