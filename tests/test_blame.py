@@ -447,6 +447,20 @@ async def test_envs_of_one_kind_are_not_kept_apart_from_each_other(tmp_path: Pat
         assert {(await open_reset(pool, FAULTY, seed)).worker for seed in range(6)} == {0, 1}
 
 
+@uvloop_only
+async def test_with_one_worker_there_is_no_quarantine_to_leave(tmp_path: Path) -> None:
+    async with EnvPool(workers=1) as pool:
+        crasher, other = await open_reset(pool, FAULTY, 1), await open_reset(pool, COUNTER, 1)
+        for number in range(5):
+            await crasher.step(["once", str(tmp_path / f"{number}"), "exit", 3])
+        assert pool.stats().quarantined == ("faulty",)
+        await other.reset(seed=1)
+        place = other.seat.id
+        await other.reset(seed=2)
+        assert other.seat.id == place
+        assert not pool.stats().moved
+
+
 # Time
 
 

@@ -4,13 +4,15 @@ import gc
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import zipapp
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import anyio.to_process
@@ -331,6 +333,74 @@ async def test_an_env_is_opened_by_its_class_or_a_function(env: Any, backend: An
     assert read_envs(env, None)[0].env == find_env(env)
 
 
+@uvloop_only
+async def test_classes_keep_their_full_names_and_slots_so_that_digests_agree() -> None:
+    class Slotted:
+        __slots__ = ("__weakref__", "number")
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    class Local(Counter):
+        def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return Slotted(action), 0.0, False, False, {}
+
+        def snapshot(self) -> bytes:
+            return b""
+
+        def restore(self, state: bytes) -> None:
+            assert not state
+
+    digests = set()
+    for backend in ("inline", "process"):
+        async with EnvPool(workers=1, backend=backend) as pool, pool.open(Local) as env:
+            await env.reset(seed=1)
+            outcome = await env.step(3)
+            assert outcome.observation.number == 3
+            assert not hasattr(outcome.observation, "__dict__")
+            twin = await env.fork()
+            digests |= {env.seat.history.last_digest, twin.seat.history.last_digest}
+    assert len(digests) == 1
+
+
+@uvloop_only
+async def test_a_class_is_announced_to_its_bases_once() -> None:
+    class Registered(Counter):
+        keys: ClassVar[list[str]] = []
+
+        def __init_subclass__(cls, *, key: str) -> None:
+            super().__init_subclass__()
+            Registered.keys.append(key)
+
+        def known(self) -> list[str]:
+            class Late(Registered, key="late"):
+                pass
+
+            return Registered.keys
+
+    class First(Registered, key="first"):
+        pass
+
+    class Second(First, key="second"):
+        pass
+
+    async with EnvPool(workers=1) as pool, pool.open(Second) as env:
+        assert await env.call("known") == ["first", "second", "late"]
+    assert Registered.keys == ["first", "second"]
+
+
+def test_to_have_many_classes_costs_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local:
+        pass
+
+    sent = Sent()
+    by_value.dumps(Local, sent)
+    sent.is_behind()
+    monkeypatch.setattr(definitions, "classes_sent", None)  # nobody looks through them
+    assert not sent.missing_classes()
+    assert not sent.gone_classes()
+
+
 def test_a_class_travels_once() -> None:
     class Local:
         text = "x" * 10_000
@@ -371,6 +441,105 @@ async def test_an_error_names_the_global_or_attribute_that_cannot_travel(
         with pytest.raises(UsageError, match=r"cannot be sent to a worker.*runs='light'.*backend='inline'") as caught:
             pool.open(EnvSpec(name, main_script[name]))
     assert f"{culprit} a lock: " in str(caught.value)
+
+
+BYSTANDER = """
+shared = None
+class Base:
+    def reset(self, *, seed=None, options=None):
+        return self.see(), {}
+    def step(self, action):
+        return self.see(), 0.0, False, False, {}
+    def see(self):
+        return 0
+class Using(Base):
+    def see(self):
+        return shared
+class Other(Base):
+    pass
+class Action:
+    pass
+"""
+
+
+@uvloop_only
+async def test_what_cannot_travel_any_more_troubles_only_envs_that_use_it(main_script: dict[str, Any]) -> None:
+    exec(BYSTANDER, main_script)
+    async with EnvPool(workers=2) as pool:
+        using, other = await pool.open(main_script["Using"], worker=0), await pool.open(main_script["Other"], worker=1)
+        await using.reset(seed=1)
+        await other.reset(seed=1)
+        main_script["shared"] = threading.Lock()
+        with pytest.raises(UsageError, match=r"script's shared is a lock"):
+            pool.open(main_script["Using"])
+        await other.step(main_script["Action"]())
+        await pool.open(main_script["Other"], worker=0)
+        os.kill(pool.stats().workers[1].pid or 0, signal.SIGKILL)
+        await other.step(main_script["Action"]())
+        main_script["shared"] = 7
+        again = await pool.open(main_script["Using"], worker=1)
+        assert (await again.reset(seed=1)).observation == 7
+
+
+UNLOADABLE = """
+class Bomb:
+    def __reduce__(self):
+        return explode, ()
+def explode():
+    raise RuntimeError("it exploded")
+class Env:
+    def reset(self, *, seed=None, options=None):
+        return count(), {}
+    def step(self, action):
+        return count(), 0.0, False, False, {}
+class Bad(Env):
+    bomb = Bomb()
+calls = 0
+def count():
+    global calls
+    calls += 1
+    return calls
+"""
+
+
+@uvloop_only
+async def test_what_cannot_be_loaded_takes_nothing_else_with_it(main_script: dict[str, Any]) -> None:
+    exec(UNLOADABLE, main_script)
+    seen = []
+    async with EnvPool(workers=2) as pool:
+        for worker in (0, 0, 1):
+            with pytest.raises(UsageError, match=r"cannot be loaded in its worker: RuntimeError: it exploded"):
+                await pool.open(main_script["Bad"], worker=worker)
+            env = await pool.open(main_script["Env"], worker=worker)
+            seen.append((await env.reset(seed=1)).observation)
+    assert seen == [1, 2, 1]  # and the worker's globals stay as they are
+
+
+TYPING = """
+import typing
+from typing import NewType, ParamSpec, TypeVarTuple
+Number = NewType("Number", int)
+P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
+def wrapped(function: typing.Callable[P, Number]) -> "tuple[typing.Unpack[Ts]]":
+    return function()
+class Env:
+    best: Number
+    def reset(self, *, seed=None, options=None) -> tuple[Number, dict]:
+        return wrapped(lambda: Number(3)), {}
+    def step(self, action: Number):
+        return Number.__supertype__.__name__, 0.0, False, False, {}
+"""
+ALIASES = "type Pair[T] = tuple[T, Number]" if sys.version_info >= (3, 12) else "Pair = tuple"
+
+
+@uvloop_only
+async def test_types_that_pickle_knows_by_name_alone_travel(main_script: dict[str, Any]) -> None:
+    exec(f"{TYPING}{ALIASES}\nEnv.pair = lambda self: repr(Pair)", main_script)
+    async with EnvPool(workers=1) as pool, pool.open(main_script["Env"]) as env:
+        assert (await env.reset(seed=1)).observation == 3
+        assert (await env.step(0)).observation == "int"
+        assert "Pair" in await env.call("pair") or sys.version_info < (3, 12)
 
 
 TORCH = os.environ.get("ASYNCROLLOUT_TORCH_PYTHON", str(ROOT / ".venv-torch" / "bin" / "python"))

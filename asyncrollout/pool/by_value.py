@@ -9,26 +9,39 @@ import dis
 import io
 import pickle
 import re
+import sys
 import types
-from collections.abc import Iterator, Mapping
-from functools import cached_property, lru_cache
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import cloudpickle
 import msgspec
 
 from asyncrollout.pool import definitions
-from asyncrollout.pool.definitions import MAIN, Sent, names_sent
+from asyncrollout.pool.definitions import MAIN, Sent
+
+_Reduced = Any
+"""What `__reduce_ex__` gives; or NotImplemented, for pickle's own way."""
 
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _MISSING = object()
 _READS_NAME = ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _DEPTH = 6  # of attributes that an error names
 _CACHED = type(lru_cache(lambda: None))
+_TYPING: dict[type, Callable[[Any], _Reduced]] = {
+    typing.NewType: lambda kind: (typing.NewType, (kind.__name__, kind.__supertype__)),
+    typing.ParamSpec: lambda kind: (typing.ParamSpec, (kind.__name__,)),
+    typing.TypeVarTuple: lambda kind: (typing.TypeVarTuple, (kind.__name__,)),
+}
+if sys.version_info >= (3, 12):
+    _TYPING[typing.TypeAliasType] = lambda alias: (
+        partial(typing.TypeAliasType, type_params=alias.__type_params__),
+        (alias.__name__, alias.__value__),
+    )
 _NOT_SENT = ("__msgspec_cache__",)  # of a class that msgspec has seen; it is made anew where it is needed
 _OF_STRUCTS = ("__annotations__", "__match_args__", "__module__", "__slots__", *_NOT_SENT)
-_Reduced = Any
-"""What `__reduce_ex__` gives; or NotImplemented, for pickle's own way."""
 
 
 class _MainGlobals(dict[str, Any]):
@@ -46,13 +59,23 @@ class _Bound(dict[str, Any]):
 
 
 class _Parcel:
-    """A value, what the worker has to know before, and the classes that it may forget."""
+    """A value, and globals that it uses and that were bound anew since the worker got them."""
 
-    def __init__(self, names: Mapping[str, Any], classes: list[type], gone: list[str], value: Any) -> None:
-        self._parts = _Bound(names), classes, gone, value
+    def __init__(self, names: Mapping[str, Any], value: Any) -> None:
+        self._parts = _Bound(names), value
 
     def __reduce__(self) -> tuple[Any, ...]:
         return definitions.unwrap, self._parts
+
+
+class _Delivery:
+    """The pickle of a value, what else the worker should have, and the classes that it may forget."""
+
+    def __init__(self, value: bytes, extras: bytes, gone: list[str]) -> None:
+        self._parts = value, extras, gone
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return definitions.deliver, self._parts
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
@@ -64,11 +87,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
         self.names: dict[str, Any] = {}
         self.classes: dict[str, type] = {}
 
-    def renewed(self) -> dict[str, Any]:
-        """Globals of the main script that were bound anew since the worker got them, or that only others have got."""
-        found = {name: self._main.get(name, _MISSING) for name in list(names_sent)}
-        return self._unsent({name: value for name, value in found.items() if value is not _MISSING})
-
     def reducer_override(self, obj: Any) -> _Reduced:
         if isinstance(obj, type):
             return self._reduce_class(obj)
@@ -76,6 +94,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
             return self._reduce_function(obj)
         if type(obj) is _CACHED and _is_of_main(obj):
             return definitions.cached, (obj.__wrapped__, obj.cache_parameters())
+        if type(obj) in _TYPING and _is_of_main(obj):  # pickle knows them by their names only
+            return _TYPING[type(obj)](obj)
         if type(obj) is cached_property:  # before Python 3.12 it holds a lock
             return definitions.cached_attribute, (obj.func, obj.attrname)
         return super().reducer_override(obj)
@@ -89,6 +109,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
             return reduced
         make, args, (attributes, slots), _, _, setter = reduced
         unsent: tuple[str, ...] = _NOT_SENT
+        if make is cloudpickle.cloudpickle._make_skeleton_class:  # noqa: SLF001 (not that of an enum)
+            args = _with_layout(kind, args)
         if issubclass(kind, msgspec.Struct):  # its fields are those that its metaclass sees
             make, args, unsent = definitions.make_struct, _struct_parts(kind), (*_OF_STRUCTS, *kind.__struct_fields__)
         state = {name: value for name, value in attributes.items() if name not in unsent}, slots
@@ -96,7 +118,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
         self.classes[key] = kind
         names = {**self._own_name(kind), **self._annotated(vars(kind).get("__annotations__"))}
         content = key, setter, state, self._unsent(names)
-        return definitions.define, (make, args), content, None, None, definitions.fill
+        return definitions.define, (key, make, args), content, None, None, definitions.fill
 
     def _reduce_function(self, function: types.FunctionType) -> _Reduced:
         is_main = function.__globals__ is self._main
@@ -140,7 +162,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
 
 
 def _is_of_main(definition: Any) -> bool:
-    return getattr(definition, "__module__", None) == MAIN and "<locals>" not in definition.__qualname__
+    name: str = getattr(definition, "__qualname__", "")  # some of typing's have none, and are always global
+    return getattr(definition, "__module__", None) == MAIN and "<locals>" not in name
 
 
 def _class_body_names(code: types.CodeType) -> Iterator[str]:
@@ -149,6 +172,14 @@ def _class_body_names(code: types.CodeType) -> Iterator[str]:
         if isinstance(inner, types.CodeType):
             yield from (step.argval for step in dis.get_instructions(inner) if step.opname in _READS_NAME)
             yield from _class_body_names(inner)
+
+
+def _with_layout(kind: type, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What cloudpickle leaves out of a class that it makes: its full name, which digests hold, and its slots."""
+    meta, name, bases, content, *rest = args
+    has_slots = "__slots__" in vars(kind) and not issubclass(kind, tuple)  # whose metaclass may make them itself
+    slots = {"__slots__": vars(kind)["__slots__"]} if has_slots else {}
+    return meta, name, bases, {**content, **slots, "__qualname__": kind.__qualname__}, *rest
 
 
 def _struct_parts(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
@@ -167,16 +198,48 @@ def dumps(value: Any, sent: Sent) -> bytes:
     """The value for a worker that has got `sent`, which is brought up to date. PicklingError names what cannot travel.
 
     Globals that a function of the main script uses travel with it. If they are bound anew, the worker gets them anew.
+    What the value does not need is left out where it cannot travel, and loaded apart: others must not suffer from it.
     """
+    renewed = sent.renewed(definitions.main_globals())
+    used = {name: renewed.pop(name) for name in _names_of(value) if name in renewed} if renewed else {}
+    pickled, pickler = _pickle(_Parcel(used, value) if used else value, sent, blamed=value)
+    sent.add(pickler.names, pickler.classes)
+    gone = sent.gone_classes()
+    extras = _extras({name: bound for name, bound in renewed.items() if name not in pickler.names}, sent)
+    sent.forget(gone)
+    if not extras and not gone:
+        return pickled
+    return pickle.dumps(_Delivery(pickled, extras, gone), pickle.HIGHEST_PROTOCOL)
+
+
+def _pickle(content: Any, sent: Sent, blamed: Any) -> tuple[bytes, _Pickler]:
     file = io.BytesIO()
     pickler = _Pickler(file, sent)
-    renewed, missing, gone = pickler.renewed(), sent.missing_classes(), sent.gone_classes()
     try:
-        pickler.dump(_Parcel(renewed, missing, gone, value) if renewed or missing or gone else value)
+        pickler.dump(content)
     except Exception as error:  # pickle raises all sorts
-        raise pickle.PicklingError(f"{_culprit(value, pickler)}{error}") from error
-    sent.add(pickler.names, pickler.classes, gone)
-    return file.getvalue()
+        raise pickle.PicklingError(f"{_culprit(blamed, pickler)}{error}") from error
+    return file.getvalue(), pickler
+
+
+def _names_of(value: Any) -> list[str]:
+    """The globals of the main script that a value uses, also by classes that a worker may have got."""
+    return [*_pickle(value, Sent(), value)[1].names]
+
+
+def _extras(names: dict[str, Any], sent: Sent) -> bytes:
+    """What other workers have got: the snapshot of an env there may refer to it."""
+    classes = sent.missing_classes()
+    if not names and not classes:
+        return b""
+    try:
+        pickled, pickler = _pickle((_Bound(names), classes), sent, None)
+    except pickle.PicklingError:
+        names = {name: bound for name, bound in names.items() if _travels(bound)}
+        classes = [kind for kind in classes if _travels(kind)]
+        pickled, pickler = _pickle((_Bound(names), classes), sent, None)
+    sent.add_extras(pickler.names | names, pickler.classes)
+    return pickled
 
 
 def _culprit(value: Any, pickler: _Pickler) -> str:

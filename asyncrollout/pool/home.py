@@ -141,6 +141,10 @@ class Backend(Protocol):
     def homes(self) -> Sequence[Home]:
         """The usable ones."""
 
+    @property
+    def ranks(self) -> Collection[int]:
+        """Of the homes that are usable now or may be later."""
+
     async def start(self, tasks: TaskGroup) -> None: ...
 
     async def stop(self) -> None: ...

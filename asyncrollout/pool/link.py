@@ -11,7 +11,7 @@ from asyncrollout.pool.arrays import ArrayReader
 from asyncrollout.pool.definitions import Sent
 from asyncrollout.pool.home import LONG, SOON, Caller, Clock, Lost, Reply
 from asyncrollout.pool.page import NO_PAGE, Page
-from asyncrollout.pool.wire import SKIPPED, Op
+from asyncrollout.pool.wire import NOT_LOADED, SKIPPED, Op
 
 _MOST_CALLS = 16  # calls; the worker plays them while the next ones are prepared
 _STEP = Op.STEP  # an enum's attribute is slow to find
@@ -53,6 +53,7 @@ class Link(asyncio.Protocol):
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._sent = Sent()
+        self._came_with: dict[int, tuple[list[str], list[str]]] = {}  # names and classes, by the call's id
         self._frames = wire.FrameReader()
         self._decode = wire.Unpacker(arrays.read).decode
         self._loop = asyncio.get_running_loop()
@@ -98,6 +99,8 @@ class Link(asyncio.Protocol):
             return future
         message = wire.embed(payload, None, self._sent)
         self._last_id = call_id = self._last_id + 1
+        if self._sent.latest is not None:
+            self._came_with[call_id], self._sent.latest = self._sent.latest, None
         work = 0.0
         if caller is not None:
             if op is _STEP:
@@ -187,6 +190,8 @@ class Link(asyncio.Protocol):
                 pending = waiting.pop(reply[0], None)
                 if self._withdrawn:
                     self._note_skipped(reply, pending)
+                if self._came_with:
+                    self._note_loaded(reply)
                 if pending is None:  # it was moved meanwhile
                     continue
                 future, op, _, work = pending
@@ -211,6 +216,11 @@ class Link(asyncio.Protocol):
             self.page.forget_withdrawn()
         if reply[1] == SKIPPED and pending is not None and not pending[0].done():
             pending[0].set_exception(Lost(self._reason))
+
+    def _note_loaded(self, reply: Reply) -> None:
+        came_with = self._came_with.pop(reply[0], None)
+        if came_with is not None and reply[1] and reply[2] == NOT_LOADED:
+            self._sent.take_back(*came_with)
 
     def _greet(self, hello: Any) -> None:
         token, pid = hello

@@ -115,7 +115,7 @@ class Placement:
     def _quarantined(self, seat: "Seat") -> tuple[int | None, set[int]]:
         """The rank where an env is to live, if any, and those where it is not to, while there are others."""
         rank = self.quarantine.rank
-        if seat.pinned is not None or rank is None or not self._has_others():
+        if seat.pinned is not None or rank is None or not self._has_others() or not self._has_ranks_beside(rank):
             return seat.pinned, set()
         return (rank, set()) if self._is_quarantined(seat) else (None, {rank})
 
@@ -132,6 +132,9 @@ class Placement:
         """Whether there are envs on workers that are not in quarantine; else there is nobody to protect."""
         names = self.quarantine.names()
         return any(not seat.on_loop and seat.opening.spec.name not in names for seat in self.seats)
+
+    def _has_ranks_beside(self, rank: int) -> bool:
+        return self._backend is not None and any(other != rank for other in self._backend.ranks)
 
     @asynccontextmanager
     async def cleared(self, seat: "Seat", patience: float) -> AsyncIterator[None]:

@@ -54,6 +54,10 @@ class ProcessBackend:
     def homes(self) -> Sequence[Link]:
         return [rank.home for rank in self._ranks if rank.home is not None and rank.home.usable]
 
+    @property
+    def ranks(self) -> Collection[int]:
+        return [rank.rank for rank in self._ranks if rank.failure is None]
+
     async def start(self, tasks: TaskGroup) -> None:
         root = await self._directory.__aenter__()
         self._ranks = [

@@ -42,6 +42,10 @@ SKIPPED = 0
 """In the place of a failure: the call was withdrawn before it was begun."""
 
 
+NOT_LOADED = 1
+"""In the place of a failed call's value: what was sent with it could not be loaded."""
+
+
 class Code:
     """The kinds of msgpack extension; plain numbers, as msgspec wants them."""
 

@@ -165,7 +165,7 @@ class Worker:
             trouble = None
         except BaseException as error:  # SystemExit too: whatever an env does is its own failure
             trouble = msgspec.structs.astuple(failure(error))
-            value = info = digest = state = None
+            value, info, digest, state = _nothing(action)
         seconds = monotonic() - start
         resident.typical += _SMOOTHING * (seconds - resident.typical)
         if seconds > _MANY_PAGES and self._uses_too_much():
@@ -210,6 +210,7 @@ class Worker:
                 raise EnvError(f"no env {env_id} lives on worker {self._config.rank}")
         except BaseException as error:  # as above
             trouble = msgspec.structs.astuple(failure(error, op))
+            answer = _nothing(payload)
         if self._uses_too_much():
             self._give_up(call_id, slot)
         value, info, digest, state = answer
@@ -303,6 +304,11 @@ def _loaded(payload: Any) -> Any:
         hint = ": it has the sys.path of when the pool was opened" if "ModuleNotFoundError" in payload.reason else ""
         raise UsageError(f"what was sent to the env cannot be loaded in its worker: {payload.reason}{hint}")
     return payload
+
+
+def _nothing(payload: Any) -> Answer:
+    """Of a call that failed."""
+    return wire.NOT_LOADED if type(payload) is wire.Undecodable else None, None, None, None
 
 
 def _opens_io(call: Call) -> bool:

@@ -114,6 +114,10 @@ class Hosts:
     def homes(self) -> Sequence[Home]:
         return [host for host in self._hosts if host.usable]
 
+    @property
+    def ranks(self) -> Collection[int]:
+        return range(len(self._hosts))
+
     async def start(self, tasks: TaskGroup) -> None:
         for host in self._hosts:
             await tasks.start(host.run)
