@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from asyncrollout.config import Config, read_config, to_redacted_yaml
+from asyncrollout.config.reading import load_mapping, read_text
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.lines import whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
@@ -27,7 +29,7 @@ def new_directory(runs: Path, name: str | None, fallback: str) -> Iterator[Path]
     """A directory for a new run, which nobody else uses meanwhile; without a name, the fallback with a number."""
     directory = _numbered(runs, re.sub(r"[^\w.-]", "_", fallback, flags=re.ASCII)) if name is None else runs / name
     if name is not None and not _NAME.match(name):
-        raise UsageError(f"name: found {name!r}, valid are up to 100 letters, digits and ._-, as for a directory")
+        raise UsageError(f"name: found {name!r}, expected up to 100 letters, digits and ._-, as for a directory")
     if name is not None and directory.exists() and not (directory / RESOLVED).exists():
         raise UsageError(f"{directory} exists, and holds no run: choose another name")
     with claimed(directory):
@@ -49,10 +51,11 @@ def _taken(directory: Path) -> str:
 
 
 def _is_complete(directory: Path, history: History) -> bool:
-    config = read_back(directory)
-    if config.evaluate is not None:
+    settings = recorded_settings(directory)
+    if settings.get("evaluate") is not None:
         return history.last_evaluation is not None and history.last_evaluation.is_complete
-    return len(history.batches) >= config.batches
+    batches: int = settings["batches"]
+    return len(history.batches) >= batches
 
 
 @contextmanager
@@ -119,10 +122,17 @@ def write_resolved(directory: Path, config: Config) -> None:
 def read_back(directory: Path, overrides: tuple[str, ...] = ()) -> Config:
     """The configuration of a run that is resumed, with what is different from now on."""
     if not directory.is_dir():
-        raise UsageError(f"{directory} is no directory of a run")
+        raise UsageError(f"{directory} is not a run directory")
     if not (directory / RESOLVED).exists():
         raise UsageError(f"{directory} holds no run of this command line: it has no {RESOLVED}")
     return read_config(directory / RESOLVED, overrides)
+
+
+def recorded_settings(directory: Path) -> dict[str, Any]:
+    """What a run was last played with, as it is in the file: unlike a `Config`, it may lack the secrets."""
+    path = directory / RESOLVED
+    settings: dict[str, Any] = load_mapping(read_text(path), (), str(path), least="it has all keys").value
+    return settings
 
 
 def next_attempt(directory: Path) -> Path:
