@@ -36,7 +36,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = close or [name for name in names if word and word in name][:3]
     if close:
         return ": did you mean " + " or ".join(repr(name) for name in close) + "?"
-    return ": known are " + ", ".join(names[:12]) if names else ""
+    return "; available: " + ", ".join(names[:12]) if names else ""
 
 
 def one_of(name: str, value: object, valid: Iterable[str]) -> None:

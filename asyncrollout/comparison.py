@@ -1,4 +1,4 @@
-"""How runs compare: means with confidence intervals of 95 %.
+"""How runs compare: means with 95% confidence intervals.
 
 The group is the unit everywhere, since its members share a task and a seed and are alike: intervals are over the means
 of groups. For rewards, turns and tokens these are Student's t intervals, which hold for few groups, too, where a

@@ -1,8 +1,10 @@
 """The plug points: what an environment and its text interface must offer. All are duck-typed."""
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from asyncrollout.errors import UsageError
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation, Observation, Outcome, Parsed, Request
 
@@ -108,6 +110,19 @@ class Policy(Protocol):
 
     async def generate(self, request: Request) -> Generation:
         """The reply; a failure is a `ProviderError`, and cancellation passes."""
+
+
+async def ask_policy(policy: Policy, request: Request) -> Generation:
+    """The reply of a policy that anybody may have written; one that does not keep to the protocol is a `UsageError`."""
+    reply: Any = policy.generate(request)
+    name = f"{type(policy).__name__}.generate()"
+    if not inspect.isawaitable(reply):
+        raise UsageError(f"{name} is not a coroutine function: write `async def generate(self, request)`")
+    generation = await reply
+    if not isinstance(generation, Generation):
+        hint = ": write `return Generation(text)`" if isinstance(generation, str) else ""
+        raise UsageError(f"{name} must return a Generation, not {generation!r:.100}{hint}")
+    return generation
 
 
 class Player(Protocol):

@@ -132,4 +132,4 @@ def _range(piece: str, text: str | int) -> list[int]:
 
 
 def _wrong(text: object, why: str) -> UsageError:
-    return UsageError(f"found {text!r:.100}: {why} (valid are 0, 0-3, '0-2,5', 'all' and '0-3:0-7')")
+    return UsageError(f"found {text!r:.100}: {why} (write 0, 0-3, '0-2,5', 'all' or '0-3:0-7')")

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
@@ -83,8 +84,9 @@ def find_env(env: EnvRef) -> EnvSpec:
         return EnvSpec(name=name, factory="asyncrollout.registry:make_gymnasium", kwargs={"id": gym_id})
     if ":" in name:
         return EnvSpec(name=name, factory=name)
+    as_gymnasium = [GYMNASIUM + name] if re.search(r"-v\d+$", name) else []
     forms = "(an env is named by its registered name, 'gymnasium:<id>' or 'module:Class')"
-    raise UnknownEnvError(f"no env is called {name!r}{nearest(name, env_names())} {forms}")
+    raise UnknownEnvError(f"no env is called {name!r}{nearest(name, [*env_names(), *as_gymnasium])} {forms}")
 
 
 def _spec_of(factory: Any) -> EnvSpec:

@@ -90,7 +90,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.format_penalty):
-            raise ValueError(f"format_penalty={self.format_penalty} is no amount")
+            raise ValueError(f"format_penalty={self.format_penalty} is not an amount")
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -378,7 +378,7 @@ def test_gigpo_sees_no_score_in_what_is_rounding() -> None:
         ({"advantage": None, "gamma": 0.9}, r"advantage=None has no option 'gamma'"),
         ({"form": "token"}, r"form='token' is unknown: did you mean 'tokens'"),
         ({"pad": "both"}, r"pad='both' is neither"),
-        ({"pad_id": 2**31}, r"pad_id=2147483648 is no 32-bit number"),
+        ({"pad_id": 2**31}, r"pad_id=2147483648 is not a 32-bit number"),
         ({"length": 0}, r"length=0 must be at least 1"),
     ],
 )

@@ -369,7 +369,7 @@ async def test_torn_table_is_told(size: int, tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     await made().save(path)
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(UsageError, match=r"batch\.parquet is no Parquet file that can be read"):
+    with pytest.raises(UsageError, match=r"batch\.parquet is not a readable Parquet file"):
         await Batch.load(path)
 
 

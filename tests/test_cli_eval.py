@@ -93,7 +93,7 @@ async def test_killed_and_stopped_an_evaluation_asks_nothing_twice(tmp_path: Pat
             process.send_signal(signal.SIGINT)
             out, _ = await anyio.to_thread.run_sync(process.communicate)
         assert process.returncode == 130
-        assert "to go on  asyncrollout resume runs/parts" in out
+        assert "resume    asyncrollout resume runs/parts" in out
         go.set()
         before = asked()
         resumed = await anyio.to_thread.run_sync(lambda: call(tmp_path, "resume", "runs/parts", "--json"))
@@ -158,7 +158,7 @@ def test_when_all_fails_there_is_nothing_to_resume(tmp_path: Path) -> None:
     done = call(Path.cwd(), "eval", *flags, "-n", "2", "--run-dir", tmp_path / "failed")
     assert done.returncode == 1
     assert "all 2 rollouts failed" in done.stderr
-    assert "evaluate again once the cause is mended" in done.stderr
+    assert "evaluate again once the cause is fixed" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,14 @@ def with_torn_line(run: Path) -> Iterator[None]:
 
 
 REFUSED: list[tuple[list[str], str]] = [
-    (["group_size=4"], "group_size=4 (then 2)"),
-    (["seed=6"], "seed=6 (then 5)"),
+    (["group_size=4"], "group_size=4 (was 2)"),
+    (["seed=6"], "seed=6 (was 5)"),
     (["env=bandit", "env_kwargs={}"], "cannot be resumed with other settings: envs="),
     (["env_kwargs.size=5"], "cannot be resumed with other settings: envs="),
     (["limits.turns=3"], "limits="),
-    (["order=start"], "order='start' (then 'finish')"),
+    (["order=start"], "order='start' (was 'finish')"),
     (["agent.history=1"], "--accept-changes agent.history"),
-    (["agent.history=1", "--accept-changes", "policy"], "agent.history=1 (then None)"),
+    (["agent.history=1", "--accept-changes", "policy"], "agent.history=1 (was None)"),
     (["--accept-changes", "group_size", "group_size=4"], "accept_changes: 'group_size' must stay the same"),
     (["grup_size=4"], "group_size"),
     (["group_size=many"], "group_size"),

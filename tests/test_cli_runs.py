@@ -196,7 +196,7 @@ def test_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path: Path) -> No
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert "to go on  asyncrollout resume runs/slow" in out
+    assert "resume    asyncrollout resume runs/slow" in out
 
 
 def test_replay_compares_with_what_was_recorded(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
         (["run", "lake.yaml", "env=os:System"], "allow it with --allow-import"),
         (["run", "lake.yaml", "score=os:nothing", "--allow-import"], "score: 'os:nothing' cannot be imported"),
         (["resume", "."], "holds no run of this command line"),
-        (["resume", "nowhere"], "nowhere is no directory of a run"),
+        (["resume", "nowhere"], "nowhere is not a run directory"),
         (["demo", "--model", "x"], "--base-url and --model go together"),
         (["demo", "--batches", "0"], "there must be at least one"),
         (["demo", "no_such_env"], "no_such_env"),
@@ -388,8 +388,8 @@ def test_run_that_fails_says_why_and_keeps_what_was_played(tmp_path: Path) -> No
     server = "policy={kind: openai, base_url: 'http://127.0.0.1:9/v1', model: m, attempts: 1, server: openai}"
     done = call(tmp_path, "run", config, "name=bad", server, "failures.retries=0", "--json")
     assert done.returncode == 1
-    assert "4 groups in a row had no member that did not fail" in done.stderr
-    assert "to go on: asyncrollout resume runs/bad" in done.stderr
+    assert "all rollouts of 4 groups in a row failed" in done.stderr
+    assert "to resume: asyncrollout resume runs/bad" in done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["state"] == "failed"
     assert len(lines(tmp_path / "runs" / "bad" / "trajectories.jsonl")) >= 8
 
@@ -419,7 +419,7 @@ def test_journal_of_a_newer_format_or_with_a_foreign_line_is_told_and_left_alone
     whole = journal.read_bytes()
     for change, trouble in (
         (whole.replace(b'"version":1', b'"version":7', 1), "version 7: this asyncrollout reads"),
-        (b"hello\n" + whole, "journal.jsonl, line 1: this is no line of a journal"),
+        (b"hello\n" + whole, "journal.jsonl, line 1: this is not a line of a journal"),
     ):
         journal.write_bytes(change)
         done = call(tmp_path, "resume", "runs/mine")
@@ -480,7 +480,7 @@ def test_resume_with_another_agent_is_refused_and_leaves_all_as_it_was_unless_it
     other = ("resume", "runs/mine", "batches=4", "agent.history=1", "--quiet")
     refused = call(tmp_path, *other)
     assert refused.returncode == 2
-    assert "cannot be resumed with other settings: agent.history=1 (then None); to accept that" in refused.stderr
+    assert "cannot be resumed with other settings: agent.history=1 (was None); to accept that" in refused.stderr
     assert "--accept-changes agent.history" in refused.stderr
     assert [(run / name).read_bytes() for name in ("config.resolved.yaml", "journal.jsonl")] == before
     (run / "config.resolved.yaml.part").mkdir()

@@ -270,7 +270,7 @@ def test_groups_that_were_given_up_do_not_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "trouble"),
-    [(["nowhere"], "nowhere holds no run: it has no journal.jsonl"), ([".", "--k", "2"], "--k 2: valid is")],
+    [(["nowhere"], "nowhere holds no run: it has no journal.jsonl"), ([".", "--k", "2"], "--k 2: it must be")],
 )
 def test_bad_input_is_one_clear_message(tmp_path: Path, arguments: list[str], trouble: str) -> None:
     line = {"event": "began", "format": "asyncrollout.run", "version": 1, "at": 0, "given": {"group_size": 1}}

@@ -287,7 +287,7 @@ def test_a_model_is_found_beside_the_config(tmp_path: Path) -> None:
     [
         ("a.jsonl", '1\n{"a"\n', "a.jsonl, line 2: not valid JSON"),
         ("a.jsonl", " \n", "has no tasks in it"),
-        ("a.json", '{"a": 1}', "found a dict, valid is a list of tasks"),
+        ("a.json", '{"a": 1}', "found a dict, expected a list of tasks"),
         ("a.json", "[" * 100_000, "not valid JSON"),
     ],
 )
@@ -351,7 +351,7 @@ def test_overrides(text: str, overrides: list[str], expected: dict[str, Any]) ->
         (f"{'a.' * 5_000}b=x", "names with single dots"),
         (f"name={'0' * 5_000}", "which YAML 1.1 reads as the number 0"),
         ("group_size=[", "override 'group_size': not valid YAML"),
-        ("group_size=0", "config.yaml, override 'group_size': group_size: found 0, valid is a whole number from 1"),
+        ("group_size=0", "config.yaml, override 'group_size': group_size: found 0, expected a whole number from 1"),
         (
             "env_kwarg.size=8",
             "override 'env_kwarg.size': unknown key 'env_kwarg.size': did you mean 'env_kwargs.size'?",

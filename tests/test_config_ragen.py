@@ -252,11 +252,11 @@ def test_something_else_said_twice_is_an_error(text: str, error: str) -> None:
         (
             "[Bandit]",
             "[1, 2]",
-            "found a list of 2 items, valid is a list of whole numbers from 1, one for each of 1 tags",
+            "found a list of 2 items, expected a list of whole numbers from 1, one for each of 1 tags",
         ),
-        ("[Bandit]", "[0]", "n_groups: found a list of 1 items, valid is"),
+        ("[Bandit]", "[0]", "n_groups: found a list of 1 items, expected"),
         ("[Bandits]", "[4]", "tags.0: found 'Bandits', which custom_envs does not define: did you mean 'Bandit'"),
-        ("Bandit", "[4]", "line 1: es_manager.train.env_configs.tags: found 'Bandit', valid is a list of tags"),
+        ("Bandit", "[4]", "line 1: es_manager.train.env_configs.tags: found 'Bandit', expected a list of tags"),
     ],
 )
 def test_tags_that_are_not_valid(tags: str, n_groups: str, error: str) -> None:
@@ -267,9 +267,9 @@ def test_tags_that_are_not_valid(tags: str, n_groups: str, error: str) -> None:
 @pytest.mark.parametrize(
     ("custom_envs", "error"),
     [
-        ("[A]", "custom_envs: found a list of 1 items, valid is a mapping of tags to envs"),
-        ("{A: 3}", "line 2: custom_envs.A: found 3, valid is a mapping with env_type"),
-        ("{A: {env_config: 3}}", "custom_envs.A: found a mapping of 1 keys, valid is a mapping with env_type and with"),
+        ("[A]", "custom_envs: found a list of 1 items, expected a mapping of tags to envs"),
+        ("{A: 3}", "line 2: custom_envs.A: found 3, expected a mapping with env_type"),
+        ("{A: {env_config: 3}}", "custom_envs.A: found a mapping of 1 keys, expected a mapping with env_type and with"),
         ("\n  A: {env_type: bandid}", "line 3: custom_envs.A.env_type (as env.0.env): no env is called 'bandid'"),
         (
             "{A: {env_type: bandit, env_config: {x: 010}}}",
@@ -289,14 +289,14 @@ def test_custom_envs_that_are_not_valid(custom_envs: str, error: str) -> None:
     [
         (
             "es_manager: {train: {group_size: 0}}",
-            "line 2: es_manager.train.group_size (as group_size): found 0, valid is",
+            "line 2: es_manager.train.group_size (as group_size): found 0, expected",
         ),
-        ("es_manager: [1]", "line 2: es_manager: found a list of 1 items, valid is a mapping"),
-        ("agent_proxy: {max_turn: no}", "agent_proxy.max_turn (as limits.turns): found false, valid is a whole number"),
+        ("es_manager: [1]", "line 2: es_manager: found a list of 1 items, expected a mapping"),
+        ("agent_proxy: {max_turn: no}", "agent_proxy.max_turn (as limits.turns): found false, expected a whole number"),
         ("agent_proxy: {reward_normalization: {method: mean_sdt}}", "found 'mean_sdt': did you mean 'mean_std'"),
-        ("algorithm: {filter_groups: {enable: 1}}", "algorithm.filter_groups.enable: found 1, valid is true or false"),
-        ("use_parallel_envs: 2", "use_parallel_envs: found 2, valid is true or false"),
-        ("sequential_env_types: webshop", "sequential_env_types: found 'webshop', valid is a list of env types"),
+        ("algorithm: {filter_groups: {enable: 1}}", "algorithm.filter_groups.enable: found 1, expected true or false"),
+        ("use_parallel_envs: 2", "use_parallel_envs: found 2, expected true or false"),
+        ("sequential_env_types: webshop", "sequential_env_types: found 'webshop', expected a list of env types"),
     ],
 )
 def test_values_that_are_not_valid(line: str, error: str) -> None:
@@ -311,7 +311,7 @@ def test_values_that_are_not_valid(line: str, error: str) -> None:
             "rollout_filter_metric (as keep.metric): found 'entropy'",
         ),
         ("rollout_filter_ratio: 0.5, rollout_filter_type: large", "rollout_filter_type: found 'large': did you mean"),
-        ("rollout_filter_ratio: 2", "rollout_filter_ratio (as keep.ratio): found 2, valid is a number from 0 to 1"),
+        ("rollout_filter_ratio: 2", "rollout_filter_ratio (as keep.ratio): found 2, expected a number from 0 to 1"),
     ],
 )
 def test_filters_that_are_not_valid(keys: str, error: str) -> None:

@@ -163,7 +163,7 @@ def test_text_in_parquet_that_is_none_is_told(tmp_path: Path) -> None:
     names = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
     path = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pa.table({"name": names}), path)
-    with pytest.raises(UsageError, match=r"tried: .*rows\.parquet is no Parquet file that can be read"):
+    with pytest.raises(UsageError, match=r"tried: .*rows\.parquet is not a readable Parquet file"):
         load(path)
 
 

@@ -188,7 +188,7 @@ def test_settings(tmp_path: Path) -> None:
         ("train:\n  num_rollouts_per_iter: 1\n", "there is no part 'env'"),
         (SETTINGS.replace("workers: 6", "workers: -1"), r"`int` >= 0 - at `\$.num_parallel_workers`"),
         (SETTINGS.replace("iter: 12", "iter: many"), r"Expected `int`, got `str` - at `\$.num_rollouts_per_iter`"),
-        ("env: 3\n", "found 3, valid is a mapping"),
+        ("env: 3\n", "found 3, expected a mapping"),
         ("env: [\n", "not valid YAML"),
         ("no_such_file.yaml", "no_such_file.yaml: cannot be read: No such file"),
     ],

@@ -82,7 +82,7 @@ def test_lists_of_a_wrong_length_are_refused() -> None:
         with pytest.raises(UsageError, match="for 12 environments"):
             call()
     for wrong in ("up" * 6, dict.fromkeys(range(12), 1), 1):
-        with pytest.raises(UsageError, match="is no list: one for each of 12 environments"):
+        with pytest.raises(UsageError, match="is not a list: one for each of 12 environments"):
             container.step(wrong)  # type: ignore[arg-type]
 
 

@@ -148,7 +148,7 @@ def test_a_format_penalty_of_either_sign_costs(amount: float) -> None:
         ({"env_id": 9, "actions": []}, "env_id=9: there are 2 environments"),
         ({"env_id": 0, "actions": "up"}, "actions='up' is not a list"),
         ({"env_id": 0, "llm_response": "up"}, "needs 'env_id' and 'actions'"),
-        ("up", "'up' is no input of an environment"),
+        ("up", "'up' is not the input of an environment"),
     ],
 )
 def test_wrong_inputs_are_told(wrong: Any, told: str) -> None:

@@ -279,7 +279,7 @@ def test_options_that_do_not_go_together(write: Write, tmp_path: Path) -> None:
         VideoEnv(data_path={})
     with pytest.raises(UsageError, match="data_path=3"):
         VideoEnv(data_path=3)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="video_data_config_path='3' is no path"):
+    with pytest.raises(UsageError, match="video_data_config_path='3' is not a path"):
         VideoEnv(video_data_config_path=3)  # type: ignore[arg-type]
 
 

@@ -221,7 +221,7 @@ def test_text_envs_without_a_limit_of_that_name_are_limited_from_outside(evaluat
         (["env.eval.env_kwargs.text=false"], "an evaluation decides that itself"),
         (["--base-url", "http://localhost:1"], "--base-url and --model go together"),
         (["--policy", f"{ENVS}:act"], "allow it with --allow-import"),
-        (["--policy", "act", "--allow-import"], "is no import path: write module:name"),
+        (["--policy", "act", "--allow-import"], "is not an import path: write module:name"),
         (["--policy", f"{ENVS}:NEITHER", "--allow-import"], "is of type int: neither policy nor agent"),
         (["--policy", f"{ENVS}:nothing", "--allow-import"], "cannot be imported"),
         ([f"env.eval.env_type={ENVS}:Painter"], "allow it with --allow-import"),

@@ -218,7 +218,7 @@ async def test_run_with_a_name_in_use_is_refused_and_left_alone(tmp_path: Path) 
         await rollouts(tmp_path / "run").__aenter__()
     with pytest.raises(UsageError, match="holds no run"):
         await rollouts(tmp_path / "other", resume=True).__aenter__()
-    with pytest.raises(UsageError, match=r"cannot be resumed with other settings: seed=2 \(then 1\)"):
+    with pytest.raises(UsageError, match=r"cannot be resumed with other settings: seed=2 \(was 1\)"):
         await rollouts(tmp_path / "run", resume=True, seed=2).__aenter__()
     assert (tmp_path / "run" / JOURNAL).read_bytes() == before
 
@@ -226,8 +226,8 @@ async def test_run_with_a_name_in_use_is_refused_and_left_alone(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("line", "trouble"),
     [
-        (b"hello\n", r"journal.jsonl, line 3: this is no line of a journal"),
-        (b"\xff\xfe\x00\n", r"line 3: this is no line of a journal"),
+        (b"hello\n", r"journal.jsonl, line 3: this is not a line of a journal"),
+        (b"\xff\xfe\x00\n", r"line 3: this is not a line of a journal"),
         (b'{"event": "danced", "at": 1.0}\n', r"line 3: .*danced"),
         (encode(Began(version=99)), r"line 3: .*version 99: this asyncrollout reads .* up to version 1"),
         (encode(LOST), r"trajectories.jsonl lacks 1 rollouts that journal.jsonl says are finished, such as g9.0"),

@@ -263,20 +263,20 @@ def shout(turn: int, text: str, outcome: Any) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"system_prompt": "Stay."}, r"agent\.system_prompt='Stay\.' \(then 'Go\.'\)"),
-        ({"history": None}, r"agent\.history=None \(then 2\)"),
-        ({"template": "ragen"}, r"agent\.template='ragen' \(then 'plain'\)"),
-        ({"template": shout}, r"agent\.template='shout' \(then 'plain'\)"),
+        ({"system_prompt": "Stay."}, r"agent\.system_prompt='Stay\.' \(was 'Go\.'\)"),
+        ({"history": None}, r"agent\.history=None \(was 2\)"),
+        ({"template": "ragen"}, r"agent\.template='ragen' \(was 'plain'\)"),
+        ({"template": shout}, r"agent\.template='shout' \(was 'plain'\)"),
         (
             {"sampling": Sampling(temperature=0.0)},
-            r"agent\.sampling=\{'temperature': 0.0\} \(then \{'temperature': 0.5\}\)",
+            r"agent\.sampling=\{'temperature': 0.0\} \(was \{'temperature': 0.5\}\)",
         ),
-        ({"seeded": False}, r"agent\.seeded=False \(then True\)"),
-        ({"encode": lambda messages, is_start: [1]}, r"agent\.encode=.*lambda.* \(then None\)"),
-        ({"policy": ScriptedPolicy(["go 1"])}, r"policy=\['ScriptedPolicy\(\)'\] \(then \['Model\(\)'\]\)"),
+        ({"seeded": False}, r"agent\.seeded=False \(was True\)"),
+        ({"encode": lambda messages, is_start: [1]}, r"agent\.encode=.*lambda.* \(was None\)"),
+        ({"policy": ScriptedPolicy(["go 1"])}, r"policy=\['ScriptedPolicy\(\)'\] \(was \['Model\(\)'\]\)"),
         (
             {"policy": "tiny"},
-            r"policy=\['OpenAIPolicy\(tiny\)'\] \(then \['Model\(\)'\]\)",
+            r"policy=\['OpenAIPolicy\(tiny\)'\] \(was \['Model\(\)'\]\)",
         ),
     ],
 )
@@ -326,7 +326,7 @@ async def test_accepted_change_has_unfinished_groups_played_anew(tmp_path: Path)
     assert evaluation.trajectories[0].messages[0]["content"] == "Stay."
     async with rollouts(tmp_path, agent=new, resume=True) as source:  # it is the run's own now
         assert {one.messages[0]["content"] for one in (await source.collect(groups=1)).trajectories} == {"Stay."}
-    with pytest.raises(UsageError, match=r"agent\.system_prompt='Go\.' \(then 'Stay\.'\)"):
+    with pytest.raises(UsageError, match=r"agent\.system_prompt='Go\.' \(was 'Stay\.'\)"):
         await rollouts(tmp_path, agent=agent(Model(), "Go."), resume=True).__aenter__()
 
 

@@ -86,7 +86,7 @@ async def test_plain_server_that_is_asked_for_tls() -> None:
     async with llm_server() as server:
         said = await fails(server.url.replace("http:", "https:"))
     assert "the TLS handshake failed" in said
-    assert "is it a server for http:// ?" in said
+    assert "try http:// instead" in said
 
 
 async def test_certificate_of_nobody(tmp_path: Path) -> None:

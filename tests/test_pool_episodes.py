@@ -242,7 +242,7 @@ async def test_broken_snapshots_are_refused_and_change_nothing(snapshot: bytes) 
         plain = Changing()
         plain.reset(seed=1)
         plain.step(1)
-        with pytest.raises(UsageError, match="this is no snapshot of ours"):
+        with pytest.raises(UsageError, match="this is not a snapshot of ours"):
             await env.restore(snapshot)
         assert (await env.step(1)).observation == plain.step(1)[0]
 
@@ -258,7 +258,7 @@ async def test_a_snapshot_with_any_bit_changed_is_refused(spec: EnvSpec) -> None
             with pytest.raises(UsageError):
                 await env.restore(bytes(changed))
         for length in range(len(kept)):
-            with pytest.raises(UsageError, match="this is no snapshot of ours"):
+            with pytest.raises(UsageError, match="this is not a snapshot of ours"):
                 await env.restore(kept[:length])
         assert same(await env.restore(kept), wanted)
 
@@ -267,7 +267,7 @@ async def test_a_snapshot_with_any_bit_changed_is_refused(spec: EnvSpec) -> None
 async def test_a_state_that_is_no_state_is_told(place: str) -> None:
     async with opened(place, LONG) as (_, env):
         last = ["x", 0.0, False, False, {}]
-        with pytest.raises(UsageError, match="this is no snapshot of ours"):
+        with pytest.raises(UsageError, match="this is not a snapshot of ours"):
             await env.restore(as_file(2, "saving", [], [1, None, 0, b"\xc1", 0, [], [], last], False))
         assert (await play(env, 1, 1)).reward
 

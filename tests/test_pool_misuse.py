@@ -27,9 +27,9 @@ from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, MISSHAPEN, PATIENCE, TEX
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"backend": "thread"}, "backend='thread' is not valid: known are process, inline"),
+        ({"backend": "thread"}, "backend='thread' is not valid; available: process, inline"),
         ({"backend": "Process"}, "did you mean 'process'"),
-        ({"backend": None}, "backend=None is not valid: known are process, inline"),
+        ({"backend": None}, "backend=None is not valid; available: process, inline"),
         ({"workers": 0}, "workers=0 is not a whole number from 1"),
         ({"workers": -1}, "workers=-1"),
         ({"workers": True}, "workers=True"),
@@ -43,7 +43,7 @@ from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, MISSHAPEN, PATIENCE, TEX
         ({"reset_timeout": None}, "reset_timeout=None"),
         ({"memory_limit": 0}, "memory_limit=0"),
         ({"memory_limit": 1.5}, "memory_limit=1.5"),
-        ({"recover": "restart"}, "recover='restart' is not valid: known are replay, snapshot, none"),
+        ({"recover": "restart"}, "recover='restart' is not valid; available: replay, snapshot, none"),
         ({"max_restarts": -1}, "max_restarts=-1 is not a whole number from 0"),
     ],
     ids=str,
@@ -193,7 +193,7 @@ WRONG_USES: dict[str, tuple[Use, type[RolloutError], list[str]]] = {
     "expert without a solver": (
         resetting(UNSOLVED, expert=True),
         UsageError,
-        ["env 'unsolved'", "has no solve()", "without expert=True"],
+        ["env 'unsolved'", "SolverPolicy (expert=True) needs a text interface with solve()"],
     ),
     "wrong text option": (opening(TEXT, max_actions_per_turn="x"), UsageError, ["env 'text'", "max_actions_per_turn"]),
     "no such rank": (opening(COUNTER, worker=7), UsageError, ["env 'counter'", "worker=7"]),
@@ -220,14 +220,14 @@ WRONG_USES: dict[str, tuple[Use, type[RolloutError], list[str]]] = {
         ["env 'counter' cannot step", "ended", "call reset() first"],
     ),
     "step after a failure": (step_after_failure, UsageError, ["env 'counter' cannot step", "failed", "call reset()"]),
-    "no such method": (asking("call", "ad"), UsageError, ["env 'counter' offers no 'ad'", "did you mean 'add'"]),
+    "no such method": (asking("call", "ad"), UsageError, ["env 'counter'", "it offers no 'ad'", "did you mean 'add'"]),
     "method is a number": (asking("call", 1), UsageError, ["env 'counter'", "by its name, not by 1"]),
     "method is bytes": (asking("call", b"total"), UsageError, ["env 'counter'", "by its name, not by b'total'"]),
     "method is None": (asking("call", None), UsageError, ["env 'counter'", "by its name, not by None"]),
     "forked into what is not a pool": (fork_into_nothing, UsageError, ["env 'counter' cannot fork", "'pool' is not"]),
     "record is half of one": (opening(COUNTER, record=HalfARecord()), UsageError, ["env 'counter'", "record="]),
     "private method": (asking("call", "_show"), UsageError, ["'_show' is private"]),
-    "restored from nothing": (asking("restore", b"junk"), UsageError, ["env 'counter'", "no snapshot"]),
+    "restored from nothing": (asking("restore", b"junk"), UsageError, ["env 'counter'", "not a snapshot"]),
     "restored from another": (restore_anothers, UsageError, ["env 'echo'", "'counter'"]),
     "closed: reset": (closed("reset"), ClosedError, ["env 'counter' cannot reset", "closed"]),
     "closed: step": (closed("step", 1), ClosedError, ["env 'counter' cannot step", "closed"]),
@@ -355,7 +355,7 @@ async def test_expert_of_an_env_that_does_not_exist(name: str, told: str) -> Non
     async with EnvPool(backend="inline") as pool:
         with pytest.raises(UnknownEnvError, match=told):
             pool.open(name, expert=True)
-        with pytest.raises(UsageError, match=r"expert=True, as SolverPolicy asks for it.*text=True turns it on"):
+        with pytest.raises(UsageError, match=r"SolverPolicy \(expert=True\) needs a text interface with solve\(\)"):
             pool.open("gymnasium:CartPole-v1", expert=True)
 
 

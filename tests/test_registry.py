@@ -115,12 +115,13 @@ def test_name_in_two_packages_is_found_or_told(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("sokobam", "did you mean 'sokoban'"),
-        ("FrozenLake", "did you mean 'frozen_lake'"),
-        ("frozen-lake", "did you mean 'frozen_lake'"),
-        ("lake", "did you mean 'frozen_lake'"),
-        ("zzz", "known are frozen_lake, sokoban"),
-        ("", "known are frozen_lake, sokoban"),
+        ("sokobam", ": did you mean 'sokoban'"),
+        ("FrozenLake", ": did you mean 'frozen_lake'"),
+        ("frozen-lake", ": did you mean 'frozen_lake'"),
+        ("lake", ": did you mean 'frozen_lake'"),
+        ("CartPole-v1", ": did you mean 'gymnasium:CartPole-v1'?"),
+        ("zzz", "; available: frozen_lake, sokoban"),
+        ("", "; available: frozen_lake, sokoban"),
     ],
 )
 def test_unknown_name_names_the_nearest(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +130,7 @@ def test_unknown_name_names_the_nearest(name: str, told: str, monkeypatch: pytes
     register_env("frozen_lake", Counter)
     with pytest.raises(UnknownEnvError) as caught:
         find_env(name)
-    assert f"no env is called {name!r}: {told}" in str(caught.value)
+    assert f"no env is called {name!r}{told}" in str(caught.value)
 
 
 @pytest.mark.parametrize("odd", [None, 5, b"counter"])

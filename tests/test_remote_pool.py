@@ -524,7 +524,10 @@ async def test_a_server_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("reply", "trouble"),
-    [(None, "closed the connection 6 times without an answer"), (b"\xc1", "is no server of ours: this is no frame")],
+    [
+        (None, "closed the connection 6 times without an answer"),
+        (b"\xc1", "is not an asyncrollout server: this is not a frame"),
+    ],
 )
 async def test_a_server_that_never_answers_is_given_up(reply: bytes | None, trouble: str) -> None:
     connections = 0

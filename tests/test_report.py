@@ -426,7 +426,7 @@ def test_what_is_no_run_is_told_in_one_message(tmp_path: Path, capsys: pytest.Ca
     empty = write_run(tmp_path / "empty", [], [])
     (tmp_path / "nothing").mkdir()
     for directory, message in (
-        (tmp_path / "missing", "is no directory of a run"),
+        (tmp_path / "missing", "is not a run directory"),
         (tmp_path / "nothing", "holds no run: it has no journal.jsonl"),
         (newer, "journal.jsonl, line 1: a journal of format 'asyncrollout.run', version 99: this asyncrollout reads"),
         (junk, "trajectories.jsonl, line 1: "), (headless, "the first line does not say what run this is"),
@@ -450,7 +450,7 @@ def test_a_report_overwrites_pages_alone(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", [group_of_rewards("g0", [1.0])])
     journal = next(path for path in directory.iterdir() if path.suffix == ".jsonl")
     content = journal.read_bytes()
-    with pytest.raises(JournalError, match=r"cannot write .*jsonl: There is a file that is no page"):
+    with pytest.raises(JournalError, match=r"cannot write .*jsonl: There is a file that is not a page"):
         write_report(directory, journal)
     assert journal.read_bytes() == content
     empty = tmp_path / "empty"

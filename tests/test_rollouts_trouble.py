@@ -17,6 +17,7 @@ from asyncrollout import (
     Generation,
     Group,
     Limits,
+    MarkovAgent,
     Outcome,
     ProviderError,
     Request,
@@ -155,10 +156,10 @@ async def test_consumers_are_let_go_when_rollouts_are_closed() -> None:
 
 async def test_tasks_that_all_fail_are_no_end_of_tasks() -> None:
     async with rollouts(tasks=["breaks"] * 3) as source:
-        with pytest.raises(RolloutError, match=r"all of the 3 groups that there were have failed.*it breaks"):
+        with pytest.raises(RolloutError, match=r"all 3 groups failed.*it breaks"):
             await source.collect(groups=4)
     async with rollouts(tasks=["breaks"] * 3) as source:
-        with pytest.raises(RolloutError, match="all of the 3 groups"):
+        with pytest.raises(RolloutError, match="all 3 groups failed"):
             await anext(source.batches(groups=4))
         with pytest.raises(RolloutError, match="all 6 rollouts failed; the first one: EnvError"):
             await source.evaluate(["breaks"] * 3, k=2)
@@ -280,6 +281,46 @@ async def test_agents_that_give_no_move_are_mistakes_of_the_caller() -> None:
             await source.collect(groups=1)
 
 
+class Sync:
+    def generate(self, request: Request) -> Generation:
+        return Generation("go 1")
+
+
+class Bare:
+    async def generate(self, request: Request) -> str:
+        return "go 1"
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Sync(), r"Sync\.generate\(\) is not a coroutine function: write `async def generate"),
+        (Bare(), r"Bare\.generate\(\) must return a Generation, not 'go 1': write `return Generation\(text\)`"),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+async def test_policies_that_break_the_protocol_are_mistakes_of_the_caller(
+    policy: Any, message: str, *, alone: bool
+) -> None:
+    agent = MarkovAgent(policy)
+    async with rollouts(policy) if alone else rollouts(agent=agent) as source:
+        with pytest.raises(UsageError, match=message):
+            await source.collect(groups=1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (lambda request: "go 1", r"is not a policy.*ScriptedPolicy\(function\)"),
+        ("gpt-4", r"'gpt-4' is not a policy: it has no generate\(\)$"),
+        (ScriptedPolicy, r"ScriptedPolicy is a class, not a policy: write ScriptedPolicy\(\.\.\.\)"),
+    ],
+)
+def test_what_is_not_a_policy_is_answered_by_what_to_give(policy: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        rollouts(policy)
+
+
 async def test_policy_of_an_agent_of_any_class_is_opened() -> None:
     policy = BatchedPolicy(lambda requests: ["go 1" for _ in requests])
     async with rollouts(agent=Odd(None, policy)) as source:
@@ -388,10 +429,10 @@ async def test_slow_group_is_waited_for_before_it_would_be_too_old() -> None:
 
 async def test_what_has_never_worked_is_given_up_early_and_what_did_later() -> None:
     async with rollouts(tasks=["breaks"] * 100, failures=Failures(retries=0)) as source:
-        with pytest.raises(RolloutError, match=r"^4 groups in a row had no member that did not fail.*it breaks"):
+        with pytest.raises(RolloutError, match=r"^all rollouts of 4 groups in a row failed.*it breaks"):
             await source.collect(groups=3)
     async with rollouts(tasks=[None, *["breaks"] * 100], failures=Failures(retries=0)) as source:
-        with pytest.raises(RolloutError, match=r"^8 groups in a row had no member that did not fail.*it breaks"):
+        with pytest.raises(RolloutError, match=r"^all rollouts of 8 groups in a row failed.*it breaks"):
             await source.collect(groups=3)
 
 
@@ -439,6 +480,10 @@ async def test_wrong_loop_over_batches_is_answered_by_the_right_one() -> None:
         collected = source.collect(groups=1)
         with pytest.raises(UsageError, match=r"batch = await rollouts\.collect"):
             list(collected)
+        collected = source.collect(groups=1)
+        with pytest.raises(AttributeError, match=r"'to_arrays' belongs to the result.*batch = await rollouts\.collect"):
+            collected.to_arrays()
+        collected.close()
 
 
 async def test_collect_is_a_coroutine_like_others() -> None:

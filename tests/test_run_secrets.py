@@ -123,9 +123,12 @@ def test_no_key_is_in_a_run_of_the_command_line(place: Path) -> None:
         assert told in plain.stderr
         assert f"give it again on the command line, as env_kwargs.{option}=VALUE" in plain.stderr
 
+    taken = asked(place, "run", "vault.yaml", "name=mine", *SECRETS)
+    assert (taken.returncode, "runs/mine exists: a run that finished" in taken.stderr) == (2, True)
+
     again = (f"env_kwargs.password={OTHER}", *SECRETS[1:])
     refused = asked(place, "resume", "runs/mine", "batches=3", "group_size=4", *again)
-    assert (refused.returncode, "group_size=4 (then 2)" in refused.stderr) == (2, True)
+    assert (refused.returncode, "group_size=4 (was 2)" in refused.stderr) == (2, True)
     resumed = asked(place, "resume", "runs/mine", "batches=3", *again, "--json")
     assert resumed.returncode == 0, resumed.stderr
     pages = asked(place, "report", "runs/mine")

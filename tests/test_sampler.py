@@ -155,7 +155,7 @@ def test_batch_filter_judges_whole_rounds() -> None:
 def test_filters_that_fail_are_mistakes_of_the_caller(keep: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         Judge(keep, KeepRate()).judge(group(0), 1)
-    with pytest.raises(UsageError, match="is no filter"):
+    with pytest.raises(UsageError, match="is not a filter"):
         check_filter(0.5)  # type: ignore[arg-type]
 
 

@@ -238,7 +238,7 @@ async def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_tokens_are_read_with_care(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for bad in ("short", "has a space in it, here", "ümlaut-0123456789abc", "", "short@1999999999"):
-        with pytest.raises(UsageError, match="is no token") as caught:
+        with pytest.raises(UsageError, match="is not a token") as caught:
             read_token(bad, where="--token")
         assert not bad or bad not in str(caught.value)
     assert CANARY not in repr(read_token(CANARY, where=""))
@@ -408,12 +408,12 @@ async def test_paths_stay_in_the_data_directory(tmp_path: Path) -> None:
         assert "outside" in await error({"train": "../secret.json"}, "data_path")
         assert "outside" in await error("..", "data_root")
         for odd in ("a\0b", "x" * 300):
-            assert "is no path" in await error(odd)
+            assert "is not a path" in await error(odd)
         assert "there is no such file" in await error("missing.yaml")
         assert "dataset" in await error("empty.yaml")
-    with pytest.raises(UsageError, match="is no path: write it as a text"):
+    with pytest.raises(UsageError, match="is not a path: write it as a text"):
         Admission(data_dir=data).admit("video", {"data_path": {"train": (b"/etc/passwd",)}})
-    with pytest.raises(UsageError, match="is no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         Admission(data_dir=tmp_path / "nowhere")
 
 
@@ -566,8 +566,8 @@ def test_the_command(number: signal.Signals, tmp_path: Path) -> None:
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     for options, reason in (
         (["--host", "0.0.0.0"], "give a token"),
-        (["--token", "short"], "--token is no token"),
-        (["--data-dir", "nowhere"], "is no directory"),
+        (["--token", "short"], "--token is not a token"),
+        (["--data-dir", "nowhere"], "is not a directory"),
         (["--port", "70000"], "port=70000"),
         (["--max-envs", "0"], "envs=0 is not a whole number from 1"),
         (["--idle-seconds", "0"], "idle_seconds=0.0 is not a number of seconds above 0"),

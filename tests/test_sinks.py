@@ -219,7 +219,7 @@ async def test_rollouts_write_with_each_batch() -> None:
 
 
 def test_what_is_no_sink_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"metrics: 'wandb' is no sink: it has no write\(figures\)"):
+    with pytest.raises(UsageError, match=r"metrics: 'wandb' is not a sink: it has no write\(figures\)"):
         Rollouts(WALK, policy=ScriptedPolicy(["go 1"]), metrics=["wandb"])  # type: ignore[list-item]
 
 

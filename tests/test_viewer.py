@@ -156,10 +156,10 @@ async def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
         assert (await read(session, "/compare?run=run&run=broken"))[0] == 422
         assert (await read(session, "/runs.json"))[0] == 200
     for port in (-1, 0, 80_000):
-        with pytest.raises(UsageError, match=f"--port {port}: valid is a whole number from 1 to 65535"):
+        with pytest.raises(UsageError, match=f"--port {port}: it must be a whole number from 1 to 65535"):
             async with serving(Shelf([tmp_path]), port):
                 pass
-    with pytest.raises(UsageError, match="nowhere is no directory"):
+    with pytest.raises(UsageError, match="nowhere is not a directory"):
         Shelf([tmp_path / "nowhere"])
 
 

@@ -18,7 +18,7 @@ from asyncrollout.checks import nearest
 from asyncrollout.errors import ProviderError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.pictures import IMAGE_MARK, data_url, raw_size
-from asyncrollout.protocols import Policy
+from asyncrollout.protocols import Policy, ask_policy
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation, Observation, Outcome, Request, Sampling
 
@@ -63,7 +63,13 @@ class ChatAgent:
 
     def __post_init__(self) -> None:
         if not hasattr(self.policy, "generate"):
-            raise UsageError(f"ChatAgent: {self.policy!r:.100} is no policy: it has no generate()")
+            raise UsageError(
+                f"ChatAgent: {self.policy!r:.100} is not a policy: it has no generate(){_hint(self.policy)}"
+            )
+        if isinstance(self.policy, type):
+            raise UsageError(
+                f"ChatAgent: {self.policy.__name__} is a class, not a policy: write {self.policy.__name__}(...)"
+            )
         if isinstance(self.template, str) and self.template not in TEMPLATES:
             raise UsageError(
                 f"ChatAgent: template={self.template!r} is not valid{nearest(self.template, [*TEMPLATES])}"
@@ -150,7 +156,8 @@ class Conversation:
         seen = Observation(observation) if isinstance(observation, str) else observation
         if not isinstance(seen, Observation):
             raise UsageError(
-                f"ChatAgent plays text envs, and was shown a {type(observation).__name__}: open the env with text=True"
+                f"ChatAgent plays text envs, and was shown a {type(observation).__name__}: open the env with text=True "
+                f"(in Rollouts: env_kwargs={{'text': True}})"
             )
         content: Any = self._template(self._turn, seen.text, outcome)
         if seen.images:
@@ -195,12 +202,14 @@ class Conversation:
     async def _ask(self, request: Request) -> Generation:
         """A whole reply: one that a server breaks off, as for new weights, is asked for again."""
         for _ in range(_MOST_STOPS):
-            generation = await self._agent.policy.generate(request)
-            if not isinstance(generation, Generation):
-                raise UsageError(f"a policy gives a Generation, and not {generation!r:.100}")
+            generation = await ask_policy(self._agent.policy, request)
             if generation.finish_reason != "abort":
                 return _checked(generation)
         raise ProviderError(f"the reply was broken off {_MOST_STOPS} times")
+
+
+def _hint(policy: Any) -> str:
+    return "; for a function of the request, give ScriptedPolicy(function)" if callable(policy) else ""
 
 
 def _checked(generation: Generation) -> Generation:

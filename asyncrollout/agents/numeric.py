@@ -9,7 +9,7 @@ import msgspec
 
 from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.errors import UsageError
-from asyncrollout.protocols import Policy
+from asyncrollout.protocols import Policy, ask_policy
 from asyncrollout.trajectories import Move, Remembered
 from asyncrollout.types import Generation, Outcome, Request, Sampling
 
@@ -76,7 +76,7 @@ class NumericPlayer:
             recorded = Remembered(outcome.observation, self._state)
         sampling = Sampling(seed=sampling_seed(self._seed, self._turn))
         request = Request(sampling=sampling, session=self._session, turn=self._turn, data=data)
-        generation = await self._policy.generate(request)
+        generation = await ask_policy(self._policy, request)
         self._turn += 1
         self._action, self._state = generation.action, generation.state
         return Move(generation.action, generation, recorded)

@@ -64,7 +64,7 @@ class Batch(msgspec.Struct, frozen=True):
         if length is not None and length < 1:
             raise UsageError(f"length={length} must be at least 1")
         if not -(2**31) <= pad_id < 2**31:
-            raise UsageError(f"pad_id={pad_id} is no 32-bit number")
+            raise UsageError(f"pad_id={pad_id} is not a 32-bit number")
         played = lay_out(self.groups)
         chosen = _form(played) if form == "auto" else form
         if chosen not in _FORMS:

@@ -35,7 +35,7 @@ def read_table(path: str, file: IO[bytes]) -> Contents:
     except UsageError:
         raise
     except (arrow.ArrowException, OSError, ValueError) as error:
-        raise UsageError(f"{path} is no Parquet file that can be read: {error}") from error
+        raise UsageError(f"{path} is not a readable Parquet file: {error}") from error
 
 
 def _records(table: Any) -> Iterator[tuple[str, str]]:

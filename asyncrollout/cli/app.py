@@ -64,7 +64,7 @@ COMMANDS = (
     (
         "asyncrollout.cli.running:resume",
         RUN,
-        """Go on with a run that was stopped or killed, without losing or repeating anything.
+        """Resume a run that was stopped or killed, without losing or repeating anything.
 
         Example: asyncrollout resume runs/demo-1
         """,

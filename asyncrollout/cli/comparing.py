@@ -45,7 +45,7 @@ async def compare(
     for part in shown:
         part.record(output)
     drawn = [line for part in shown for line in (part.table(), Text())]
-    told = "In brackets: confidence intervals of 95 %, over groups."
+    told = "In brackets: 95% confidence intervals, over groups."
     output.show(Stacked(*drawn, Text(told), Text(harmless(f"With plots: {to}"))))
     return DONE
 

@@ -29,7 +29,7 @@ def new_directory(runs: Path, name: str | None, fallback: str) -> Iterator[Path]
     """A directory for a new run, which nobody else uses meanwhile; without a name, the fallback with a number."""
     directory = _numbered(runs, re.sub(r"[^\w.-]", "_", fallback, flags=re.ASCII)) if name is None else runs / name
     if name is not None and not _NAME.match(name):
-        raise UsageError(f"name: found {name!r}, valid are up to 100 letters, digits and ._-, as for a directory")
+        raise UsageError(f"name: found {name!r}, expected up to 100 letters, digits and ._-, as for a directory")
     if name is not None and directory.exists() and not (directory / RESOLVED).exists():
         raise UsageError(f"{directory} exists, and holds no run: choose another name")
     with claimed(directory):
@@ -138,7 +138,7 @@ def read_length(directory: Path) -> Length:
 def read_back(directory: Path, overrides: tuple[str, ...] = ()) -> Config:
     """The configuration of a run that is resumed, with what is different from now on."""
     if not directory.is_dir():
-        raise UsageError(f"{directory} is no directory of a run")
+        raise UsageError(f"{directory} is not a run directory")
     if not (directory / RESOLVED).exists():
         raise UsageError(f"{directory} holds no run of this command line: it has no {RESOLVED}")
     return read_config(directory / RESOLVED, overrides)

@@ -121,7 +121,7 @@ def env_kwargs(options: Sequence[str]) -> dict[str, Any]:
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier():
-            raise UsageError(f"{option!r} is no option of an env: write key=value, such as size=8")
+            raise UsageError(f"{option!r} is not an option of an env: write key=value, such as size=8")
         if key in kwargs:
             raise UsageError(f"option {key!r} is given twice")
         kwargs[key] = option_value(value)

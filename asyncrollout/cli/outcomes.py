@@ -15,7 +15,7 @@ _LONGEST_ERROR = 300
 
 def outcomes(episodes: Sequence[Episode]) -> RenderableType:
     """The tables."""
-    intervals = Text("In brackets: confidence intervals of 95 %, over episodes.", style="dim")
+    intervals = Text("In brackets: 95% confidence intervals, over episodes.", style="dim")
     return Group(_by_env(episodes), Text(), _by_task(episodes), Text(), intervals)
 
 

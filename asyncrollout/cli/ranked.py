@@ -58,7 +58,7 @@ def _with_policy(
     if path is None:
         return config
     if ":" not in path:
-        raise UsageError(f"--policy {path!r} is no import path: write module:name")
+        raise UsageError(f"--policy {path!r} is not an import path: write module:name")
     return msgspec.structs.replace(config, policy=Python(path))
 
 

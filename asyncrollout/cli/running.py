@@ -86,7 +86,7 @@ async def resume(
     allow_import: AllowImport = False,
     output: Told,
 ) -> int:
-    """Go on with a run where it ended."""
+    """Resume a run where it stopped."""
     config = read_back(directory, overrides)
     if config.evaluate != (before := read_length(directory).evaluate):
         raise UsageError(
@@ -170,7 +170,7 @@ async def play(
     how_to_go_on = _resume_command(directory, allow_import=allow_import)
     log.info("run", directory=str(directory), resume=resume, pid=os.getpid())
     output.record(_launched(directory, allow_import=allow_import))
-    output.say(f"{'Going on with' if resume else 'Running'} {directory}")
+    output.say(f"{'Resuming' if resume else 'Running'} {directory}")
     figures, rollouts = Figures(), None
     async with stoppable() as stop:
         try:
@@ -216,7 +216,7 @@ async def play(
     notes = [f"files     {directory}"]
     notes += [f"videos    {videos}, in {directory / VIDEOS}"] if (videos := len(recordings(directory))) else []
     notes += [f"report    {report.path}"] if report is not None else []
-    notes += [f"to go on  {how_to_go_on}"] if has_stopped else []
+    notes += [f"resume    {how_to_go_on}"] if has_stopped else []
     if config.evaluate is not None and report is not None:
         await _show_evaluation(directory, config, state=state, notes=notes, output=output)
     else:
@@ -230,8 +230,8 @@ async def play(
 def _what_is_left(directory: Path, config: Config, how_to_go_on: str) -> str:
     """How to go on after an error; an evaluation of which every rollout is over has nothing to go on with."""
     if config.evaluate is not None and rollouts_over(directory) >= config.evaluate * config.group_size:
-        return "every rollout is over, and nothing is left to resume: evaluate again once the cause is mended"
-    return f"what was played is kept; to go on: {how_to_go_on}"
+        return "every rollout is over, and nothing is left to resume: evaluate again once the cause is fixed"
+    return f"what was played is kept; to resume: {how_to_go_on}"
 
 
 async def _report(directory: Path, stop: Stop, output: Output) -> Written | None:

@@ -82,7 +82,7 @@ class Checker:
         if field in value:
             yield Problem((*path, field), f"found {found(value[field])}{nearest(str(value[field]), names)}")
         else:
-            yield Problem((*path, field), f"missing: valid is one of {', '.join(names)}")
+            yield Problem((*path, field), f"missing: expected one of {', '.join(names)}")
 
     def _check_struct(self, value: dict[Any, Any], struct: inspect.StructType, path: Path) -> Iterator[Problem]:
         is_fine = True
@@ -106,7 +106,7 @@ class Checker:
                 yield Problem((*path, key), told, names_key=True)
         for name, field in fields.items():
             if field.required and name not in value:
-                yield Problem((*path, name), f"missing: valid is {describe(field.type)}")
+                yield Problem((*path, name), f"missing: expected {describe(field.type)}")
 
     def _check_free(self, value: Any, path: Path, *, has_names: bool = False) -> Iterator[Problem]:
         """What is passed on as it is: texts, numbers, lists and mappings, at any depth."""
@@ -144,20 +144,20 @@ class Checker:
     def _misfit(self, value: Any, kind: inspect.Type, path: Path) -> Problem:
         valid = describe(kind)
         if is_hidden(kind):
-            return Problem(path, f"found something else, not shown since it may be a secret: valid is {valid}")
+            return Problem(path, f"found another value (not shown, since it may be a secret), expected {valid}")
         if value is None and path:
-            return Problem(path, f"found null, valid is {valid}: for its default, leave the key out")
+            return Problem(path, f"found null, expected {valid}: for its default, leave the key out")
         if isinstance(value, str) and (texts := choices(kind)):
             return Problem(path, f"found {found(value)}{nearest(value, texts)}")
         if isinstance(value, str) and (number := _as_number(value, kind)):
-            return Problem(path, f"found the text {found(value)}, valid is {valid}: write {number}, without quotes")
+            return Problem(path, f"found the text {found(value)}, expected {valid}: write {number}, without quotes")
         takes_text = any(isinstance(bare(option), inspect.StrType) for option in options(kind))
         if isinstance(value, bool | int | float) and takes_text:
             place = self._places.get(path)
             written = found(value) if place is None or place.written is None else place.written
             reading = f"the bool {found(value)}" if isinstance(value, bool) else f"the number {found(value)}"
             return Problem(path, f'found {written}, which YAML reads as {reading}: in quotes, "{written}" is a text')
-        return Problem(path, f"found {found(value)}, valid is {valid}")
+        return Problem(path, f"found {found(value)}, expected {valid}")
 
 
 def found(value: Any) -> str:
@@ -196,7 +196,7 @@ def _secret(path: Path, what: str = "") -> Problem:
 
 
 def _bad_key(key: Any, path: Path) -> Problem:
-    return Problem(path, f"the key {found(key)} is no text, as YAML reads it: write it in quotes")
+    return Problem(path, f"the key {found(key)} is not a text, as YAML reads it: write it in quotes")
 
 
 def _as_number(text: str, kind: inspect.Type) -> str | None:

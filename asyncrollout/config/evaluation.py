@@ -74,7 +74,7 @@ class Cluster(Part, frozen=True):
 
     def __post_init__(self) -> None:
         if self.num_nodes > 1:
-            raise UsageError(f"num_nodes: found {self.num_nodes}, valid is 1: an evaluation runs on one machine")
+            raise UsageError(f"num_nodes: found {self.num_nodes}, expected 1: an evaluation runs on one machine")
         try:
             self.workers("env")
         except UsageError as error:

@@ -68,7 +68,7 @@ class Exchange:
         self.note(source, became=shown(path))
 
     def refuse(self, path: Path, value: Any, valid: str) -> None:
-        self.problems.append(Problem(path, f"found {found(value)}, valid is {valid}"))
+        self.problems.append(Problem(path, f"found {found(value)}, expected {valid}"))
 
     def note(self, path: Path, *, became: str | None = None, why: str = "") -> None:
         self.notes.append(Note(shown(path), became, why))

@@ -150,7 +150,7 @@ def _resolved(config: Config, directory: FilePath) -> tuple[Config, list[Problem
     if isinstance(config.tasks, str):
         file = _absolute(directory, config.tasks)
         if not file.endswith(ENDINGS):
-            problems.append(Problem(("tasks",), f"found {config.tasks!r}, valid is a list, or a .jsonl or .json file"))
+            problems.append(Problem(("tasks",), f"found {config.tasks!r}, expected a list, or a .jsonl or .json file"))
         elif not os.path.isfile(file):  # noqa: PTH113 (which never raises)
             problems.append(Problem(("tasks",), f"there is no file {file!r}"))
         config = msgspec.structs.replace(config, tasks=file)

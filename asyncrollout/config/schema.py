@@ -23,7 +23,8 @@ Url = Annotated[
     str,
     Meta(
         pattern=r"^https?://[^\s@?#]+\Z",
-        description="an address such as http://localhost:8000/v1, with neither password nor query in it",
+        description="an address with http:// or https://, such as http://localhost:8000/v1, "
+        "and with neither password nor query in it",
         extra={"hidden": True},
     ),
 ]
@@ -66,7 +67,7 @@ class Solver(Part, frozen=True, tag_field="kind", tag="solver"):
 
     def __post_init__(self) -> None:
         if isinstance(self.latency, list) and self.latency[0] > self.latency[1]:
-            raise UsageError(f"latency: found {self.latency}, valid is the least before the most")
+            raise UsageError(f"latency: found {self.latency}, expected the least before the most")
 
 
 class Scripted(Part, frozen=True, tag_field="kind", tag="scripted"):
@@ -137,7 +138,7 @@ class SuccessBetween(Filter, frozen=True, tag="success_between"):
 
     def __post_init__(self) -> None:
         if self.low > self.high:
-            raise UsageError(f"low: found {self.low}, valid is a number up to high, which is {self.high}")
+            raise UsageError(f"low: found {self.low}, expected a number up to high, which is {self.high}")
 
 
 class MinValid(Filter, frozen=True, tag="min_valid"):
@@ -251,7 +252,7 @@ class Config(Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.max_in_flight < self.group_size:
             raise UsageError(
-                f"max_in_flight: found {self.max_in_flight}, valid is a whole number from group_size, which is "
+                f"max_in_flight: found {self.max_in_flight}, expected a whole number from group_size, which is "
                 f"{self.group_size}: a group plays at once"
             )
         if self.shares == "delivered" and self.order == "start":

@@ -23,7 +23,7 @@ def read_tasks(config: Config) -> list[Any] | None:
     if path.suffix == ".json":
         tasks = _decode(content, str(path))
         if not isinstance(tasks, list):
-            raise UsageError(f"tasks: {path}: found a {type(tasks).__name__}, valid is a list of tasks")
+            raise UsageError(f"tasks: {path}: found a {type(tasks).__name__}, expected a list of tasks")
     else:
         lines = enumerate(content.splitlines(), 1)
         tasks = [_decode(line, f"{path}, line {number}") for number, line in lines if line.strip()]

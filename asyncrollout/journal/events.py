@@ -175,7 +175,7 @@ def decode(line: bytes) -> AnyEvent:
     try:
         event: AnyEvent = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"this is no line of a journal: {error}") from error
+        raise UsageError(f"this is not a line of a journal: {error}") from error
     if isinstance(event, Began) and (event.format != FORMAT or event.version > VERSION):
         raise UsageError(
             f"a journal of format {event.format!r}, version {event.version}: this asyncrollout reads {FORMAT!r} up to "
@@ -206,6 +206,6 @@ def decode_reply(reply: msgspec.Raw) -> Generation:
     try:
         generation = from_plain(msgspec.json.decode(raw)) if raw.startswith(_AS_PLAIN) else _generations.decode(raw)
     except msgspec.DecodeError as error:
-        raise UsageError(f"this is no reply of a journal: {error}") from error
+        raise UsageError(f"this is not a reply of a journal: {error}") from error
     assert isinstance(generation, Generation)
     return generation

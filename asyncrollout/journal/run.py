@@ -248,7 +248,7 @@ def may_change(name: str) -> bool:
 
 
 def _told_changes(then: Mapping[str, Any], now: Mapping[str, Any], changed: list[str]) -> str:
-    told = [f"{name}={_shown(name, now)} (then {_shown(name, then)})" for name in changed]
+    told = [f"{name}={_shown(name, now)} (was {_shown(name, then)})" for name in changed]
     if not all(map(may_change, changed)):
         return ", ".join(told)
     flags = " ".join(f"--accept-changes {name}" for name in changed)

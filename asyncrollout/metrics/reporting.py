@@ -32,7 +32,7 @@ class Reporting:
     def __init__(self, sinks: Sequence[Sink], read: Callable[[], Figures]) -> None:
         for sink in sinks:
             if not callable(getattr(sink, "write", None)):
-                raise UsageError(f"metrics: {sink!r:.100} is no sink: it has no write(figures)")
+                raise UsageError(f"metrics: {sink!r:.100} is not a sink: it has no write(figures)")
         self._sinks = sinks
         self._read = read
         self._threads: list[_SinkThread] = []

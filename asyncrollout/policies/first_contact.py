@@ -66,7 +66,7 @@ class FirstContact:
                 endpoint=", ".join(endpoint.name for endpoint in self._endpoints),
                 cause=self._key.hidden(trouble),
                 seconds=self._seconds,
-                hint="OpenAIPolicy(wait_for_server=...) waits longer, for a server that is still loading",
+                hint="if it still loads, wait longer: OpenAIPolicy(wait_for_server=600), or policy.wait_for_server",
             )
         async with self._looking:
             pause = _FIRST_PAUSE
@@ -160,7 +160,7 @@ def cause_of(error: Exception, endpoint: Endpoint) -> str:
         case aiohttp.ClientConnectorCertificateError():
             return f"its TLS certificate is not accepted ({error.certificate_error})"
         case aiohttp.ClientSSLError() | ssl.SSLError():
-            return f"the TLS handshake failed ({getattr(error, 'os_error', error)}): is it a server for http:// ?"
+            return f"the TLS handshake failed ({getattr(error, 'os_error', error)}): try http:// instead"
         case aiohttp.ClientConnectorError() if _is_of(error.os_error, _NOTHING_THERE[0]):
             return f"connection refused: nothing listens at {host}:{port}"
         case aiohttp.ClientConnectorError() if _is_of(error.os_error, *_NOTHING_THERE[1:]):

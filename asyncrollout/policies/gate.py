@@ -12,7 +12,7 @@ import msgspec
 from asyncrollout import checks
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.holding import Held, charged, held_back, rollout_held
-from asyncrollout.protocols import Policy
+from asyncrollout.protocols import Policy, ask_policy
 from asyncrollout.types import Generation, PauseMode, Request
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ class Gated:
         return self.weights.updates
 
     async def generate(self, request: Request) -> Generation:
-        generation, version = await self.call(self.inner.generate, request)
+        generation, version = await self.call(ask_policy, self.inner, request)
         return msgspec.structs.replace(generation, version=version)
 
     async def call(self, ask: Callable[..., Awaitable[T]], *asked: Any) -> tuple[T, int]:

@@ -84,7 +84,7 @@ class OpenAIPolicy:
         urls = [base_url] if isinstance(base_url, str) else list(base_url)
         for url in urls or [""]:
             if not url.startswith(("http://", "https://")):
-                raise UsageError(f"OpenAIPolicy: base_url={url!r} is no address such as http://localhost:8000/v1")
+                raise UsageError(f"OpenAIPolicy: base_url={url!r} is not an address such as http://localhost:8000/v1")
         checks.one_of("OpenAIPolicy: mode", mode, _PATHS)
         if kind is not None:
             checks.one_of("OpenAIPolicy: kind", kind, get_args(ServerKind))

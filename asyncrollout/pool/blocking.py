@@ -31,6 +31,7 @@ _ROLES = {
     "asyncrollout.filters": ("filter", "have `score` compute what it needs, as an `async def` or in a thread"),
     "asyncrollout.sampler.draws": ("tasks", "make the source of tasks async, and let `finished` only take notes"),
     "asyncrollout.rollout.episode": ("agent", _IN_THREAD),
+    "asyncrollout.protocols": ("policy", f"{_IN_THREAD}; for a model in this process, use BatchedPolicy"),
     "asyncrollout.agents": ("policy", f"{_IN_THREAD}; for a model in this process, use BatchedPolicy"),
     "asyncrollout.policies": ("policy", f"{_IN_THREAD}; for a model in this process, use BatchedPolicy"),
     "asyncrollout.pool.hosted": ("env", 'run it in a worker: EnvSpec(runs="cpu") and a pool with workers'),

@@ -130,7 +130,9 @@ class Dialogue:
             shown = msgspec.structs.replace(shown, anchor=self.interface.anchor())
         if self._expert and not over:
             if not hasattr(self.interface, "solve"):
-                raise UsageError("it has no solve(): open it without expert=True")
+                raise UsageError(
+                    "SolverPolicy (expert=True) needs a text interface with solve(), and this one has none"
+                )
             info["expert"] = self.interface.solve()
         return shown
 

@@ -217,7 +217,7 @@ class HostedEnv:
                 break
         else:
             offered = sorted({*dir(interface), *dir(self.env)} if interface else dir(self.env))
-            raise UsageError(f"env {self.opening.spec.name!r} offers no {method!r}{nearest(method, offered)}")
+            raise UsageError(f"it offers no {method!r}{nearest(method, offered)}")
         if not callable(found):
             if called.args or called.kwargs:
                 raise UsageError(
@@ -263,7 +263,7 @@ class HostedEnv:
         try:
             told, raw = wire.Unpacker(trusted=trusted).decode(state)
         except Exception as error:  # numpy raises all sorts for types that are none
-            raise UsageError(f"this is no snapshot of ours: {error}") from error
+            raise UsageError(f"this is not a snapshot of ours: {error}") from error
         if (told is None) != (self._dialogue is None):
             there, here = ("without", "with") if told is None else ("with", "without")
             raise UsageError(f"this snapshot was taken {there} the text interface, and the env was opened {here} it")

@@ -150,7 +150,7 @@ def load_past(env: str, snapshot: bytes) -> Past:
         if version in (1, 2, _FORMAT) and name == env:
             return _read_format_1(record) if version == 1 else read_past(record, read_call)
     except Exception as error:  # numpy raises many kinds of errors for invalid dtypes
-        raise UsageError(f"env {env!r}: this is no snapshot of ours: {error}") from error
+        raise UsageError(f"env {env!r}: this is not a snapshot of ours: {error}") from error
     raise UsageError(f"env {env!r}: this snapshot is of env {name!r}, format {version}")
 
 

@@ -198,9 +198,9 @@ class EnvPool:
         kwargs = own_copies({**spec.kwargs, **env_kwargs})
         if expert and not text:
             check_exists(spec)
+            missing = "this env has none" if spec.text is None else "text=False turns it off"
             raise UsageError(
-                f"env {spec.name!r}: expert=True, as SolverPolicy asks for it, needs the text interface, which is off: "
-                f"text=True turns it on"
+                f"env {spec.name!r}: SolverPolicy (expert=True) needs a text interface with solve(), and {missing}"
             )
         options = TextOptions()
         if text:

@@ -316,7 +316,7 @@ class Seat:
         rank = home.rank if home else None
         if lost.kind == "closed":
             what = "it was closed" if self._placement.open else "the pool is closed"
-            raise ClosedError(f"env {name!r}: {what}, with a call under way")
+            raise ClosedError(f"env {name!r}: {what}")
         if lost.kind == "recalled":
             self.was_recalled = True
             return

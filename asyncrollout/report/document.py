@@ -56,7 +56,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     if path.exists() and not path.is_file():  # a device, which must not become a page
         raise OSError(errno.EINVAL, "It is not a regular file")
     if path.is_file() and not _is_page_or_empty(path):
-        raise FileExistsError(errno.EEXIST, "There is a file that is no page, and is not overwritten")
+        raise FileExistsError(errno.EEXIST, "There is a file that is not a page, and is not overwritten")
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with partial.open("xb") as file:

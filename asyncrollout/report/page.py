@@ -59,7 +59,7 @@ def write_report(
     `progress` is told how many groups of how many are written; what it raises ends the matter.
     """
     if not directory.is_dir():
-        raise UsageError(f"{directory} is no directory of a run")
+        raise UsageError(f"{directory} is not a run directory")
     path = directory / REPORT if path is None else path
     try:
         with replacing(path) as file:

@@ -93,7 +93,7 @@ def which_k(sides: Sequence[Side], k: int | None = None) -> list[int]:
     """The k of pass@k: 1, and the one that is asked for, or else the size of the smallest group."""
     most = min(side.group_size for side in sides)
     if k is not None and not 1 <= k <= most:
-        raise UsageError(f"--k {k}: valid is a whole number from 1 to {most}, the size of the smallest group")
+        raise UsageError(f"--k {k}: it must be a whole number from 1 to {most}, the size of the smallest group")
     return sorted({1, k or most})
 
 

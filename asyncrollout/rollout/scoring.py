@@ -29,7 +29,7 @@ class Scorer:
 
     def __init__(self, hook: Score, *, attempts: int = 3, seconds: float = 120.0, at_once: int = 64) -> None:
         if not callable(hook):
-            raise UsageError(f"score={hook!r:.100} is no function of a trajectory or a group")
+            raise UsageError(f"score={hook!r:.100} is not a function of a trajectory or a group")
         self._hook = hook
         self._attempts = attempts
         self._seconds = seconds

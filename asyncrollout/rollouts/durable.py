@@ -60,7 +60,7 @@ class Ready:
 def read_resume(run_dir: Any, resume: Any) -> bool | int:
     """Whether to go on with a run, or with which batch."""
     if run_dir is not None and "\0" in str(run_dir):
-        raise UsageError(f"run_dir={run_dir!r} is no path of a directory")
+        raise UsageError(f"run_dir={run_dir!r} is not a path of a directory")
     if not isinstance(resume, bool) and (not isinstance(resume, int | np.integer) or resume < 0):
         raise UsageError(f"resume={resume!r} is neither True, False nor the number of a batch")
     if resume is not False and run_dir is None:

@@ -120,7 +120,8 @@ class Rollouts:
             max_num_gen_batches = checks.whole("max_num_gen_batches", max_num_gen_batches, 1)
         for option, kind in ((limits, Limits), (failures, Failures)):
             if not isinstance(option, kind):
-                raise UsageError(f"{kind.__name__.lower()}={option!r:.100} is no {kind.__name__}(...)")
+                name = kind.__name__
+                raise UsageError(f"{name.lower()}={option!r:.100} is not a {name}: write {name.lower()}={name}(...)")
         checks.seconds("stall_seconds", stall_seconds)
         checks.one_of("order", order, ("finish", "start"))
         checks.one_of("on_exhausted", on_exhausted, ("raise", "short", "fill"))

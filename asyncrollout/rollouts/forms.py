@@ -48,6 +48,9 @@ class Awaited(Coroutine[Any, Any, T]):
     def close(self) -> None:
         self._inner.close()
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name!r} belongs to the result, which was not awaited: write `{self._usage}`")
+
     def __aiter__(self) -> NoReturn:
         self._refuse()
 

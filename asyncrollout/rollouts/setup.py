@@ -66,7 +66,7 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Learn
         agent = ChatAgent(policy)
     if not hasattr(agent, "open"):
         hint = ": give it as policy=" if hasattr(agent, "generate") else ""
-        raise UsageError(f"agent={agent!r:.100} is no agent: it has no open(){hint}")
+        raise UsageError(f"agent={agent!r:.100} is not an agent: it has no open(){hint}")
     if not hasattr(getattr(agent, "policy", None), "generate"):
         return agent, None
     rebuild = (lambda gated: with_policy(agent, lambda _: gated)) if _has_field(agent) else None

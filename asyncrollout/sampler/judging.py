@@ -121,7 +121,7 @@ class Judge:
 
 def check_filter(keep: Keep | None) -> Keep | None:
     if keep is not None and not callable(keep):
-        raise UsageError(f"keep={keep!r:.100} is no filter, such as filters.reward_varies: a function of a group")
+        raise UsageError(f"keep={keep!r:.100} is not a filter, such as filters.reward_varies: a function of a group")
     return keep
 
 

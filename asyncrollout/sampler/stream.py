@@ -276,7 +276,7 @@ class GroupStream:
         self._had_valid |= bool(group.valid)
         self._last_error = error_of(group) or self._last_error
         if self._failed_in_a_row >= self._most_failures():
-            raise self._dead(f"{self._failed_in_a_row} groups in a row had no member that did not fail")
+            raise self._dead(f"all rollouts of {self._failed_in_a_row} groups in a row failed")
 
     def _most_failures(self) -> int:
         """How many groups may fail in a row; fewer if nothing has worked yet, since then it is hardly bad luck."""
@@ -287,7 +287,7 @@ class GroupStream:
     def _check_alive(self) -> None:
         """Tasks of which none could be played have not simply come to their end."""
         if self._failed_in_a_row and not self._had_valid:
-            raise self._dead(f"all of the {self._failed_in_a_row} groups that there were have failed")
+            raise self._dead(f"all {self._failed_in_a_row} groups failed")
 
     def _dead(self, what: str) -> RolloutError:
         error = self._last_error

@@ -33,7 +33,7 @@ def read_token(text: str, *, where: str) -> Token:
     if not at or not expires.isdigit():
         secret, expires = text.strip(), ""
     if len(secret) < _SHORTEST or not secret.isascii() or not secret.isprintable() or " " in secret:
-        raise UsageError(f"{where} is no token: it has at least {_SHORTEST} letters, digits or signs, and no spaces")
+        raise UsageError(f"{where} is not a token: it has at least {_SHORTEST} letters, digits or signs, and no spaces")
     return Token(secret.encode(), float(expires) if expires else math.inf)
 
 

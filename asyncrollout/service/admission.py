@@ -41,7 +41,7 @@ class Admission:
         self._allow_import = allow_import
         self._data_dir = None if data_dir is None else Path(data_dir).resolve()
         if self._data_dir is not None and not self._data_dir.is_dir():
-            raise UsageError(f"data_dir={str(data_dir)!r} is no directory")
+            raise UsageError(f"data_dir={str(data_dir)!r} is not a directory")
 
     def admit(self, name: Any, kwargs: Any) -> tuple[EnvSpec, dict[str, Any]]:
         """The spec and the options to open it with; a `UsageError` says what is refused."""
@@ -65,7 +65,7 @@ class Admission:
             return type(value)(self.admit_value(name, item) for item in value)
         if not isinstance(value, str):
             if _names_path(name) and not isinstance(value, _HARMLESS):  # bytes, too, open files
-                raise UsageError(f"{name}={value!r:.100} is no path: write it as a text")
+                raise UsageError(f"{name}={value!r:.100} is not a path: write it as a text")
             return value
         if _IMPORT_PATH.fullmatch(value) and not self._allow_import:
             raise UsageError(f"{name}={value[:100]!r} is an import path, and this server imports nothing for others")
@@ -76,11 +76,11 @@ class Admission:
         if self._data_dir is None:
             raise UsageError(f"{told}: this server reads no files for others, unless it is started with --data-dir")
         if "\0" in value or len(value) > _LONGEST:
-            raise UsageError(f"{told} is no path")
+            raise UsageError(f"{told} is not a path")
         try:
             path = (self._data_dir / value).resolve()
         except (OSError, RuntimeError) as error:
-            raise UsageError(f"{told} is no path: {error}") from error
+            raise UsageError(f"{told} is not a path: {error}") from error
         if not path.is_relative_to(self._data_dir):
             raise UsageError(f"{told} lies outside the data directory of this server")
         return path

@@ -134,7 +134,7 @@ def read_frame(frame: bytes, kind: type[T]) -> list[T]:
     try:
         return msgspec.msgpack.decode(frame, type=list[kind])  # type: ignore[valid-type]
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(f"this is no frame of ours: {error}") from error
+        raise UsageError(f"this is not a frame of ours: {error}") from error
 
 
 def _length(frame: bytes) -> int:

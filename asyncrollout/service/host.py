@@ -201,7 +201,7 @@ class Host:
         try:
             return read_frame(frame, Answer)
         except UsageError as error:
-            raise PoolError(f"{self.url} is no server of ours: {error}") from error
+            raise PoolError(f"{self.url} is not an asyncrollout server: {error}") from error
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:

@@ -116,7 +116,7 @@ def from_json(value: Any) -> Any:
     except MissingExtraError:
         raise
     except (KeyError, TypeError, ValueError, OSError, binascii.Error) as error:
-        raise UsageError(f"this is no picture or array of ours: {error}") from error
+        raise UsageError(f"this is not a picture or array of ours: {error}") from error
     return {key: from_json(item) for key, item in value.items()}
 
 

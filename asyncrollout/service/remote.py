@@ -161,7 +161,7 @@ def checked_address(url: Any) -> str:
     """The address of a server, without a slash at its end; what is none is refused."""
     parts = urlsplit(url) if isinstance(url, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r:.200} is no address of a server: write it as http://host:8200")
+        raise UsageError(f"{url!r:.200} is not the address of a server: write it as http://host:8200")
     if parts.username or parts.password or parts.query:
         raise UsageError(f"the address of {parts.hostname} holds more than host and port: a token is given by token=")
     return str(url).rstrip("/")

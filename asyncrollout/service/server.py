@@ -277,7 +277,7 @@ class EnvServer:
             raise RefusedError(403, "web pages may not use this server")
         foreign = foreign_host(request.headers.getall("Host", []), self._allowed_hosts)
         if foreign is not None and not self._tokens:  # any site may have its name lead to this machine
-            raise RefusedError(403, f"this is no server of {foreign!r:.100}: allow it with --allow-host")
+            raise RefusedError(403, f"this is not the server of {foreign!r:.100}: allow it with --allow-host")
         reason = self._refused(request) if request.path != _HEALTH else None
         if reason is not None:
             raise RefusedError(401, reason, **{"WWW-Authenticate": "Bearer"})

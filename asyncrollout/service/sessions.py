@@ -229,7 +229,7 @@ class Sessions:
         try:
             past = read_past(payload, self._called)
         except (ValueError, TypeError) as error:
-            raise UsageError(f"this is no past of an env: {error}") from error
+            raise UsageError(f"this is not the past of an env: {error}") from error
         if past.holds_states:
             raise UsageError("no env here takes its state from a network: an env may read it with pickle")
         if past.episodes and not handle.seat.opening.spec.replayable:

@@ -112,7 +112,7 @@ class Camera:
         except UsageError as error:
             self._reel.fail(str(error))
         except Exception as error:  # of an env's own kind of picture  # noqa: BLE001
-            self._reel.fail(f"what render() gives is no picture: {error!r:.300}")
+            self._reel.fail(f"what render() gives is not a picture: {error!r:.300}")
 
     def fail(self, trouble: str, *, for_good: bool = False) -> None:
         self._is_sightless |= for_good

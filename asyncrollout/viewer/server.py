@@ -159,7 +159,7 @@ def _comparison(runs: dict[str, Path]) -> str:
 async def serving(shelf: Shelf, port: int | None) -> AsyncIterator[str]:
     """The address under which the runs are shown; without a port, any that is free."""
     if port is not None and not 1 <= port <= _LAST_PORT:
-        raise UsageError(f"--port {port}: valid is a whole number from 1 to {_LAST_PORT}")
+        raise UsageError(f"--port {port}: it must be a whole number from 1 to {_LAST_PORT}")
     async with AsyncExitStack() as parts:
         own = parts.enter_context(TemporaryDirectory(prefix="asyncrollout-view-"))
         viewer = Viewer(shelf, Path(own))

@@ -40,7 +40,7 @@ class Shelf:
     def __init__(self, places: Sequence[Path]) -> None:
         for place in places:
             if not place.is_dir():
-                raise UsageError(f"{place} is no directory: name that of a run, or one with several runs in it")
+                raise UsageError(f"{place} is not a directory: name that of a run, or one with several runs in it")
         self._places = [place.resolve() for place in places]
 
     def runs(self) -> dict[str, Path]:

@@ -63,7 +63,7 @@ def load_file(
     `read` gives an item and what it is about, or None for a row to skip; its ValueErrors are told with their place.
     """
     if not isinstance(data_path, str | Path):
-        raise UsageError(f"{env}: data_path={data_path!r} is no path")
+        raise UsageError(f"{env}: data_path={data_path!r} is not a path")
     path = Path(data_path)
     if path.suffix.lower() not in _KINDS:
         raise UsageError(f"{env}: data_path={str(path)!r} must end in one of {', '.join(_KINDS)}")
@@ -158,4 +158,4 @@ def _parquet_rows(env: str, path: Path, wanted: tuple[str, ...]) -> Iterator[tup
             batches = (batch.to_pylist() for batch in file.iter_batches(columns=columns))
             yield from enumerate(chain.from_iterable(batches), start=1)
     except (pyarrow.ArrowException, ValueError) as error:
-        raise UsageError(f"{env}: {path} is no Parquet file that can be read: {error}") from error
+        raise UsageError(f"{env}: {path} is not a readable Parquet file: {error}") from error

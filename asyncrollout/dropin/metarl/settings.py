@@ -51,7 +51,7 @@ def read_settings(source: str | Path) -> dict[str, Any]:
 
 def _checked(values: Any, kind: type[msgspec.Struct], where: str) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise UsageError(f"{where}: found {values!r:.100}, valid is a mapping of keys to values")
+        raise UsageError(f"{where}: found {values!r:.100}, expected a mapping of keys to values")
     known = kind.__struct_fields__
     for key in values:
         if key not in known and (close := difflib.get_close_matches(str(key), known, 1, _CLOSE)):

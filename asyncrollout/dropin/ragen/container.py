@@ -86,7 +86,7 @@ class EnvironmentContainer(Fleet):
 
     def _check_length(self, what: str, given: Sequence[Any]) -> None:
         if isinstance(given, str | Mapping) or not isinstance(given, Sized):
-            raise UsageError(f"{what}={given!r:.100} is no list: one for each of {self.num_processes} environments")
+            raise UsageError(f"{what}={given!r:.100} is not a list: one for each of {self.num_processes} environments")
         if len(given) != self.num_processes:
             raise UsageError(f"{len(given)} {what} for {self.num_processes} environments: one for each is needed")
 

@@ -136,7 +136,7 @@ class AsyncEnvStateManager:
         known = range(len(self.rollout_cache))
         for given in all_env_inputs:
             if not isinstance(given, Mapping) or not given.keys() >= _NEEDED:
-                raise UsageError(f"{given!r:.200} is no input of an environment: it needs 'env_id' and 'actions'")
+                raise UsageError(f"{given!r:.200} is not the input of an environment: it needs 'env_id' and 'actions'")
             env_id = given["env_id"]
             if env_id not in known:
                 raise UsageError(f"env_id={env_id!r}: there are {len(known)} environments that were reset, from 0 on")

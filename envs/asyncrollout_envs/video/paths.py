@@ -55,7 +55,7 @@ def data_file(what: str, path: str | os.PathLike[str], *, within: tuple[Path, ..
         found = (within[0] / given if within else given).resolve()
         exists = found.exists()
     except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise UsageError(f"video: {what}={str(path)[:300]!r} is no path that can be read: {error}") from None
+        raise UsageError(f"video: {what}={str(path)[:300]!r} is not a path that can be read: {error}") from None
     if within and not any(found.is_relative_to(one) for one in within):
         places = " nor in ".join(repr(str(one)) for one in dict.fromkeys(within))
         raise UsageError(f"video: {what}={str(path)!r} is refused: it is not in {places}")
