@@ -401,3 +401,11 @@ async def test_a_server_that_stops_closes_all_envs_at_once(monkeypatch: pytest.M
             await tasks.start(hold, server.url)
         stopped.set()
         assert (Meeting.closed, behind.stats().envs) == (4, 0)
+
+
+async def test_a_connection_that_nobody_used_is_closed() -> None:
+    async with EnvPool(backend="inline") as behind, EnvServer(behind, port=0) as server:
+        async with connection.Connection(server.url, {CLIENT_HEADER: "0" * 32}, PATIENCE) as unused:
+            await unused.make()
+        assert unused.socket is not None
+        assert unused.socket.closed

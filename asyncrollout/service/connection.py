@@ -46,6 +46,8 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._http is not None
+        if self.socket is not None:  # nobody may have begun to use it
+            await leave(self.socket)
         await self._http.close()
 
     async def make(self) -> None:
