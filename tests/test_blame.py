@@ -425,6 +425,7 @@ async def test_envs_that_keep_killing_workers_get_one_of_their_own(
         assert {env.worker for env in others} == {1 - (crasher.worker or 0)}
         another = await open_reset(pool, FAULTY, 2)
         assert another.worker == crasher.worker
+        assert (await open_reset(pool, COUNTER, 1, beside=crasher)).worker != crasher.worker
         restored, places = pool.stats().restored, [env.seat.id for env in others]
         for number in range(6, 9):
             await crasher.step(crash(number))
@@ -433,8 +434,8 @@ async def test_envs_that_keep_killing_workers_get_one_of_their_own(
         assert pool.stats().restored == restored + 3
         monkeypatch.setattr(quarantine, "_QUIET", 0.0)  # as if it had been quiet for long
         assert not pool.stats().quarantined
-        more = [await open_reset(pool, COUNTER, seed) for seed in range(6)]
-        assert {env.worker for env in more} == {0, 1}
+        near = await open_reset(pool, COUNTER, 1, beside=crasher)
+        assert near.worker == crasher.worker
 
 
 @uvloop_only

@@ -102,7 +102,7 @@ def test_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
         ("rows.json", "", ["no JSON list"]),
         ("rows.json", "[]", ["no usable row"]),
         ("rows.jsonl", '{"name": ""}', ["no usable row", "1 skipped"]),
-        ("rows.parquet", "no parquet", ["no Parquet"]),
+        ("rows.parquet", "no parquet", ["not a readable Parquet file"]),
         ("rows.csv", "name,size", [".json", ".jsonl", ".parquet"]),
         ("rows.json", "[" * 100_000, ["no JSON list"]),
         ("rows.json", '[{"name": "a"}, {"other": ' + "[" * 100_000 + "]" * 100_000 + "}]", ["recursion"]),

@@ -239,7 +239,7 @@ def test_a_config_names_files_and_rules(made: Path, write: Write, tmp_path: Path
         ({"dataset": {"train_anno_path": "x.json"}}, "dataset.train_anno_path='x.json': there is no such file"),
         ({"dataset": {"train_anno_path": "/etc/passwd"}}, "dataset.train_anno_path='/etc/passwd' is refused"),
         ({"dataset": {"train_anno_path": "../rows.json"}}, "is refused"),
-        ({"dataset": {"train_anno_path": "x\0"}}, "no path that can be read"),
+        ({"dataset": {"train_anno_path": "x\0"}}, "not a path that can be read"),
         ({"dataset": [1]}, "`dataset` of .* must be a mapping"),
         ({"dataset": {"train_anno_path": "rows.json"}, "video_env": {"max_turn": 1}}, "did you mean 'max_turns'"),
         ({"dataset": {"train_anno_path": "rows.json"}, "video_env": {"max_turns": "three"}}, "max_turns"),
