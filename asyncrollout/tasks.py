@@ -115,6 +115,8 @@ class Background:
             return
         self._cancels = cancel
         self._closing.set()
+        if cancel and self._finish is None and self._group is not None:
+            self._group.cancel_scope.cancel()  # at once: no task begins anything while the host wakes up
         cancelled = await _outlast(self._host)
         if self._has_cancelled_body:
             self._has_cancelled_body, cancelled = False, None
