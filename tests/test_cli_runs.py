@@ -135,8 +135,9 @@ def test_name_in_use_is_refused_and_a_free_one_is_found(tmp_path: Path) -> None:
 
 def test_stopped_twice_and_killed_a_run_comes_to_the_same_end(tmp_path: Path) -> None:
     config = write_config(tmp_path, env="sokoban")  # on worker processes
-    assert call(tmp_path, "run", config, "name=whole", "--quiet").returncode == 0
-    with launched(tmp_path, "run", config, "name=parts", "--json") as process:
+    slowly = "policy.latency=0.1"  # so that there is something left to play when it is killed
+    assert call(tmp_path, "run", config, "name=whole", slowly, "--quiet").returncode == 0
+    with launched(tmp_path, "run", config, "name=parts", slowly, "--json") as process:
         assert process.stdout is not None
         process.stdout.readline()
         journal = tmp_path / "runs" / "parts" / "journal.jsonl"

@@ -31,7 +31,9 @@ def play_in_child(parents: "Opened[EnvPool]") -> None:
 def main() -> None:
     opened = Opened(EnvPool(workers=1))
     print("parent", opened.run(count, opened.value, 1), flush=True)
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: this process has threads
+        child = os.fork()
     if not child:
         play_in_child(opened)
         sys.exit(7)  # not closed: the exit does that, as in the parent
