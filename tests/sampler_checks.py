@@ -33,6 +33,16 @@ class Handed:
 
 
 @dataclass
+class Rewound:
+    """What was there before a run was opened at an earlier batch."""
+
+    journal_bytes: int
+    handed: list[Handed]
+    again: list[Handed]
+    outcomes: list[Any]
+
+
+@dataclass
 class Checks:
     """What has come of a program so far; what is wrong is raised as a `Violation`."""
 
@@ -49,6 +59,7 @@ class Checks:
         self.policy = Scripted(self.world, 0)
         self.told: list[BaseException] = []
         self.again: list[Handed] = []
+        self.rewound: Rewound | None = None
         self.evaluated = self.first = 0
         self.ended = False
         self.sessions = 0

@@ -9,7 +9,7 @@ from asyncrollout import ClosedError, ExhaustedError, Failures, Rollouts, Share,
 from asyncrollout.filters import BatchFilter
 from asyncrollout.journal.batches import RunRecords
 from asyncrollout.tasks import task_group
-from tests.sampler_checks import Checks, Handed, check, shown
+from tests.sampler_checks import Checks, Handed, Rewound, check, shown
 from tests.sampler_programs import Op
 from tests.sampler_world import STEPS, HookError, index_of
 
@@ -58,7 +58,7 @@ class Player(Checks):
         self.first, self.evaluated = len(self.handed), 0
         self.sessions += 1
         rest: list[Op] | None = None
-        how: bool | int = False
+        how = "on"
         async with task_group() as outside, self.run:
             if resume is not False:
                 check(self.run.version == loaded, "resumed with version", self.run.version, "and not", loaded)
@@ -67,12 +67,12 @@ class Player(Checks):
                 if op[0] == "reopen":
                     if self.run_dir is None:
                         continue
-                    rest, how = ops, self._resume_at(op[1])
+                    rest, how = ops, op[1]
                     break
                 if op[0] == "closing":
                     outside.start_soon(self._take_while_closing, op[1])
                     await anyio.sleep(op[2])
-                    rest, how = (ops, True) if self.run_dir is not None else (None, False)
+                    rest, how = (ops, "on") if self.run_dir is not None else (None, "on")
                     break
                 with anyio.move_on_after(10 * LONGEST) as bound:
                     await getattr(self, op[0])(*op[1:])
@@ -83,18 +83,35 @@ class Player(Checks):
                 self._check_now()
             self._check_counts()
         self._check_closed()
-        return rest, how
+        return rest, False if rest is None else self._resume_at(how)
 
     def _resume_at(self, how: str) -> bool | int:
         batches = [one for one in self.handed if one.batch is not None]
         if how == "rewind" and len(batches) == len(self.handed) and batches and "update" not in self.program.names:
+            self._forget_idle_rewind()
+            batches = [*self.handed]
+            self.rewound = Rewound(self._journal_bytes(), self.handed, self.again, self.outcomes)
             count = (batches[-1].batch or 0) // 2
-            self.again = [one for one in batches if (one.batch or 0) >= count]
+            self.again = [*(one for one in batches if (one.batch or 0) >= count), *self.again]
             self.handed = [one for one in batches if (one.batch or 0) < count]
             again = [one.indices for one in self.again]  # which are told of once more
             self.outcomes = [one for one in self.outcomes if one[-1] not in again]
             return count
-        return True if how == "on" else self.run.next_batch
+        if how == "on":
+            self._forget_idle_rewind()
+            return True
+        return self.run.next_batch
+
+    def _forget_idle_rewind(self) -> None:
+        """A run that was opened at an earlier batch, and in which nothing happened, is as it was."""
+        before, self.rewound = self.rewound, None
+        if before is not None and before.journal_bytes == self._journal_bytes():
+            self.handed, self.again, self.outcomes = before.handed, before.again, before.outcomes
+
+    def _journal_bytes(self) -> int:
+        assert self.run_dir is not None
+        journal = self.run_dir / "journal.jsonl"
+        return journal.stat().st_size if journal.exists() else 0
 
     # Operations.
 
@@ -121,8 +138,10 @@ class Player(Checks):
         shared = [op for op in self.program.takes if op[0] != "collect"]
         if self.program.keep == "all" and not self.program.fails and shared and self.program.max_lag != 0:
             at_once = self.program.groups_in_flight
-            begun = self.program.ahead + ("cancelled" in self.program.names)  # what a taker who left had wanted
-            most = max(op[1] if op[0] == "batches" else at_once for op in shared) * begun
+            gone = "cancelled" in self.program.names  # what a taker who left had wanted is still there
+            begun = self.program.ahead + gone
+            single = at_once * (self.program.ahead + 1) - (not gone)  # who awaits one group has places for `at_once`
+            most = max(op[1] * begun if op[0] == "batches" else single for op in shared)
             buffered = self.run.stats().buffered_groups
             check(buffered <= most, buffered, "groups were played ahead, and not", most)
 
@@ -197,6 +216,9 @@ class Player(Checks):
             if "is at its end" in str(error):
                 self._check_end(op)
                 return False
+            if "is delivered again" in str(error):
+                check(op[0] == "groups" and len(self.again[0].indices) > 1, op, "raised", repr(error))
+                return False
             self._tell(op, error)
             return False
         except HookError as error:
@@ -231,6 +253,8 @@ class Player(Checks):
             return
         used: dict[str, int] = dict(op for op in self.program.takes if op[0] != "collect")
         failed = 0
+        while self.again:  # whole batches, which `groups` refuses
+            await self._take(("collect", 3))
         for name, size in (*used.items(), ("collect", 3)):  # each may have something that the others do not see
             op = (name, 1 if name == "groups" else size)
             while self.outcomes[-1:] != [(op, "the end")]:

@@ -396,6 +396,16 @@ async def test_batches_that_are_delivered_again_have_their_stats(tmp_path: Path,
     assert sum(batch.stats["drawn_groups"] for batch in first) >= 6
 
 
+async def test_a_batch_that_is_delivered_again_is_not_taken_apart(tmp_path: Path) -> None:
+    async with rollouts(tmp_path) as source:
+        first = [await source.collect(groups=2), await source.collect(groups=1)]
+    async with rollouts(tmp_path, resume=0) as source:
+        with pytest.raises(UsageError, match=r"batch 0 is delivered again, and has 2 groups: .* batches\(\) or"):
+            await anext(source.groups())
+        assert told((await source.collect(groups=2)).groups) == told(first[0].groups)
+        assert told([await anext(source.groups())]) == told(first[1].groups)  # one group is a batch of one
+
+
 async def test_opening_and_leaving_a_run_changes_nothing(tmp_path: Path) -> None:
     async with rollouts(tmp_path, agent=ChatAgent(Model())) as source:
         for _ in range(3):

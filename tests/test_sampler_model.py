@@ -58,6 +58,12 @@ PROGRAMS = {
         (("cancelled", ("batches", 5), 0.0),),
         seed=970, latencies=970, groups_in_flight=1, max_lag=0, source="list", tasks=1, broken=("tasks", 0),
     ),
+    "a rewound run in which nothing happens": Program(
+        (("collect", 1), ("reopen", "rewind"), ("reopen", "on")), seed=5003346, source="list", tasks=1, journal=True
+    ),
+    "one group of a batch that comes again": Program(
+        (("batches", 2), ("reopen", "rewind"), ("groups", 1)), seed=5000470, groups_in_flight=1, journal=True
+    ),
 }  # fmt: skip
 
 

@@ -95,15 +95,28 @@ class Delivery:
         """The next groups in start order; what is under way beyond them is cancelled, and played anew next time."""
         return await self._next(lambda: self._take_once(groups))
 
-    async def ahead(self, groups: int, *, needed: int | None = None) -> Batch | None:
-        """The next groups of the shared stream, which plays on; it works towards `needed` at a time."""
-        return await self._next(lambda: self._take(groups, needed))
+    async def ahead(self, groups: int) -> Batch | None:
+        """The next groups of the shared stream, which plays on."""
+        return await self._next(lambda: self._take(groups, None))
 
-    async def _next(self, take: Callable[[], Awaitable[Ready | None]]) -> Batch | None:
+    async def one_ahead(self, needed: int) -> Group | None:
+        """The next group of the shared stream, which works towards `needed` at a time.
+
+        A batch of several groups that is delivered again is not taken apart: its rest would be lost to a resumed run.
+        """
+        batch = await self._next(lambda: self._take(1, needed), is_single=True)
+        return None if batch is None else batch.groups[0]
+
+    async def _next(self, take: Callable[[], Awaitable[Ready | None]], *, is_single: bool = False) -> Batch | None:
         while True:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
+            if is_single and self._again and len(self._again[0].groups) > 1:
+                raise UsageError(
+                    f"batch {self._again[0].index} is delivered again, and has {len(self._again[0].groups)} groups: "
+                    "take it with batches() or collect(), which give it as it was; groups() gives one group at a time"
+                )
             ready = self._again.popleft() if self._again else await take()
             if ready is None:
                 return None

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from os import PathLike
@@ -178,7 +177,6 @@ class Rollouts:
         self._resume = read_resume(run_dir, resume)
         self._accepted = read_accepted(accept_changes)
         self._verdicts: Mapping[str, Verdict] = {}
-        self._loose: deque[Group] = deque()
         self._parts = AsyncExitStack()
         self._open = self._opened = False
 
@@ -269,11 +267,9 @@ class Rollouts:
 
         async def next_group() -> Group:
             self._check_open()
-            if not self._loose:
-                if (batch := await self._delivery.ahead(1, needed=at_once)) is None:
-                    raise StopAsyncIteration
-                self._loose.extend(batch.groups)
-            return self._loose.popleft()
+            if (group := await self._delivery.one_ahead(at_once)) is None:
+                raise StopAsyncIteration
+            return group
 
         return Stream(next_group, "async for group in rollouts.groups()")
 
