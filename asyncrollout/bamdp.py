@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.checks import whole
 from asyncrollout.errors import UsageError
+from asyncrollout.validation import whole
 
 Floats = NDArray[np.float32]
 

@@ -3,15 +3,18 @@
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
-from asyncrollout.checks import nearest
 from asyncrollout.errors import UnknownEnvError, UsageError
 from asyncrollout.types import Placement
+from asyncrollout.validation import nearest
 
 ENTRY_POINT_GROUP = "asyncrollout.envs"
 GYMNASIUM = "gymnasium:"
@@ -46,7 +49,7 @@ class EnvSpec:
     @property
     def text_interface(self) -> Factory:
         """What makes its text interface: its own, or the one for any env with Gymnasium's spaces."""
-        return self.text or "asyncrollout.spaces:SpaceText"
+        return self.text or "asyncrollout.text.spaces:SpaceText"
 
     def with_kwargs(self, **kwargs: Any) -> "EnvSpec":
         return replace(self, kwargs={**self.kwargs, **kwargs})
@@ -140,6 +143,22 @@ def load_factory(factory: Factory) -> Callable[..., Any]:
         raise UsageError(f"{factory!r} is a {type(target).__name__}, not something that makes an env")
     made: Callable[..., Any] = target
     return made
+
+
+def allowed_env(name: str, *, allow_import: bool) -> EnvSpec:
+    """The spec of a name from outside; one that would import code is refused unless that is allowed."""
+    if not is_import_path(name):
+        return find_env(name)
+    if not allow_import:
+        raise UsageError(f"env {name!r} is an import path, which runs that module's code: allow it with --allow-import")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module, _, attribute = name.partition(":")
+    with suppress(Exception):  # where the env is made, it is told with its traceback
+        if isinstance(spec := getattr(importlib.import_module(module), attribute), EnvSpec):
+            return spec
+    return find_env(name)
 
 
 def make_gymnasium(id: str, **kwargs: Any) -> Any:  # noqa: A002 (Gymnasium's own name for it)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from asyncrollout import TextOptions, find_env
-from asyncrollout.pool.dialogue import Dialogue
-from asyncrollout.pool.hosted import run_now
+from asyncrollout.pool.worker.env_runner import run_now
+from asyncrollout.pool.worker.text import Dialogue
 from asyncrollout.registry import load_factory
 from asyncrollout.testing.text import HOSTILE, hostile_forms
 from benchmarks.tables import aligned

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import uvloop
 
 import asyncrollout as ar
-from asyncrollout.journal.reader import read_past
+from asyncrollout.journal.history import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from benchmarks.rollout_envs import TURNS
 from benchmarks.tables import aligned

@@ -29,7 +29,7 @@ if __name__ == "__main__":
     import uvloop
 
     import asyncrollout as ar
-    from asyncrollout.agents.seeds import sampling_seed
+    from asyncrollout.seeding import sampling_seed
     from benchmarks import rollout_growth as growth_of
     from benchmarks import rollout_rivals as rivals
     from benchmarks import rollout_sampling as sampling

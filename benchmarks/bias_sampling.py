@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 
 import asyncrollout as ar
-from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.seeding import sampling_seed
 from tests.virtual_time import run_virtually
 
 SEED = 0

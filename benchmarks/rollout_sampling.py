@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 
 import asyncrollout as ar
-from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.seeding import sampling_seed
 from benchmarks.rollout_envs import plan
 
 GROUPS = 16

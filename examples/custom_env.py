@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 import asyncrollout as ar
-from asyncrollout.replies import read_choice, turn_format
 from asyncrollout.testing import check_env
+from asyncrollout.text.replies import read_choice, turn_format
 
 
 class Thermostat:  # 1. the env: Gymnasium's reset and step

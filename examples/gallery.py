@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import asyncrollout as ar
-from asyncrollout.pictures import encode_png
+from asyncrollout.images import encode_png
 
 COLUMNS, SIDE, GAP = 8, 192, 8
 VARIANTS: dict[str, list[dict[str, Any]]] = {

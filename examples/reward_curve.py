@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import asyncrollout as ar
-from asyncrollout.pictures import encode_png
+from asyncrollout.images import encode_png
 
 HEIGHT, WIDTH = 400, 720
 TOP, BOTTOM, LEFT, RIGHT = 48, 352, 72, 696  # of the field where the curve is

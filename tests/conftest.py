@@ -70,7 +70,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools that close wait less long for workers that never come to an end."""
-    monkeypatch.setattr("asyncrollout.pool.process._STOP_GRACE", 0.5)
+    monkeypatch.setattr("asyncrollout.pool.process.backend._STOP_GRACE", 0.5)
 
 
 @pytest.fixture(autouse=True, scope="session")

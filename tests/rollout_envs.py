@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asyncrollout import EnvSpec, Observation, Parsed, TextOptions
-from asyncrollout.pictures import encode_png
+from asyncrollout.images import encode_png
 
 
 class Walk:

@@ -6,9 +6,9 @@ from typing import Any
 import anyio
 
 from asyncrollout import ClosedError, ExhaustedError, Failures, Rollouts, Share, UsageError
+from asyncrollout.concurrency import task_group
 from asyncrollout.filters import BatchFilter
-from asyncrollout.journal.batches import RunRecords
-from asyncrollout.tasks import task_group
+from asyncrollout.journal.records import RunRecords
 from tests.sampler_checks import Checks, Handed, Rewound, check, shown
 from tests.sampler_programs import Op
 from tests.sampler_world import STEPS, HookError, index_of

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from asyncrollout import EnvSpec, Generation, Group, Request, Task, Trajectory, UsageError, Verdict
-from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.seeding import sampling_seed
 from tests.sampler_programs import Program
 
 

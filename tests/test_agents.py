@@ -34,10 +34,10 @@ from asyncrollout import (
     UsageError,
     run_rollout,
 )
-from asyncrollout.agents.joining import TokenSequence, unsampled
-from asyncrollout.agents.seeds import sampling_seed
-from asyncrollout.plain import from_plain, to_plain
+from asyncrollout.agents.token_history import TokenSequence, unsampled
 from asyncrollout.protocols import Agent
+from asyncrollout.seeding import sampling_seed
+from asyncrollout.serialization import from_plain, to_plain
 from asyncrollout.trajectories import Move, Remembered, Turn
 from tests.llm_server import llm_server
 from tests.rollout_envs import WALK

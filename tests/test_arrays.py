@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncrollout import EnvError, Observation, UsageError, advantages
 from asyncrollout.advantages import dr_grpo
-from asyncrollout.arrays.batch import Batch
+from asyncrollout.batches.batch import Batch
 from asyncrollout.rewards import normalize
 from asyncrollout.trajectories import Group, Remembered, StopReason, Trajectory, Turn
 

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncrollout import EnvTimeout, MissingExtraError, Observation, Usage, UsageError
-from asyncrollout.arrays.batch import Batch
-from asyncrollout.arrays.files import read, write
+from asyncrollout.batches.batch import Batch
+from asyncrollout.batches.files import read, write
 from asyncrollout.testing import same
 from asyncrollout.trajectories import Group, StopReason, Trajectory, Turn, Verdict
 

@@ -18,11 +18,12 @@ import psutil
 import pytest
 
 from asyncrollout import EnvCrashed, EnvPool, EnvSpec, EnvTimeout, Outcome
-from asyncrollout.pool import blame, quarantine, watchdog
+from asyncrollout.pool import blame, quarantine
 from asyncrollout.pool.blame import Acquittals, Blame
-from asyncrollout.pool.home import Clock, Limits, Lost
-from asyncrollout.pool.observed import ObservedTime, Usage
-from asyncrollout.pool.wire import Op
+from asyncrollout.pool.hosts import Clock, Limits, Lost
+from asyncrollout.pool.process import watchdog
+from asyncrollout.pool.process.observed_time import ObservedTime, Usage
+from asyncrollout.pool.wire.codec import Op
 from tests.playing import pid_of
 from tests.scripts.processes import LIMIT, ROOT, spoil_starts, until
 from tests.test_faults import (

@@ -26,7 +26,7 @@ from asyncrollout import (
     Trajectory,
     Verdict,
 )
-from asyncrollout.pool import blocking
+from asyncrollout.pool import loop_monitor
 from tests.playing import PATIENCE
 
 SPEC = EnvSpec(name="counter", factory="tests.tiny_envs:Counter", text="tests.tiny_envs:CounterText", runs="light")
@@ -34,13 +34,13 @@ SPEC = EnvSpec(name="counter", factory="tests.tiny_envs:Counter", text="tests.ti
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking, "_TICK", 0.02)
+    monkeypatch.setattr(loop_monitor, "_TICK", 0.02)
 
 
 def block(ticks: int | None = None) -> None:
     """Until the watch has seen enough of it."""
-    (watch,) = blocking._watches.values()
-    wanted = blocking._TICKS if ticks is None else ticks
+    (watch,) = loop_monitor._watches.values()
+    wanted = loop_monitor._TICKS if ticks is None else ticks
     deadline = time.monotonic() + PATIENCE
     while watch.call is None or watch.call.ticks < wanted:
         assert time.monotonic() < deadline, "nobody noticed"
@@ -140,13 +140,13 @@ async def test_what_blocks_is_named_with_what_to_do(hook: str) -> None:
 
 async def _answered() -> None:
     """Until the loop has answered the watch."""
-    (watch,) = blocking._watches.values()
+    (watch,) = loop_monitor._watches.values()
     while watch.call is not None:
         await anyio.lowlevel.checkpoint()
 
 
 async def test_a_call_is_named_once_and_one_that_never_ends_is_named_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking, "_LONG_TICKS", 6)
+    monkeypatch.setattr(loop_monitor, "_LONG_TICKS", 6)
     named: list[int] = []
 
     def score(trajectory: Trajectory) -> float:
@@ -164,9 +164,9 @@ async def test_a_call_is_named_once_and_one_that_never_ends_is_named_meanwhile(m
 
 async def test_what_awaits_or_runs_in_a_thread_is_not_named() -> None:
     async def score(trajectory: Trajectory) -> float:
-        (watch,) = blocking._watches.values()
+        (watch,) = loop_monitor._watches.values()
         asked = watch._asked_at
-        await anyio.to_thread.run_sync(_until, lambda: watch._asked_at > asked + 6 * blocking._TICK)
+        await anyio.to_thread.run_sync(_until, lambda: watch._asked_at > asked + 6 * loop_monitor._TICK)
         return 1.0
 
     with capture_logs() as logs:
@@ -184,21 +184,21 @@ def _until(condition: Callable[[], bool]) -> None:
 
 async def test_pools_of_a_loop_share_a_watch_that_ends_with_the_last() -> None:
     async with EnvPool(backend="inline"):
-        (watch,) = blocking._watches.values()
+        (watch,) = loop_monitor._watches.values()
         async with EnvPool(backend="inline"):
-            assert [*blocking._watches.values()] == [watch]
+            assert [*loop_monitor._watches.values()] == [watch]
         assert watch.is_alive()
-    assert not blocking._watches
+    assert not loop_monitor._watches
     assert not watch.is_alive()
 
 
 async def test_time_in_which_the_whole_process_stood_still_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch was late itself, so that it cannot tell."""
     async with EnvPool(backend="inline"):
-        (watch,) = blocking._watches.values()
-        monkeypatch.setattr(blocking, "_TICK", -1.0)  # each tick is late
+        (watch,) = loop_monitor._watches.values()
+        monkeypatch.setattr(loop_monitor, "_TICK", -1.0)  # each tick is late
         watch._is_alive = False
-        watch.call = SimpleNamespace(ticks=blocking._TICKS - 1)  # type: ignore[assignment]
+        watch.call = SimpleNamespace(ticks=loop_monitor._TICKS - 1)  # type: ignore[assignment]
         await anyio.to_thread.run_sync(_until, lambda: watch.call is None)
         watch._is_alive = True
 
@@ -209,10 +209,10 @@ def test_a_loop_that_is_closed_is_not_watched_any_longer() -> None:
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(start())
-    watch = blocking._watches[loop]
+    watch = loop_monitor._watches[loop]
     for task in asyncio.all_tasks(loop):
         task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
     watch.join(PATIENCE)
     assert not watch.is_alive()
-    assert loop not in blocking._watches
+    assert loop not in loop_monitor._watches

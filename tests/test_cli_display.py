@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from asyncrollout.cli.display import Board, Outlet, line, live
-from asyncrollout.cli.summary import as_record, count, harmless, number, rate, seconds, share, summary
-from asyncrollout.metrics import Figures
+from asyncrollout.cli.terminal.live import Board, Outlet, line, live
+from asyncrollout.cli.terminal.numbers import as_record, count, harmless, number, rate, seconds, share, summary
+from asyncrollout.telemetry import Figures
 from asyncrollout.types import Durations
 from tests.playing import PATIENCE
 from tests.waiting import all_tasks_blocked

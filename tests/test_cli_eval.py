@@ -15,12 +15,12 @@ from rich.console import Console
 
 from asyncrollout import EnvError, Group, Rollouts, SolverPolicy, StopReason
 from asyncrollout.cli.app import main
-from asyncrollout.cli.scores import EvaluationProgress, EvaluationSummary, read_evaluated
-from asyncrollout.comparison import pass_at
+from asyncrollout.cli.terminal.scores import EvaluationProgress, EvaluationSummary, read_evaluated
 from asyncrollout.journal.events import Began, Dispatched, Evaluated, Evaluating, Finished
+from asyncrollout.report.compared_run import decide, read_side
 from asyncrollout.report.page import write_report
-from asyncrollout.report.sides import decide, read_side
-from asyncrollout.viewer.shelf import standing
+from asyncrollout.stats import pass_at
+from asyncrollout.viewer.run_index import standing
 from tests.llm_faults import Hold, Reply
 from tests.llm_server import llm_server
 from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run

@@ -13,9 +13,9 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncrollout.cli.logs import logging_to
+from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.errors import UsageError
-from asyncrollout.pool import supervisor
+from asyncrollout.pool.process import supervisor
 
 CANARY = "canary-0123456789-\u00e9\"'"
 log = structlog.get_logger(__name__)
@@ -170,7 +170,7 @@ def test_whatever_is_logged(
 
 def test_on_a_terminal_only_the_level_has_a_colour() -> None:
     script = (
-        "import structlog; from asyncrollout.cli.logs import logging_to\n"
+        "import structlog; from asyncrollout.cli.terminal.logs import logging_to\n"
         "with logging_to(None, console=True):\n"
         "    structlog.get_logger().warning('said', text='\\x1b[2Jgone\\nerror: forged')"
     )

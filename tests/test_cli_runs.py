@@ -18,7 +18,7 @@ import pytest
 
 from asyncrollout import Rollouts, SolverPolicy
 from asyncrollout.cli.directory import claimed
-from asyncrollout.cli.stopping import stoppable
+from asyncrollout.cli.terminal.signals import stoppable
 from tests.films import is_whole
 from tests.llm_faults import Hold
 from tests.llm_server import llm_server
@@ -260,7 +260,7 @@ async def test_replies_under_way_at_ctrl_c_are_recorded(tmp_path: Path) -> None:
 
 
 async def test_second_signal_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrollout.cli.stopping._DRAIN_SECONDS", 10**6)
+    monkeypatch.setattr("asyncrollout.cli.terminal.signals._DRAIN_SECONDS", 10**6)
 
     class Hanging:
         drained = anyio.Event()
@@ -329,7 +329,7 @@ def test_what_became_of_ragen_keys_is_logged(tmp_path: Path) -> None:
     config = Path(__file__).parent.parent / "examples" / "configs" / "ragen_style.yaml"
     assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
     events = lines(tmp_path / "runs" / "mine" / "logs" / "attempt_1" / "events.jsonl")
-    assert "ragen_keys" in [event["event"] for event in events]
+    assert "foreign_keys" in [event["event"] for event in events]
 
 
 def test_value_of_a_secret_variable_is_refused(tmp_path: Path) -> None:

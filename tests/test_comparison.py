@@ -28,7 +28,10 @@ from asyncrollout import (
     UsageError,
     Verdict,
 )
-from asyncrollout.comparison import (
+from asyncrollout.journal.events import Began
+from asyncrollout.journal.records import RunRecords
+from asyncrollout.report.compared_run import Side, decide, read_side
+from asyncrollout.stats import (
     Estimate,
     Played,
     difference,
@@ -38,9 +41,6 @@ from asyncrollout.comparison import (
     student_t,
     summarize,
 )
-from asyncrollout.journal.batches import RunRecords
-from asyncrollout.journal.events import Began
-from asyncrollout.report.sides import Side, decide, read_side
 from tests.playing import PATIENCE
 from tests.recorded_runs import BEGAN, events_of, played, write_run
 from tests.rollout_envs import WALK

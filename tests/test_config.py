@@ -16,9 +16,10 @@ from msgspec import inspect as inspect_types
 
 import asyncrollout as ar
 from asyncrollout import filters, rewards
-from asyncrollout.arrays.credit import _NAMES
+from asyncrollout.batches.advantage import _NAMES
 from asyncrollout.config import Config, parse_config, read_config, read_tasks, schema, to_yaml
-from asyncrollout.config.kinds import bare, options, structs
+from asyncrollout.config.type_info import bare, options, structs
+from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.registry import env_names
 from asyncrollout.secret_names import is_secret
 from asyncrollout.video.recorder import Keep, VideoRecorder
@@ -185,14 +186,14 @@ def test_imports_are_told(text: str, imports: list[str]) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_are_read(path: Path) -> None:
-    config = read_config(path)
+    config = read_config(path, dialect=RAGEN_KEYS)
     assert config.policy.__struct_config__.tag == "solver"  # needs no server
     assert parse_config(to_yaml(config)) == config
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 async def test_examples_play(path: Path) -> None:
-    config = read_config(path)
+    config = read_config(path, dialect=RAGEN_KEYS)
     assert isinstance(config.policy, schema.Solver)
     assert config.keep is not None
     name, arguments = config.keep.call
@@ -328,7 +329,6 @@ def test_a_config_made_in_python_is_checked_too() -> None:
         ("env: [{env: bandit}]", ["env.0.share=2"], {"env": [schema.EnvEntry("bandit", share=2.0)]}),
         ("env: bandit", ["tasks=[1, {a: b=c}]"], {"tasks": [1, {"a": "b=c"}]}),
         ("", ["env=bandit"], {"env": "bandit"}),
-        ("env: bandit", ["es_manager.train.group_size=3"], {"group_size": 3}),
         ("env: bandit\nlimits: {turns: 3}", ["limits.tokens=9"], {"limits": ar.Limits(turns=3, tokens=9)}),
     ],
 )

@@ -129,7 +129,6 @@ def test_envs_that_are_not_valid(text: str, error: str) -> None:
             "unknown key 'keep.ratio' with name: top_p: it is valid with name: top_std",
         ),
         ("limits: {zzz: 1}", "unknown key 'limits.zzz': valid here are turns, tokens, seconds, invalid"),
-        ("es_manger: 1", "unknown key 'es_manger': did you mean 'es_manager'?"),
         ("zzz: 1", "unknown key 'zzz': valid here are name, seed, env, env_kwargs, policy"),
     ],
 )
@@ -157,18 +156,10 @@ def test_all_problems_are_told_at_once_each_with_its_line() -> None:
     [
         ("env: bandit\npolicy.kind: openai\npolicy.model: m", "config.yaml, line 2: policy.base_url: missing"),
         ("env: bandit\nlimits.turnz: 3", "config.yaml, line 2: unknown key 'limits.turnz'"),
-        ("es_manager.train.group_size: x\nenv: bandit", "config.yaml, line 1: es_manager.train.group_size"),
     ],
 )
 def test_problems_of_keys_with_dots_have_their_line(text: str, error: str) -> None:
     assert error_of(text).startswith(error)
-
-
-def test_a_key_that_contradicts_an_override_says_which_is_the_override() -> None:
-    with pytest.raises(ar.UsageError) as caught:
-        parse_config("env: bandit\nes_manager: {train: {group_size: 4}}", ["group_size=2"])
-    told = "line 2: es_manager.train.group_size: found 4, but group_size means the same, and is 2: give one of them"
-    assert str(caught.value) == f"config.yaml, {told} (group_size is from override 'group_size')"
 
 
 def test_softmax_is_of_top_p_alone() -> None:

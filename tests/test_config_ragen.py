@@ -1,5 +1,6 @@
 """RAGEN's keys mean what RAGEN means by them."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 import asyncrollout as ar
-from asyncrollout.config import parse_config, schema
-from asyncrollout.config.exchange import Note
-from asyncrollout.config.ragen import TOP_LEVEL, translate
-from asyncrollout.config.ragen_envs import ENV_TYPES, KNOWN_TAGS
+from asyncrollout import config
+from asyncrollout.config import schema
+from asyncrollout.config.dialect import Note
+from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS, TOP_LEVEL, translate
+from asyncrollout.dropin.ragen.env_keys import ENV_TYPES, KNOWN_TAGS
 from asyncrollout.registry import env_names
+
+parse_config = functools.partial(config.parse_config, dialect=RAGEN_KEYS)
 
 PARALLEL = """
 es_manager:
@@ -350,7 +354,7 @@ def test_what_became_of_the_keys_is_logged() -> None:
         parse_config("env: bandit\nes_manager: {train: {group_size: 3}}\ntrainer: {a: 1}")
         parse_config("env: bandit\nseed: 1")
     (event,) = events
-    assert event["event"] == "ragen_keys"
+    assert event["event"] == "foreign_keys"
     assert event["mapped"] == ["es_manager.train.group_size -> group_size"]
     assert event["unused"] == ["trainer: not used"]
 
@@ -414,3 +418,28 @@ def test_whatever_is_written_is_mapped_or_an_error(values: dict[str, Any]) -> No
 
 def test_names_at_the_top_are_no_keys_of_ours() -> None:
     assert not {*TOP_LEVEL} & {*schema.Config.__struct_fields__}
+
+
+def test_an_override_may_be_a_key_of_theirs() -> None:
+    assert parse_config("env: bandit", ["es_manager.train.group_size=3"]).group_size == 3
+
+
+def test_a_misspelt_key_of_theirs_is_named() -> None:
+    assert "unknown key 'es_manger': did you mean 'es_manager'?" in error_of("env: bandit\nes_manger: 1")
+
+
+def test_problems_of_keys_with_dots_have_their_line() -> None:
+    told = error_of("es_manager.train.group_size: x\nenv: bandit")
+    assert told.startswith("config.yaml, line 1: es_manager.train.group_size")
+
+
+def test_a_key_that_contradicts_an_override_says_which_is_the_override() -> None:
+    with pytest.raises(ar.UsageError) as caught:
+        parse_config("env: bandit\nes_manager: {train: {group_size: 4}}", ["group_size=2"])
+    told = "line 2: es_manager.train.group_size: found 4, but group_size means the same, and is 2: give one of them"
+    assert str(caught.value) == f"config.yaml, {told} (group_size is from override 'group_size')"
+
+
+def test_native_configurations_know_none_of_these_keys() -> None:
+    with pytest.raises(ar.UsageError, match="unknown key 'es_manager'"):
+        config.parse_config("env: bandit\nes_manager: {train: {group_size: 4}}")

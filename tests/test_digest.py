@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrollout import EnvDiverged, EnvError, EnvHandle, EnvPool, EnvSpec, Observation
-from asyncrollout.pool import wire
-from asyncrollout.pool.arrays import Arena, ArrayReader, ArrayWriter
-from asyncrollout.pool.digest import digest, encode_with_digest, outcome_digest
-from asyncrollout.service import exchange
+from asyncrollout.pool.wire import codec
+from asyncrollout.pool.wire.digest import digest, encode_with_digest, outcome_digest
+from asyncrollout.pool.wire.shared_arrays import Arena, ArrayReader, ArrayWriter
+from asyncrollout.service import messages
 from tests.naming import stable_name
 from tests.odd_values import (
     KINDS,
@@ -78,8 +78,8 @@ def test_values_that_differ_in_content_or_type_have_digests_of_their_own() -> No
 def copies(value: Any) -> Iterator[Any]:
     yield pickle.loads(pickle.dumps(value))
     yield copy.deepcopy(value)
-    yield wire.detach(value)
-    yield wire.Unpacker().decode(wire.encode(value))
+    yield codec.detach(value)
+    yield codec.Unpacker().decode(codec.encode(value))
 
 
 @pytest.mark.parametrize("value", DISTINCT[:-14], ids=stable_name)
@@ -170,19 +170,19 @@ def ways(fields: list[Any], directory: Path) -> dict[str, int]:
     full = ArrayWriter(Arena(directory / "missing"))  # there is no room for any array
     body, in_worker = encode_with_digest(fields, arrays)
     reader = ArrayReader(directory)
-    arrived = wire.Unpacker(reader.read).decode(body)
+    arrived = codec.Unpacker(reader.read).decode(body)
     reader.close()
     found = {
         "worker": in_worker,
         "worker without room": encode_with_digest(fields, full)[1],
-        "inline": outcome_digest(wire.detach(fields)),
+        "inline": outcome_digest(codec.detach(fields)),
         "replay": outcome_digest(fields),
         "after the wire": digest(arrived),
         "pickled": digest(pickle.loads(pickle.dumps(fields))),
         "copied": digest(copy.deepcopy(fields)),
     }
-    with suppress(wire.UnsendableError):  # it has no form without pickles
-        found["server"] = exchange.encode_outcome(arrived)[1]
+    with suppress(codec.UnsendableError):  # it has no form without pickles
+        found["server"] = messages.encode_outcome(arrived)[1]
     return found
 
 
@@ -201,7 +201,7 @@ def test_a_digest_does_not_depend_on_the_way(tmp_path_factory: pytest.TempPathFa
 def test_a_digest_does_not_depend_on_the_process() -> None:
     """Hashes, and with them the order of sets, are others in each process."""
     program = (
-        "import pickle, sys; from asyncrollout.pool.digest import digest\n"
+        "import pickle, sys; from asyncrollout.pool.wire.digest import digest\n"
         "while sys.stdin.buffer.peek(1): print(digest(pickle.load(sys.stdin.buffer)), flush=True)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "17", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -55,7 +55,7 @@ def as_lists(value: Any) -> Any:
 
 def test_a_name_that_is_none() -> None:
     with pytest.raises(AttributeError, match="no attribute 'make_envs'"):
-        _ = metarl.make_envs
+        _ = metarl.make_envs  # type: ignore[attr-defined]
 
 
 # one env

@@ -24,7 +24,7 @@ from asyncrollout.dropin.ragen import (
     EnvStateManager,
 )
 from asyncrollout.dropin.ragen.context import _total
-from asyncrollout.pool import wire
+from asyncrollout.pool.wire import codec
 from tests.ragen_envs import (
     WORKER_TYPES,
     CountedEnv,
@@ -242,7 +242,7 @@ def test_flips_and_killed_workers_within_an_episode_change_nothing() -> None:
 
 def test_workers_stay_the_same_over_resets_and_payloads_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    real_frame = wire.frame
+    real_frame = codec.frame
 
     def frame(*args: Any) -> Any:
         framed = real_frame(*args)
@@ -255,7 +255,7 @@ def test_workers_stay_the_same_over_resets_and_payloads_do_not_grow(monkeypatch:
     for _ in range(10):
         manager.reset()
         assert pids(manager) == first
-    monkeypatch.setattr(wire, "frame", frame)
+    monkeypatch.setattr(codec, "frame", frame)
     sizes = []
     for _ in range(40):
         sent.clear()
@@ -443,7 +443,7 @@ def test_a_closed_manager_says_so() -> None:
 
 
 def test_a_worker_loads_nothing_heavy_for_these_envs() -> None:
-    modules = "asyncrollout.pool.worker, asyncrollout.dropin.ragen.hosting, asyncrollout.dropin.ragen.envs"
+    modules = "asyncrollout.pool.worker.main, asyncrollout.dropin.ragen.hosting, asyncrollout.dropin.ragen.envs"
     code = f"import sys, {modules}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert {"aiohttp", "rich", "structlog", "cyclopts", "yaml"}.isdisjoint(loaded)

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from asyncrollout import UsageError
-from asyncrollout.config.evaluation import VIDEO_DIRECTORY
 from asyncrollout.dropin.rlinf import (
     HybridComponentPlacement,
     create_video_writer,
@@ -18,6 +17,7 @@ from asyncrollout.dropin.rlinf import (
     evaluate,
     write_video,
 )
+from asyncrollout.dropin.rlinf.config import VIDEO_DIRECTORY
 from asyncrollout.video import VideoWriter
 from asyncrollout_envs.sensors import find_pictures, tile
 from tests import test_evaluation_seed as seed

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import MissingExtraError, Parsed, TextOptions, UsageError
-from asyncrollout.replies import LONGEST
+from asyncrollout.text.replies import LONGEST
 from asyncrollout_envs.reasoning import ReasoningGym, ReasoningGymText
 from asyncrollout_envs.reasoning.env import known_answer
 from asyncrollout_envs.reasoning.questions import open_questions

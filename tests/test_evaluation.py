@@ -16,15 +16,15 @@ import pytest
 
 from asyncrollout import Outcome, find_env
 from asyncrollout.cli.app import main
-from asyncrollout.config.evaluation import VIDEO_DIRECTORY, Eval, VideoCfg, parse_evaluation, read_evaluation
-from asyncrollout.evaluation.plan import make_plan
-from asyncrollout.evaluation.playing import Manner, play
-from asyncrollout.evaluation.results import Episode, summarize
+from asyncrollout.dropin.rlinf.config import VIDEO_DIRECTORY, Eval, VideoCfg, parse_evaluation, read_evaluation
+from asyncrollout.dropin.rlinf.plan import make_plan
+from asyncrollout.dropin.rlinf.playing import Manner, play
+from asyncrollout.dropin.rlinf.results import Episode, summarize
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation
 from asyncrollout.video.encoder import find_ffmpeg
+from asyncrollout.video.episode_writer import Reel
 from asyncrollout.video.files import claim, new_part, new_take
-from asyncrollout.video.reel import Reel
 from tests.evaluation_envs import STEP
 from tests.films import decode, is_whole, names
 from tests.llm_faults import Reply

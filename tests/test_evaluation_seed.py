@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncrollout.cli.app import main
-from asyncrollout.config.evaluation import parse_evaluation
-from asyncrollout.ranks import Worker
+from asyncrollout.dropin.rlinf.config import parse_evaluation
+from asyncrollout.dropin.rlinf.ranks import Worker
 from asyncrollout.video import VideoWriter
 from asyncrollout_envs.sensors import find_pictures, tile
 from tests.films import decode, is_whole

@@ -23,8 +23,8 @@ from asyncrollout import (
     run_rollout,
 )
 from asyncrollout.journal.policy import _digests
-from asyncrollout.rollout import group as groups_of_rollouts
-from asyncrollout.sampler.tray import Tray
+from asyncrollout.rollouts.episode import group as groups_of_rollouts
+from asyncrollout.rollouts.sampling.batch_buffer import Tray
 from asyncrollout.trajectories import Group, Verdict
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from asyncrollout import EnvPool, EnvSpec, EnvTimeout, PoolError
-from asyncrollout.pool.supervisor import Supervisor
+from asyncrollout.pool.process.supervisor import Supervisor
 from tests.scripts.processes import (
     LIMIT,
     MARK,
@@ -276,7 +276,7 @@ def is_worker():
     return f"""{hold}
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "asyncrollout.pool.worker":
+        if name == "asyncrollout.pool.worker.main":
             hold()
 if is_worker(): sys.meta_path.insert(0, Finder())
 """
@@ -352,7 +352,7 @@ import sys
 import time
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "asyncrollout.pool.worker":
+        if name == "asyncrollout.pool.worker.main":
             raise ImportError("no worker today")
 sys.meta_path.insert(0, Finder())
 """
@@ -445,7 +445,7 @@ def test_a_pool_on_a_loop_in_another_thread_works_and_clears_up(mark: str) -> No
 
 async def test_a_new_worker_is_not_taken_for_stuck_before_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog may look for the first time while calls are on their way, and none has begun."""
-    monkeypatch.setattr("asyncrollout.pool.process._WATCH_EVERY", 10**6)
+    monkeypatch.setattr("asyncrollout.pool.process.backend._WATCH_EVERY", 10**6)
     async with EnvPool(workers=1) as pool:
         backend: Any = pool._backend
         (rank,) = backend._ranks

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from asyncrollout import EnvDiverged, EnvError, EnvSpec, Observation, RolloutError, TextOptions, UsageError
-from asyncrollout.pool.digest import digest, outcome_digest
-from asyncrollout.pool.failure import clip, failure
-from asyncrollout.pool.hosted import HostedEnv, Opening, run_now
-from asyncrollout.pool.past import Called, Life, Past, Played
-from asyncrollout.pool.replay import replay
+from asyncrollout.pool.wire.digest import digest, outcome_digest
+from asyncrollout.pool.wire.failure import clip, failure
+from asyncrollout.pool.wire.replay_log import Called, Life, Past, Played
+from asyncrollout.pool.worker.env_runner import HostedEnv, Opening, run_now
+from asyncrollout.pool.worker.replay import replay
 from tests.tiny_envs import Counter, CounterText, Nondeterministic, OddError, SnapshotCounter
 
 SPEC = EnvSpec(name="counter", factory=Counter, text=CounterText)

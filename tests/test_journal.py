@@ -36,7 +36,6 @@ from asyncrollout import (
     filters,
 )
 from asyncrollout.journal import writer
-from asyncrollout.journal.batches import RunRecords
 from asyncrollout.journal.events import (
     AnyEvent,
     Began,
@@ -47,7 +46,8 @@ from asyncrollout.journal.events import (
     encode,
     encode_reply,
 )
-from asyncrollout.journal.reader import read_past
+from asyncrollout.journal.history import read_past
+from asyncrollout.journal.records import RunRecords
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Writer
 from tests.playing import PATIENCE
 from tests.rollout_envs import ODD_WALK, WALK

@@ -39,9 +39,9 @@ from asyncrollout.journal.events import (
     TakenBack,
     encode,
 )
-from asyncrollout.journal.numbers import Numbers
+from asyncrollout.journal.group_numbers import Numbers
+from asyncrollout.journal.history import Past
 from asyncrollout.journal.policy import _digests
-from asyncrollout.journal.reader import Past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.trajectories import StopReason
 from tests.playing import PATIENCE

@@ -35,9 +35,9 @@ from asyncrollout import (
     UsageError,
     filters,
 )
-from asyncrollout.journal.batches import RunRecords
-from asyncrollout.journal.lines import cut_torn_end
-from asyncrollout.journal.reader import read_past
+from asyncrollout.journal.files import cut_torn_end
+from asyncrollout.journal.history import read_past
+from asyncrollout.journal.records import RunRecords
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.redaction import hide, hide_in_command, without_secrets
 from asyncrollout.trajectories import Move
@@ -376,7 +376,7 @@ async def test_records_of_a_run_can_be_read_while_it_goes_on(tmp_path: Path) -> 
 @given(content=st.binary(max_size=40).map(lambda content: content.replace(b"\x00", b"\n")), block=st.integers(1, 50))
 def test_torn_end_is_cut_and_nothing_else(content: bytes, block: int) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asyncrollout.journal.lines._BLOCK", block)
+        patch.setattr("asyncrollout.journal.files._BLOCK", block)
         path = Path(directory) / "file"
         cut_torn_end(path)
         path.write_bytes(content)

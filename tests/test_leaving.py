@@ -30,19 +30,19 @@ from asyncrollout import (
     ScriptedPolicy,
     local_llm,
 )
-from asyncrollout.cli.display import live
-from asyncrollout.cli.stopping import stoppable
+from asyncrollout.cli.terminal.live import live
+from asyncrollout.cli.terminal.signals import stoppable
+from asyncrollout.concurrency import Background, run_to_end, task_group
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, batched_agent
 from asyncrollout.dropin.metarl.parallel import opened_members
 from asyncrollout.dropin.ragen.states import AsyncEnvStateManager
 from asyncrollout.journal.run import open_journal
 from asyncrollout.journal.writer import Writer
-from asyncrollout.metrics.reporting import Reporting
 from asyncrollout.service.server import EnvServer
-from asyncrollout.tasks import Background, run_to_end, task_group
+from asyncrollout.telemetry.exporter import Reporting
 from asyncrollout.video.recorder import VideoRecorder
+from asyncrollout.viewer.run_index import Shelf
 from asyncrollout.viewer.server import serving
-from asyncrollout.viewer.shelf import Shelf
 from tests.playing import COUNTER, PATIENCE
 from tests.ragen_envs import config, registered  # noqa: F401 (a fixture)
 from tests.test_policies_local import with_model

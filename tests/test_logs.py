@@ -71,7 +71,7 @@ async def test_events_are_records_with_fields(caplog: pytest.LogCaptureFixture) 
         kill_worker_of(pool, env)
         await env.step(1)
     (record,) = caplog.records
-    assert (record.name, record.levelname) == ("asyncrollout.pool.supervisor", "WARNING")
+    assert (record.name, record.levelname) == ("asyncrollout.pool.process.supervisor", "WARNING")
     assert record.getMessage().startswith("worker_died worker=0")
     assert (record.event, record.fields["cause"]) == ("worker_died", "SIGKILL")  # type: ignore[attr-defined]
     assert record.module == "supervisor"
@@ -114,7 +114,7 @@ def test_a_program_that_configures_structlog_gets_events_there(
 
 def test_only_the_command_line_prints_or_uses_structlog() -> None:
     package = Path(asyncrollout.__file__).parent
-    log_of_a_worker = "pool/worker.py"
+    log_of_a_worker = "pool/worker/main.py"
     found = {
         str(path.relative_to(package))
         for path in package.rglob("*.py")

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout.errors import EnvError, ProviderError, RolloutError
-from asyncrollout.metrics import Figures, JsonLines, Meter, Standing, flat
-from asyncrollout.metrics.meter import compare
+from asyncrollout.telemetry import Figures, JsonLines, Meter, Standing, flat
+from asyncrollout.telemetry.collector import compare
 from asyncrollout.trajectories import Group, StopReason, Trajectory, Turn, Verdict
 from asyncrollout.types import Usage
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrollout.cli.app import main
-from asyncrollout.journal.batches import RunRecords
+from asyncrollout.journal.records import RunRecords
 from tests.old_runs import COMMAND_LINE, TRAINER, copied, described, resumed
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from asyncrollout import UsageError
-from asyncrollout.pictures import encode_png
+from asyncrollout.images import encode_png
 
 
 def decode(png: bytes, shape: tuple[int, ...]) -> np.ndarray:

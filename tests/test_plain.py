@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from asyncrollout import EnvError, EnvTimeout, Generation, Observation, RolloutError, Usage, UsageError, errors
-from asyncrollout.plain import from_plain, to_plain
+from asyncrollout.serialization import from_plain, to_plain
 from asyncrollout.testing import same
 from asyncrollout.trajectories import Group, StopReason, Trajectory, Turn, Verdict
 from tests.naming import stable_name

@@ -16,9 +16,9 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from asyncrollout import OpenAIPolicy, PoolError, ProviderError, RemoteEnvPool, Request, UsageError
 from asyncrollout.dropin.vagen import BatchEnvClient
-from asyncrollout.policies import bodies
-from asyncrollout.policies.bodies import LARGE, MOST_BYTES, MOST_OF_AN_ERROR, unpack
-from asyncrollout.policies.codec import decode
+from asyncrollout.policies.openai import bodies
+from asyncrollout.policies.openai.bodies import LARGE, MOST_BYTES, MOST_OF_AN_ERROR, unpack
+from asyncrollout.policies.openai.codec import decode
 from tests.llm_faults import Answer
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
@@ -275,7 +275,7 @@ async def test_large_answers_are_decoded_beside_the_loop(monkeypatch: pytest.Mon
         ran.append(work.__name__)
         return await run(work, *arguments)
 
-    monkeypatch.setattr("asyncrollout.policies.openai.in_thread", noticed)
+    monkeypatch.setattr("asyncrollout.policies.openai.policy.in_thread", noticed)
     answers = [Answer(body=json.dumps(whole(tokens)).encode()) for tokens in (3, 30_000)]
     async with llm_server(script=[*answers]) as server, policy(server) as asked:
         await asked.generate(ask())

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import Generation, ProviderError, Request, Sampling, Usage, UsageError
-from asyncrollout.policies.answers import AbortedReplyError, refusal
-from asyncrollout.policies.codec import Mode, ServerKind, Stops, decode, encode, stops_of
+from asyncrollout.policies.openai.codec import Mode, ServerKind, Stops, decode, encode, stops_of
+from asyncrollout.policies.openai.responses import AbortedReplyError, refusal
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

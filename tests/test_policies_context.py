@@ -23,8 +23,8 @@ from asyncrollout import (
     Trajectory,
     run_rollout,
 )
-from asyncrollout.policies.answers import refusal
-from asyncrollout.policies.context import read_overflow
+from asyncrollout.policies.openai.context import read_overflow
+from asyncrollout.policies.openai.responses import refusal
 from tests.llm_answers import token_id, words
 from tests.llm_faults import Answer, Reply
 from tests.llm_server import LLMServer, llm_server

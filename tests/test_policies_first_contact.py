@@ -13,8 +13,8 @@ from anyio.abc import SocketAttribute, SocketStream
 from structlog.testing import capture_logs
 
 from asyncrollout import OpenAIPolicy, ProviderError, UsageError
+from asyncrollout.config.build import open_policy
 from asyncrollout.config.schema import OpenAI
-from asyncrollout.players import open_policy
 from tests.llm_answers import MODEL
 from tests.llm_faults import Answer
 from tests.llm_server import llm_server
@@ -107,7 +107,7 @@ async def test_certificate_of_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [None, "openai"])
 async def test_server_that_is_silent(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes connections, and never says a word; pages are waited for as long as the first answer is."""
-    monkeypatch.setattr("asyncrollout.policies.probing._SECONDS", SOON)
+    monkeypatch.setattr("asyncrollout.policies.openai.probing._SECONDS", SOON)
 
     asked: list[bytes] = []
 

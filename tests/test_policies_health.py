@@ -12,7 +12,7 @@ from aiohttp import web
 from anyio.abc import SocketAttribute, SocketStream
 
 from asyncrollout import Generation, OpenAIPolicy, ProviderError, Request
-from asyncrollout.policies.endpoint import Endpoint
+from asyncrollout.policies.openai.endpoint import Endpoint
 from tests.llm_faults import Cut
 from tests.llm_server import LLMServer, llm_server
 from tests.playing import PATIENCE

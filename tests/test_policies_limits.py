@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrollout.policies.limits import Limit, work_of
-from asyncrollout.policies.retries import LONGEST_WAIT, backoff, failure_of, read_retry_after
+from asyncrollout.policies.openai.concurrency import Limit, work_of
+from asyncrollout.policies.openai.retries import LONGEST_WAIT, backoff, failure_of, read_retry_after
 from tests.server_models import MODELS, Model, Simulation, best_fixed, throughput
 
 

@@ -12,11 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncrollout import OpenAIPolicy, ProviderError
-from asyncrollout.policies.endpoint import Endpoint
 from asyncrollout.policies.holding import rollout_clock
-from asyncrollout.policies.limits import Limit
-from asyncrollout.policies.line import Line, Waiter
-from asyncrollout.policies.routing import Router
+from asyncrollout.policies.openai.concurrency import Limit
+from asyncrollout.policies.openai.endpoint import Endpoint
+from asyncrollout.policies.openai.queue import Line, Waiter
+from asyncrollout.policies.openai.routing import Router
 from tests.llm_faults import Answer, Hold
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
@@ -82,7 +82,7 @@ async def test_server_that_rejects_what_another_answers_is_taken_out(status: int
 
 
 async def test_server_that_was_taken_out_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrollout.policies.health._OUT", 0.01)
+    monkeypatch.setattr("asyncrollout.policies.openai.health._OUT", 0.01)
     is_wrong = True
     with capture_logs() as events:
         async with (

@@ -26,7 +26,7 @@ from asyncrollout import (
     UsageError,
     local_llm,
 )
-from asyncrollout.policies.codec import Mode, Stops, decode
+from asyncrollout.policies.openai.codec import Mode, Stops, decode
 from tests.playing import PATIENCE
 from tests.waiting import all_tasks_blocked
 

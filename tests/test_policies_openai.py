@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from asyncrollout import BatchedPolicy, ClosedError, OpenAIPolicy, ProviderError, Request, Sampling, UsageError
-from asyncrollout.policies.bodies import MOST_BYTES
-from asyncrollout.policies.retries import read_retry_after
+from asyncrollout.policies.openai.bodies import MOST_BYTES
+from asyncrollout.policies.openai.retries import read_retry_after
 from tests import llm_faults as faults
 from tests.llm_faults import Answer, Cut, Edit, Hold, Reply, Trickle
 from tests.llm_server import llm_server
@@ -253,7 +253,7 @@ async def test_waits_between_attempts_begin_with_the_first(monkeypatch: pytest.M
         waited.append(number)
         return 0.0
 
-    monkeypatch.setattr("asyncrollout.policies.openai.backoff", backoff)
+    monkeypatch.setattr("asyncrollout.policies.openai.policy.backoff", backoff)
     async with llm_server(script=lambda *_: Answer(500)) as server, policy(server, attempts=4) as asked:
         with pytest.raises(ProviderError, match="after 4 attempts"):
             await asked.generate(ask())

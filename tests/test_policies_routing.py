@@ -10,10 +10,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncrollout import ClosedError, ContextError, OpenAIPolicy, ProviderError, Request, Sampling, UsageError
-from asyncrollout.policies.endpoint import Endpoint
 from asyncrollout.policies.gate import Gate
-from asyncrollout.policies.limits import Limit
-from asyncrollout.policies.routing import Router
+from asyncrollout.policies.openai.concurrency import Limit
+from asyncrollout.policies.openai.endpoint import Endpoint
+from asyncrollout.policies.openai.routing import Router
 from tests.llm_faults import Answer, Cut, Hold
 from tests.llm_server import LLMServer, llm_server
 from tests.playing import PATIENCE
@@ -82,7 +82,7 @@ def test_session_leaves_a_server_that_is_lost_or_refuses_for_long() -> None:
 
 
 def test_sessions_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrollout.policies.routing._SESSIONS_KEPT", 5)
+    monkeypatch.setattr("asyncrollout.policies.openai.routing._SESSIONS_KEPT", 5)
     one, other = endpoint("one"), endpoint("other")
     router = Router([one, other])
     for number in range(50):
@@ -372,7 +372,7 @@ async def test_endpoints_are_clients_of_one_session_only(monkeypatch: pytest.Mon
         made.append(original(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr("asyncrollout.policies.openai.aiohttp.ClientSession", count)
+    monkeypatch.setattr("asyncrollout.policies.openai.policy.aiohttp.ClientSession", count)
     async with llm_server() as one, llm_server() as other, policy(one, other) as asked:
         await ask_all(asked, [ask(str(number)) for number in range(10)])
     assert len(made) == 1

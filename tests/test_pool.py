@@ -20,7 +20,7 @@ from asyncrollout import (
     Parsed,
     UsageError,
 )
-from asyncrollout.pool.together import call_all
+from asyncrollout.pool.batch_calls import call_all
 from asyncrollout.testing import same
 from tests.playing import (
     ACTIONS,

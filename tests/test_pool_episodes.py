@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncrollout import EnvDiverged, EnvError, EnvHandle, EnvPool, EnvSpec, UsageError
-from asyncrollout.pool import wire
+from asyncrollout.pool.wire import codec
 from asyncrollout.service.admission import Admission
 from asyncrollout.testing import same
 from tests.playing import PATIENCE, Gate, kill_worker_of
@@ -209,7 +209,7 @@ async def test_a_snapshot_with_text_is_not_one_without(place: str) -> None:
 
 
 def as_file(*record: Any) -> bytes:
-    return wire.encode_exact([*record])
+    return codec.encode_exact([*record])
 
 
 CALL: list[Any] = ["add", (5,), {}, None, False]
@@ -218,7 +218,7 @@ START: list[Any] = [1, None, 0, None, 0]
 BROKEN: dict[str, bytes] = {
     "nothing": b"",
     "no list": as_file(),
-    "a type that numpy parses": wire.encode_exact([2, "changing", np.zeros(1)]).replace(b"<f8", b"<,8"),
+    "a type that numpy parses": codec.encode_exact([2, "changing", np.zeros(1)]).replace(b"<f8", b"<,8"),
     "an empty number": as_file(2, "changing").replace(b"\x92", b"\x93") + b"\xc7\x07\x03\x92\xa3<f8\xc4\x00",
     "no method": as_file(2, "changing", [[1, [5, (), {}, None, False]]], None, False),
     "no arguments": as_file(2, "changing", [[1, ["add", 5, {}, None, False]]], None, False),

@@ -12,8 +12,8 @@ import pytest
 import uvloop
 
 from asyncrollout import registry
-from asyncrollout.pool import process, scheduling
-from asyncrollout.pool.home import Limits
+from asyncrollout.pool.hosts import Limits
+from asyncrollout.pool.process import backend, rebalancing
 from asyncrollout.service import connection
 from tests.pool_model import User, play_program
 from tests.pool_model_envs import SPECS
@@ -59,8 +59,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls move away from those that take hundredths of a second, as others do from those that take seconds."""
     monkeypatch.setattr(Limits, "soft", 0.01)
-    monkeypatch.setattr(process, "_WATCH_EVERY", 0.01)
-    for module in (process, scheduling):
+    monkeypatch.setattr(backend, "_WATCH_EVERY", 0.01)
+    for module in (backend, rebalancing):
         monkeypatch.setattr(module, "SOON", 0.005)
     monkeypatch.setattr(connection, "_FIRST_PAUSE", 0.01)
 

@@ -26,7 +26,7 @@ from asyncrollout import (
     UsageError,
     registry,
 )
-from asyncrollout.pool import wire
+from asyncrollout.pool.wire import codec
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.remote import RemoteEnvPool
 from asyncrollout.testing import same
@@ -384,7 +384,7 @@ async def test_snapshots_of_format_1_are_read() -> None:
     plain.step(1)
     plain.nudge(2)
     last = [*plain.step(2)]
-    old = wire.encode_exact([1, "changing", setup, [1, None, 0], None, 0, done, [None] * 4, last])
+    old = codec.encode_exact([1, "changing", setup, [1, None, 0], None, 0, done, [None] * 4, last])
     async with EnvPool(backend="inline") as pool, pool.open(CHANGING) as env:
         assert (await env.restore(old)).observation == last[0]
         assert (await env.step(1)).observation == plain.step(1)[0]

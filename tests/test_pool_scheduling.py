@@ -11,11 +11,11 @@ import pytest
 
 from asyncrollout import EnvHandle, EnvPool, EnvSpec
 from asyncrollout.errors import ClosedError, EnvBuildError
-from asyncrollout.pool.home import SOON, Reply
-from asyncrollout.pool.link import Link, Pending
-from asyncrollout.pool.scheduling import plan_moves, plan_recalls
-from asyncrollout.pool.seat import Seat
-from asyncrollout.pool.wire import Op
+from asyncrollout.pool.binding import Seat
+from asyncrollout.pool.hosts import SOON, Reply
+from asyncrollout.pool.process.rebalancing import plan_moves, plan_recalls
+from asyncrollout.pool.process.worker_host import Link, Pending
+from asyncrollout.pool.wire.codec import Op
 from tests.playing import COUNTER, PATIENCE
 from tests.scripts.processes import until
 from tests.slow_envs import read

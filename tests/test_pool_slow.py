@@ -14,7 +14,7 @@ import pytest
 
 from asyncrollout import EnvHandle, EnvPool, EnvSpec
 from asyncrollout.errors import ClosedError, EnvCrashed, EnvError
-from asyncrollout.pool.home import SOON
+from asyncrollout.pool.hosts import SOON
 from asyncrollout.pool.quarantine import Retries
 from asyncrollout.testing import same
 from tests.playing import ACTIONS, COUNTER, PATIENCE, expected, pid_of

@@ -14,7 +14,7 @@ from asyncrollout import (
     Observation,
     RolloutError,
 )
-from asyncrollout.pool import wire
+from asyncrollout.pool.wire import codec
 from asyncrollout.testing import same
 from tests.playing import ECHO, ENVS, EPISODES, expected, kill_worker_of, play
 from tests.tiny_envs import Point
@@ -125,16 +125,16 @@ async def test_large_arrays_last_and_can_be_written(options: dict[str, Any]) -> 
 
 async def test_a_megabyte_of_observation_takes_no_bytes_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[int] = []
-    feed = wire.FrameReader.feed
+    feed = codec.FrameReader.feed
 
-    def counted(reader: wire.FrameReader, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+    def counted(reader: codec.FrameReader, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
         received.append(len(data))
         return feed(reader, data)
 
     big = EnvSpec(name="big", factory=f"{ENVS}:BigArray")
     async with EnvPool(workers=1) as pool, pool.open(big) as env:
         await env.reset(seed=1)
-        monkeypatch.setattr(wire.FrameReader, "feed", counted)
+        monkeypatch.setattr(codec.FrameReader, "feed", counted)
         outcomes = [await env.step(0) for _ in range(4)]
     assert [outcome.observation.nbytes for outcome in outcomes] == [1 << 20] * 4
     assert 0 < sum(received) < 4_000

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from asyncrollout import EnvBuildError, EnvError, EnvHandle, EnvPool, EnvSpec, RolloutError, UsageError
-from asyncrollout.pool.raised import is_own
+from asyncrollout.pool.wire.raised import is_own
 from tests.nasty_envs import RAISED, LoadsAs
 from tests.waiting import all_tasks_blocked, cancelled
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import UsageError
-from asyncrollout.ranks import Seat, Worker, parse_placement, parse_ranks, spread, visible_devices
+from asyncrollout.dropin.rlinf.ranks import Seat, Worker, parse_placement, parse_ranks, spread, visible_devices
 
 
 def gpus_of(text: str | int, **kwargs: Any) -> list[tuple[int, ...]]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from asyncrollout.config import Config
-from asyncrollout.config.evaluation import EvaluationConfig
 from asyncrollout.config.suggestions import valid_keys
+from asyncrollout.dropin.rlinf.config import EvaluationConfig
 from asyncrollout.redaction import (
     HIDDEN,
     hide,

@@ -13,11 +13,11 @@ import structlog
 from anyio.abc import TaskStatus
 
 from asyncrollout import ClosedError, EnvHandle, EnvPool, PoolError, RemoteEnvPool, UsageError, registry
-from asyncrollout.pool.wire import Op
+from asyncrollout.pool.wire.codec import Op
 from asyncrollout.service import connection, server
 from asyncrollout.service.access import Token, read_token
 from asyncrollout.service.clients import Session
-from asyncrollout.service.exchange import CLIENT_HEADER, LIVE, PATH, PIECE, Answer, Call, encode, read_frame
+from asyncrollout.service.messages import CLIENT_HEADER, LIVE, PATH, PIECE, Answer, Call, encode, read_frame
 from asyncrollout.service.server import Caps, EnvServer
 from asyncrollout.testing import same
 from tests.cable import Cable

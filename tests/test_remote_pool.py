@@ -31,12 +31,12 @@ from asyncrollout import (
     registry,
     run_group,
 )
-from asyncrollout.pool import wire
-from asyncrollout.pool.wire import Op
-from asyncrollout.service import channel, connection, host
+from asyncrollout.pool.wire import codec
+from asyncrollout.pool.wire.codec import Op
+from asyncrollout.service import channel, connection, remote_host
 from asyncrollout.service.access import Token, read_token
 from asyncrollout.service.admission import Admission
-from asyncrollout.service.exchange import (
+from asyncrollout.service.messages import (
     CLIENT_HEADER,
     PATH,
     PROTOCOL,
@@ -209,7 +209,7 @@ async def test_steps_of_one_moment_travel_together(monkeypatch: pytest.MonkeyPat
     async with remote() as (_, pool):
         envs = [await pool.open("light_text") for _ in range(32)]
         await pool.reset_many(envs, range(32))
-        for end in (channel, host):
+        for end in (channel, remote_host):
             monkeypatch.setattr(end, "read_frame", count)
         await pool.step_many(envs, ["add 1"] * 32)
         assert frames[0] == 32
@@ -603,7 +603,7 @@ async def test_nothing_is_left_of_envs_that_were_closed() -> None:
 
 async def test_nonsense_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "_MOST_UNSENT", 100)
-    evil = msgspec.msgpack.encode(msgspec.msgpack.Ext(wire.Code.PICKLE, wire.to_pickle(Point(1, "x"))))
+    evil = msgspec.msgpack.encode(msgspec.msgpack.Ext(codec.Code.PICKLE, codec.to_pickle(Point(1, "x"))))
     async with remote() as (server, pool), aiohttp.ClientSession() as session:
         headers = {CLIENT_HEADER: "0" * 32}
         for name in ("", "0" * 31, "G" * 32):
@@ -662,8 +662,8 @@ def _extension(code: int, content: Any) -> bytes:
         b"\xc7\x02\x02\x92\xa1",
         b"\xc7\x02\x64\xc1\xc0",
         b"\xc7\x03\x64\x81\xa1$",
-        _extension(wire.Code.SCALAR, ["<i4", b""]),
-        _extension(wire.Code.ARRAY, ["(1,", [1], b"a"]),
+        _extension(codec.Code.SCALAR, ["<i4", b""]),
+        _extension(codec.Code.ARRAY, ["(1,", [1], b"a"]),
     ],
 )
 def test_values_of_strangers_are_refused(raw: bytes) -> None:
@@ -674,7 +674,7 @@ def test_values_of_strangers_are_refused(raw: bytes) -> None:
 def test_deep_values_of_strangers_are_refused() -> None:
     raw = b"\x90"
     for _ in range(20_000):
-        raw = msgspec.msgpack.encode(msgspec.msgpack.Ext(wire.Code.TUPLE, b"\x91" + raw)) if len(raw) < 60_000 else raw
+        raw = msgspec.msgpack.encode(msgspec.msgpack.Ext(codec.Code.TUPLE, b"\x91" + raw)) if len(raw) < 60_000 else raw
     with pytest.raises(UsageError):
         decode(msgspec.Raw(raw))
 

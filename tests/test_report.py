@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import asyncrollout as ar
 from asyncrollout import EnvError, Group, JournalError, Turn, UsageError, Verdict
 from asyncrollout.cli.app import main
-from asyncrollout.comparison import student_t
 from asyncrollout.journal.events import (
     AnyEvent,
     Began,
@@ -32,11 +31,10 @@ from asyncrollout.journal.events import (
     Updated,
 )
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
-from asyncrollout.plain import to_plain
 from asyncrollout.report.blocks import Blocks, embedded
+from asyncrollout.report.formatting import as_number, as_text, pictures_in
 from asyncrollout.report.history import read_history
 from asyncrollout.report.page import write_report
-from asyncrollout.report.readable import as_number, as_text, pictures_in
 from asyncrollout.report.statistics import (
     Span,
     at_once,
@@ -49,6 +47,8 @@ from asyncrollout.report.statistics import (
     percentiles,
     shares,
 )
+from asyncrollout.serialization import to_plain
+from asyncrollout.stats import student_t
 from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run
 
 numbers = st.floats(-1e6, 1e6)

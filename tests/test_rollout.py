@@ -36,7 +36,7 @@ from asyncrollout import (
     run_group,
     run_rollout,
 )
-from asyncrollout.rollout.scoring import Scorer
+from asyncrollout.rollouts.episode.scoring import Scorer
 from asyncrollout.trajectories import Move
 from tests.llm_faults import Answer
 from tests.llm_server import llm_server

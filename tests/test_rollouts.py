@@ -36,7 +36,7 @@ from asyncrollout import (
     filters,
     limited,
 )
-from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.seeding import sampling_seed
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK

@@ -19,7 +19,7 @@ from asyncrollout import (
     ScriptedPolicy,
     SolverPolicy,
 )
-from asyncrollout.metrics import flat
+from asyncrollout.telemetry import flat
 from tests.playing import PATIENCE
 from tests.test_rollouts import Model, rollouts
 from tests.waiting import all_tasks_blocked

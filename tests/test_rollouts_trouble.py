@@ -34,7 +34,7 @@ from asyncrollout import (
 )
 from asyncrollout.errors import like
 from asyncrollout.filters import BatchFilter
-from asyncrollout.sampler.tray import Tray
+from asyncrollout.rollouts.sampling.batch_buffer import Tray
 from asyncrollout.trajectories import Move
 from tests.playing import PATIENCE
 from tests.test_rollouts import Model, rollouts, told

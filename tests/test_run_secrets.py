@@ -16,8 +16,8 @@ import pytest
 from asyncrollout import ChatAgent, EnvSpec, Failures, Limits, ProviderError, Rollouts, ScriptedPolicy, UsageError
 from asyncrollout.cli.app import main
 from asyncrollout.types import Generation, Request, Sampling
+from asyncrollout.viewer.run_index import Shelf
 from asyncrollout.viewer.server import serving
-from asyncrollout.viewer.shelf import Shelf
 from tests.test_cli_runs import call
 from tests.tiny_envs import Counter
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from asyncrollout import ExhaustedError, Group, Ledger, Share, StopReason, Task, Trajectory, UsageError, Verdict
 from asyncrollout.errors import EnvError
 from asyncrollout.filters import BatchFilter, reward_varies
-from asyncrollout.sampler.admission import Load, Rules, may_start
-from asyncrollout.sampler.draws import Draw, Draws
-from asyncrollout.sampler.judging import Judge, KeepRate, check_filter
-from asyncrollout.sampler.tally import Tally
-from asyncrollout.sampler.tray import OnExhausted, Tray
+from asyncrollout.rollouts.sampling.admission import Load, Rules, may_start
+from asyncrollout.rollouts.sampling.batch_buffer import OnExhausted, Tray
+from asyncrollout.rollouts.sampling.batch_stats import Tally
+from asyncrollout.rollouts.sampling.filtering import Judge, KeepRate, check_filter
+from asyncrollout.rollouts.sampling.task_source import Draw, Draws
 from asyncrollout.trajectories import Turn
 
 

@@ -26,9 +26,9 @@ from asyncrollout import (
     UsageError,
     Verdict,
 )
-from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.filters import BatchFilter, reward_varies
-from asyncrollout.sampler.pace import Pace
+from asyncrollout.rollouts.sampling.pace import Pace
+from asyncrollout.seeding import sampling_seed
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
 from tests.test_rollouts import Model, rollouts

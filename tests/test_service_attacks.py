@@ -16,12 +16,12 @@ import msgspec
 import pytest
 
 from asyncrollout import EnvError, EnvPool, PoolError, RemoteEnvPool, registry
-from asyncrollout.pool.wire import Op
-from asyncrollout.service import bodies, channel, connections, server
+from asyncrollout.pool.wire.codec import Op
+from asyncrollout.service import bodies, channel, connection_limits, server
 from asyncrollout.service.access import read_token
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.clients import Client
-from asyncrollout.service.exchange import CLIENT_HEADER, MOST_PARTS, PATH, Answer, Call, encode, read_frame
+from asyncrollout.service.messages import CLIENT_HEADER, MOST_PARTS, PATH, Answer, Call, encode, read_frame
 from asyncrollout.service.server import Caps
 from asyncrollout.service.sessions import Sessions
 from tests.playing import PATIENCE, Gate
@@ -98,7 +98,7 @@ async def test_calls_are_begun_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_pool_with_more_envs_than_a_frame_takes_sends_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrollout.service.exchange.MOST_PARTS", 3)
+    monkeypatch.setattr("asyncrollout.service.messages.MOST_PARTS", 3)
     async with started() as served, RemoteEnvPool(served.url) as pool:
         envs = [await pool.open("counter") for _ in range(20)]
         async with anyio.create_task_group() as tasks:
@@ -192,13 +192,13 @@ async def test_connections_that_send_no_request_are_closed() -> None:
         await asking.send(REQUEST)
         assert b"200 OK" in await asking.receive()
         now = time.monotonic()
-        assert served._connections.close_silent(now + connections.FIRST_SECONDS - 1) == 0
-        assert served._connections.close_silent(now + connections.FIRST_SECONDS + 1) == 2
+        assert served._connections.close_silent(now + connection_limits.FIRST_SECONDS - 1) == 0
+        assert served._connections.close_silent(now + connection_limits.FIRST_SECONDS + 1) == 2
         assert await ended(silent)
         assert await ended(slow)
         await asking.send(REQUEST)
         assert b"200 OK" in await asking.receive()
-        assert served._connections.close_silent(time.monotonic() + connections.KEEP_SECONDS + 1) == 1
+        assert served._connections.close_silent(time.monotonic() + connection_limits.KEEP_SECONDS + 1) == 1
         assert await ended(asking)
         for stream in (silent, slow, asking):
             await stream.aclose()
@@ -220,7 +220,7 @@ async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyP
 
 async def test_a_server_looks_for_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_LOOK_EVERY", 0.01)
-    monkeypatch.setattr(connections, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(connection_limits, "FIRST_SECONDS", 0.0)
     async with started() as served, await dialled(served.url) as slow:
         await slow.send(REQUEST[:30])
         assert await ended(slow)
@@ -229,7 +229,7 @@ async def test_a_server_looks_for_silent_connections(monkeypatch: pytest.MonkeyP
 async def test_so_many_connections_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Those that never asked for anything make room first; those with a request under way never do."""
     monkeypatch.setattr(server, "_SPARE_CONNECTIONS", 0)
-    monkeypatch.setattr(connections, "FIRST_SECONDS", 1e9)
+    monkeypatch.setattr(connection_limits, "FIRST_SECONDS", 1e9)
     gate = Gate(tmp_path)
     async with serving(workers=1, caps=Caps(requests=1)) as browser:
         await browser.create("a", name="gated", pipe=gate.pipe, at="step")

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncrollout import RemoteEnvPool, registry
-from asyncrollout.service.exchange import CLIENT_HEADER, PATH, encode
+from asyncrollout.service.messages import CLIENT_HEADER, PATH, encode
 from asyncrollout.service.server import Caps, EnvServer
 from tests.playing import PATIENCE
 from tests.service_envs import KNOWN

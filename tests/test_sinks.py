@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from asyncrollout import MissingExtraError, Rollouts, ScriptedPolicy, UsageError
-from asyncrollout.metrics import Figures, TensorBoard, Tracker, flat, prometheus_text, reporting
-from asyncrollout.metrics.reporting import Reporting
-from asyncrollout.metrics.sinks import open_sinks
+from asyncrollout.telemetry import Figures, TensorBoard, Tracker, exporter, flat, prometheus_text
+from asyncrollout.telemetry.exporter import Reporting
+from asyncrollout.telemetry.sinks import open_sinks
 from asyncrollout.types import Durations
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
@@ -92,7 +92,7 @@ async def test_a_sink_gets_figures_when_told_and_at_the_end() -> None:
 
 
 async def test_a_sink_gets_figures_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "_EVERY", 0.001)
+    monkeypatch.setattr(exporter, "_EVERY", 0.001)
     sink = Kept()
     async with Reporting([sink], counting()):
         await wait_for(sink.stands)
@@ -114,7 +114,7 @@ async def test_a_slow_sink_gets_the_figures_of_every_batch_and_delays_nobody() -
 
 
 async def test_a_slow_sink_gets_only_the_newest_of_what_is_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "_EVERY", 0.0)
+    monkeypatch.setattr(exporter, "_EVERY", 0.0)
     slow, read = Kept(), threading.Event()
     slow.gate.clear()
     numbers = iter(range(1, 1_000_000))
@@ -138,7 +138,7 @@ async def test_a_slow_sink_gets_only_the_newest_of_what_is_between_batches(monke
 
 
 async def test_what_waits_for_a_sink_is_bounded_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "_MOST_WAITING", 3)
+    monkeypatch.setattr(exporter, "_MOST_WAITING", 3)
     slow = Kept()
     slow.gate.clear()
     with capture_logs() as logs:
@@ -154,16 +154,16 @@ async def test_what_waits_for_a_sink_is_bounded_and_told(monkeypatch: pytest.Mon
 
 
 async def test_a_slow_sink_has_time_at_the_end_as_long_as_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "_CLOSING_SECONDS", 0.0)
+    monkeypatch.setattr(exporter, "_CLOSING_SECONDS", 0.0)
     slow = Kept()
-    late = reporting._SinkThread(slow)
+    late = exporter._SinkThread(slow)
     late.offer({"batches": 0.0}, passing=False)
     await wait_for(slow.stands)
-    assert reporting._patience(late, late.moved) <= 0
-    monkeypatch.setattr(reporting, "_CLOSING_SECONDS", PATIENCE)
-    assert reporting._patience(late, late.moved) > 0
-    late.moved += reporting._LAST_SECONDS  # it has just written, but has had all the time there is
-    assert reporting._patience(late, late.moved - 2 * reporting._LAST_SECONDS) < 0
+    assert exporter._patience(late, late.moved) <= 0
+    monkeypatch.setattr(exporter, "_CLOSING_SECONDS", PATIENCE)
+    assert exporter._patience(late, late.moved) > 0
+    late.moved += exporter._LAST_SECONDS  # it has just written, but has had all the time there is
+    assert exporter._patience(late, late.moved - 2 * exporter._LAST_SECONDS) < 0
     late.close()
     assert late.has_ended(PATIENCE)
 
@@ -182,7 +182,7 @@ async def test_a_broken_sink_is_told_once_and_others_get_theirs() -> None:
 
 
 async def test_a_sink_that_never_returns_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "_CLOSING_SECONDS", 0.01)
+    monkeypatch.setattr(exporter, "_CLOSING_SECONDS", 0.01)
     sink = Kept()
     sink.gate.clear()
     with capture_logs() as logs:

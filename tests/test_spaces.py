@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import EnvSpec, Observation, Parsed, TextOptions, UsageError
-from asyncrollout.pool.digest import outcome_digest
-from asyncrollout.pool.hosted import HostedEnv, Opening, run_now
+from asyncrollout.pool.wire.digest import outcome_digest
+from asyncrollout.pool.worker.env_runner import HostedEnv, Opening, run_now
 from asyncrollout.registry import make_gymnasium
-from asyncrollout.replies import LONGEST
-from asyncrollout.spaces import SpaceText
 from asyncrollout.testing import check_env
 from asyncrollout.testing.text import HOSTILE, hostile_forms
+from asyncrollout.text.replies import LONGEST
+from asyncrollout.text.spaces import SpaceText
 
 IDS = [
     "Acrobot-v1",
@@ -704,7 +704,9 @@ def test_gymnasium_envs_are_played_by_text(gym_id: str) -> None:
 
 
 def hosted(gym_id: str) -> HostedEnv:
-    spec = EnvSpec(name=gym_id, factory=make_gymnasium, kwargs={"id": gym_id}, text="asyncrollout.spaces:SpaceText")
+    spec = EnvSpec(
+        name=gym_id, factory=make_gymnasium, kwargs={"id": gym_id}, text="asyncrollout.text.spaces:SpaceText"
+    )
     return HostedEnv(Opening(spec, text=True, expert=False, options=TextOptions()))
 
 
@@ -725,7 +727,7 @@ def test_invalid_reply_leaves_the_env_where_it_was() -> None:
 
 
 def test_env_without_spaces_is_played_by_text() -> None:
-    spec = EnvSpec(name="plain", factory=Plain, text="asyncrollout.spaces:SpaceText")
+    spec = EnvSpec(name="plain", factory=Plain, text="asyncrollout.text.spaces:SpaceText")
     env = HostedEnv(Opening(spec, text=True, expert=False, options=TextOptions()))
     shown = run_now(env.reset(1, None))
     assert shown[0].text == "seed: 1\nsaid: nothing"
@@ -748,6 +750,6 @@ def test_long_documentation_is_cut_at_a_line() -> None:
 
 
 def test_gymnasium_is_not_imported_for_it() -> None:
-    code = "import sys, asyncrollout.spaces; print('gymnasium' in sys.modules)"
+    code = "import sys, asyncrollout.text.spaces; print('gymnasium' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

@@ -24,8 +24,8 @@ from asyncrollout import (
     advantages,
     run_rollout,
 )
-from asyncrollout.policies import codec
-from asyncrollout.policies.codec import Mode, ServerKind
+from asyncrollout.policies.openai import codec
+from asyncrollout.policies.openai.codec import Mode, ServerKind
 
 START, END, MERGED = 1, 2, 999
 ROLES = {"system": 3, "user": 4, "assistant": 5}

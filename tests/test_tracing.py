@@ -19,9 +19,9 @@ from asyncrollout import (
     Rollouts,
     UsageError,
     run_rollout,
-    tracing,
 )
-from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.seeding import sampling_seed
+from asyncrollout.telemetry import tracing
 from asyncrollout.types import Usage
 from tests.rollout_envs import WALK
 from tests.waiting import all_tasks_blocked

@@ -18,7 +18,7 @@ import structlog
 
 import asyncrollout as ar
 from asyncrollout import Limits, Request, Trajectory
-from asyncrollout.journal.batches import RunRecords
+from asyncrollout.journal.records import RunRecords
 from asyncrollout.video import VideoRecorder
 from asyncrollout.video.budget import OVER_BUDGET
 from asyncrollout.video.encoder import Encoder, find_ffmpeg

@@ -23,9 +23,9 @@ from yarl import URL
 
 from asyncrollout import Group, UsageError, Verdict
 from asyncrollout.journal.events import Began
-from asyncrollout.metrics import METRICS
+from asyncrollout.telemetry import METRICS
+from asyncrollout.viewer.run_index import Shelf, last_figures
 from asyncrollout.viewer.server import serving
-from asyncrollout.viewer.shelf import Shelf, last_figures
 from tests.chromium import needs_chromium, opened
 from tests.playing import PATIENCE
 from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run

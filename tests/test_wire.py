@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from asyncrollout import Observation, Outcome, UsageError
-from asyncrollout.pool import wire
+from asyncrollout.pool.wire import codec
 from asyncrollout.testing import same
 from tests.tiny_envs import Point
 
@@ -79,7 +79,7 @@ values = st.recursive(
 
 
 def there_and_back(value: Any) -> Any:
-    return wire.Unpacker().decode(wire.encode(value))
+    return codec.Unpacker().decode(codec.encode(value))
 
 
 @given(values)
@@ -91,9 +91,9 @@ def test_values_come_back_equal_and_of_the_same_type(value: Any) -> None:
 @given(values)
 @settings(max_examples=100)
 def test_values_come_back_from_inside_a_message(value: Any) -> None:
-    message = [7, wire.embed(value), None, wire.embed(value)]
-    body = wire.frame(message)[8:]
-    seen = wire.Unpacker().decode(body)
+    message = [7, codec.embed(value), None, codec.embed(value)]
+    body = codec.frame(message)[8:]
+    seen = codec.Unpacker().decode(body)
     assert same(seen, [7, value, None, value])
 
 
@@ -155,10 +155,10 @@ def test_deeply_nested_values_come_back_or_are_refused() -> None:
             for _ in range(depth):
                 nested = kind([nested])
             try:
-                sent = wire.encode(nested)
-            except wire.UnsendableError:
+                sent = codec.encode(nested)
+            except codec.UnsendableError:
                 continue
-            seen = wire.Unpacker().decode(sent)
+            seen = codec.Unpacker().decode(sent)
             levels = 0
             while seen != ():
                 (seen,) = seen
@@ -167,53 +167,55 @@ def test_deeply_nested_values_come_back_or_are_refused() -> None:
 
 
 def test_what_cannot_be_pickled_is_refused_by_name() -> None:
-    with pytest.raises(wire.UnsendableError, match=r"cannot be sent to another process: .*lambda"):
-        wire.encode(lambda: None)
+    with pytest.raises(codec.UnsendableError, match=r"cannot be sent to another process: .*lambda"):
+        codec.encode(lambda: None)
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("not here"), MemoryError(), RecursionError(), SystemExit("bye")], ids=repr
 )
 def test_what_cannot_be_loaded_spoils_only_itself(error: BaseException) -> None:
-    body = wire.frame([1, wire.embed(Unloadable(error)), "next"])[8:]
-    first, spoilt, last = wire.Unpacker().decode(body)
+    body = codec.frame([1, codec.embed(Unloadable(error)), "next"])[8:]
+    first, spoilt, last = codec.Unpacker().decode(body)
     assert (first, last) == (1, "next")
-    assert spoilt == wire.Undecodable(f"{type(error).__name__}: {error}")
+    assert spoilt == codec.Undecodable(f"{type(error).__name__}: {error}")
 
 
 @given(values)
 @settings(max_examples=100)
 def test_untrusted_bytes_never_load_a_pickle(value: Any) -> None:
     try:
-        sent = wire.encode_exact(value)
-    except wire.INEXACT:
+        sent = codec.encode_exact(value)
+    except codec.INEXACT:
         with pytest.raises((UsageError, msgspec.DecodeError)):
-            wire.Unpacker(trusted=False).decode(wire.encode(value))
+            codec.Unpacker(trusted=False).decode(codec.encode(value))
     else:
-        assert same(wire.Unpacker(trusted=False).decode(sent), value)
+        assert same(codec.Unpacker(trusted=False).decode(sent), value)
 
 
 def test_a_pickle_in_untrusted_bytes_is_not_run() -> None:
     hostile = pickle.dumps(Unloadable())
-    sent = msgspec.msgpack.encode(msgspec.msgpack.Ext(wire.Code.PICKLE, hostile))
-    nested = msgspec.msgpack.encode([msgspec.msgpack.Ext(wire.Code.TUPLE, msgspec.msgpack.encode([msgspec.Raw(sent)]))])
+    sent = msgspec.msgpack.encode(msgspec.msgpack.Ext(codec.Code.PICKLE, hostile))
+    nested = msgspec.msgpack.encode(
+        [msgspec.msgpack.Ext(codec.Code.TUPLE, msgspec.msgpack.encode([msgspec.Raw(sent)]))]
+    )
     for message in (sent, nested):
         with pytest.raises(UsageError, match="extension"):
-            wire.Unpacker(trusted=False).decode(message)
+            codec.Unpacker(trusted=False).decode(message)
 
 
 @given(st.binary(max_size=200))
 @settings(max_examples=300)
 def test_untrusted_bytes_give_a_value_or_an_error_of_ours(data: bytes) -> None:
     with contextlib.suppress(msgspec.MsgspecError, ValueError, TypeError):
-        wire.Unpacker(trusted=False).decode(data)
+        codec.Unpacker(trusted=False).decode(data)
 
 
 @given(st.lists(st.lists(any_text.filter(lambda text: text.isprintable()), max_size=3), max_size=6), st.data())
 def test_frames_survive_any_cut(messages: list[Any], data: st.DataObject) -> None:
-    stream = b"".join(wire.frame(message) for message in messages)
+    stream = b"".join(codec.frame(message) for message in messages)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    reader = wire.FrameReader()
+    reader = codec.FrameReader()
     seen = [
         msgspec.msgpack.decode(frame)
         for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)
@@ -224,8 +226,8 @@ def test_frames_survive_any_cut(messages: list[Any], data: st.DataObject) -> Non
 
 def test_frames_survive_single_bytes() -> None:
     messages: list[Any] = [["a" * 300], [], [math.pi, None]]
-    reader = wire.FrameReader()
-    stream = b"".join(wire.frame(message) for message in messages)
+    reader = codec.FrameReader()
+    stream = b"".join(codec.frame(message) for message in messages)
     seen = [msgspec.msgpack.decode(frame) for byte in stream for frame in reader.feed(bytes([byte]))]
     assert seen == messages
 
@@ -237,10 +239,10 @@ def test_large_arrays_go_where_there_is_room() -> None:
         if placed:
             return None
         placed.append(array)
-        return msgspec.msgpack.Ext(wire.Code.MAPPED, b"here")
+        return msgspec.msgpack.Ext(codec.Code.MAPPED, b"here")
 
-    small, large, second = np.arange(10), np.arange(wire.LARGE_ARRAY), np.ones(wire.LARGE_ARRAY)
-    sent = wire.encode([small, large, second], place)
-    seen = wire.Unpacker(mapped=lambda reference: {b"here": placed[0]}[reference]).decode(sent)
+    small, large, second = np.arange(10), np.arange(codec.LARGE_ARRAY), np.ones(codec.LARGE_ARRAY)
+    sent = codec.encode([small, large, second], place)
+    seen = codec.Unpacker(mapped=lambda reference: {b"here": placed[0]}[reference]).decode(sent)
     assert same(seen, [small, large, second])
     assert seen[1] is large

@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from asyncrollout import EnvError, EnvPool, EnvSpec, PoolError, UsageError, find_env
-from asyncrollout.pool import by_value, definitions
-from asyncrollout.pool.definitions import Sent
-from asyncrollout.rollouts.setup import read_envs
+from asyncrollout.pool.wire import by_value, definitions
+from asyncrollout.pool.wire.definitions import Sent
+from asyncrollout.rollouts.options import read_envs
 from asyncrollout.testing import same
 from tests.playing import ACTIONS, COUNTER, expected, play
 from tests.scripts.processes import LIMIT, ROOT, spoil_starts, until

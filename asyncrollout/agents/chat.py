@@ -10,17 +10,17 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
-from asyncrollout import checks
-from asyncrollout.agents.joining import TokenSequence, unsampled
-from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout import validation
 from asyncrollout.agents.templates import TEMPLATES, Template
-from asyncrollout.checks import nearest
+from asyncrollout.agents.token_history import TokenSequence, unsampled
 from asyncrollout.errors import ProviderError, UsageError
+from asyncrollout.images import IMAGE_MARK, data_url, raw_size
 from asyncrollout.logs import get_logger
-from asyncrollout.pictures import IMAGE_MARK, data_url, raw_size
 from asyncrollout.protocols import Policy, ask_policy
+from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation, Observation, Outcome, Request, Sampling
+from asyncrollout.validation import nearest
 
 log = get_logger(__name__)
 
@@ -223,7 +223,7 @@ def _read_ids(given: Any) -> tuple[int, ...]:
     is_list = given.ndim == 1 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
     if not is_list or isinstance(given, str | bytes):
         raise UsageError(f"ChatAgent: end_ids={given!r:.100} is not a list of token ids")
-    return tuple(checks.whole("ChatAgent: one of end_ids", token, 0) for token in given)
+    return tuple(validation.whole("ChatAgent: one of end_ids", token, 0) for token in given)
 
 
 async def _encoded_picture(picture: Any) -> str:

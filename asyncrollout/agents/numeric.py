@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.errors import UsageError
 from asyncrollout.protocols import Policy, ask_policy
+from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Move, Remembered
 from asyncrollout.types import Generation, Outcome, Request, Sampling
 

@@ -50,7 +50,7 @@ COMMANDS = (
         """,
     ),
     (
-        "asyncrollout.cli.running:run",
+        "asyncrollout.cli.run:run",
         RUN,
         """Play a run as a YAML file says, in a directory of its own.
 
@@ -62,7 +62,7 @@ COMMANDS = (
         """,
     ),
     (
-        "asyncrollout.cli.running:resume",
+        "asyncrollout.cli.run:resume",
         RUN,
         """Resume a run that was stopped or killed, without losing or repeating anything.
 
@@ -70,7 +70,7 @@ COMMANDS = (
         """,
     ),
     (
-        "asyncrollout.cli.evaluating:eval",
+        "asyncrollout.cli.eval:eval",
         RUN,
         """Evaluate a model on any environment: pass@k and rewards, with confidence intervals.
 
@@ -89,7 +89,7 @@ COMMANDS = (
         """,
     ),
     (
-        "asyncrollout.cli.serving:serve",
+        "asyncrollout.cli.serve:serve",
         RUN,
         """Offer environments to other processes and machines, over HTTP.
 
@@ -102,7 +102,7 @@ COMMANDS = (
         """,
     ),
     (
-        "asyncrollout.cli.reporting:report",
+        "asyncrollout.cli.report:report",
         LOOK,
         """Write a page that shows all of a run: one file, to open in a browser.
 
@@ -112,7 +112,7 @@ COMMANDS = (
         """,
     ),
     (
-        "asyncrollout.cli.viewing:view",
+        "asyncrollout.cli.view:view",
         LOOK,
         """Show runs in a browser: a list of them, and the report of each.
 
@@ -124,7 +124,7 @@ COMMANDS = (
         """,
     ),
     (
-        "asyncrollout.cli.replaying:replay",
+        "asyncrollout.cli.replay:replay",
         LOOK,
         """Play a recorded episode again, turn by turn, and compare.
 
@@ -134,7 +134,7 @@ COMMANDS = (
         """,
     ),
     (
-        "asyncrollout.cli.comparing:compare",
+        "asyncrollout.cli.compare:compare",
         LOOK,
         """Compare runs: rewards and pass rates with confidence intervals.
 
@@ -167,7 +167,7 @@ COMMANDS = (
         """,
     ),
     (
-        "asyncrollout.cli.skeleton:new_env",
+        "asyncrollout.cli.new_env:new_env",
         ENVIRONMENTS,
         """Write a small environment of your own to start from, with its test.
 
@@ -415,7 +415,7 @@ def _finished(command: Callable[..., Any], bound: inspect.BoundArguments, output
         return DONE
     import asyncio  # noqa: PLC0415 (these two cost more than help does)
 
-    from asyncrollout.cli.logs import logging_to  # noqa: PLC0415
+    from asyncrollout.cli.terminal.logs import logging_to  # noqa: PLC0415
 
     with logging_to(None, console=not output.quiet):
         result = command(*bound.args, **bound.kwargs)

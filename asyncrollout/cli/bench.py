@@ -8,9 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 import asyncrollout
-from asyncrollout.checks import nearest
 from asyncrollout.cli.app import DONE, FAILED, Told
 from asyncrollout.errors import UsageError
+from asyncrollout.validation import nearest
 
 BENCHMARKS = Path(asyncrollout.__file__).parent.parent / "benchmarks"
 

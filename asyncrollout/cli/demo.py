@@ -5,17 +5,17 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from asyncrollout.arrays.batch import Batch
+from asyncrollout.batches.batch import Batch
 from asyncrollout.cli.app import WHOLE, Told, program
 from asyncrollout.cli.directory import new_directory, next_attempt, write_config
-from asyncrollout.cli.display import Display
-from asyncrollout.cli.envs import allowed_env
-from asyncrollout.cli.logs import logging_to
-from asyncrollout.cli.running import Runs, play
+from asyncrollout.cli.run import Runs, play
+from asyncrollout.cli.terminal.live import Display
+from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.config import Config, schema
 from asyncrollout.errors import UsageError
-from asyncrollout.journal.lines import read_head, whole_lines
+from asyncrollout.journal.files import read_head, whole_lines
 from asyncrollout.journal.writer import TRAJECTORIES
+from asyncrollout.registry import allowed_env
 from asyncrollout.trajectories import Limits, Trajectory
 from asyncrollout.types import Sampling
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 
 from asyncrollout.config import Config, read_config, to_redacted_yaml
+from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.errors import JournalError, UsageError
-from asyncrollout.journal.lines import whole_lines
+from asyncrollout.journal.files import whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
 from asyncrollout.redaction import hide_in_document, known_secrets, named_secrets
 from asyncrollout.report.history import History, read_history
-from asyncrollout.rollouts.durable import MANIFEST
+from asyncrollout.rollouts.resume import MANIFEST
 
 GIVEN = "config.yaml"
 RESOLVED = "config.resolved.yaml"
@@ -141,7 +142,7 @@ def read_back(directory: Path, overrides: tuple[str, ...] = ()) -> Config:
         raise UsageError(f"{directory} is not a run directory")
     if not (directory / RESOLVED).exists():
         raise UsageError(f"{directory} holds no run of this command line: it has no {RESOLVED}")
-    return read_config(directory / RESOLVED, overrides)
+    return read_config(directory / RESOLVED, overrides, dialect=RAGEN_KEYS)
 
 
 def next_attempt(directory: Path) -> Path:

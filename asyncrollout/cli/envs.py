@@ -5,8 +5,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -14,9 +13,9 @@ import yaml
 from cyclopts import Parameter
 
 from asyncrollout.cli.app import Output, Told, printable
-from asyncrollout.cli.logs import logging_to
+from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.errors import EnvCheckError, UsageError
-from asyncrollout.registry import EnvSpec, env_names, find_env, is_import_path, load_factory
+from asyncrollout.registry import allowed_env, env_names, find_env, load_factory
 
 if TYPE_CHECKING:
     from asyncrollout.testing import EnvReport
@@ -97,22 +96,6 @@ async def check_env(
     output.record({**msgspec.structs.asdict(report), "ok": True})
     if not output.json:
         output.show(_drawn(report))
-
-
-def allowed_env(name: str, *, allow_import: bool) -> EnvSpec:
-    """The spec of a name from outside; one that would import code is refused unless that is allowed."""
-    if not is_import_path(name):
-        return find_env(name)
-    if not allow_import:
-        raise UsageError(f"env {name!r} is an import path, which runs that module's code: allow it with --allow-import")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    module, _, attribute = name.partition(":")
-    with suppress(Exception):  # where the env is made, it is told with its traceback
-        if isinstance(spec := getattr(importlib.import_module(module), attribute), EnvSpec):
-            return spec
-    return find_env(name)
 
 
 def env_kwargs(options: Sequence[str]) -> dict[str, Any]:

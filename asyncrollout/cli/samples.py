@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.arrays.batch import Batch
+from asyncrollout.batches.batch import Batch
 from asyncrollout.config import Config
 from asyncrollout.errors import JournalError, UsageError
-from asyncrollout.journal.batches import RunRecords
+from asyncrollout.journal.records import RunRecords
 from asyncrollout.trajectories import Group
 
 SAMPLES = "samples.jsonl"

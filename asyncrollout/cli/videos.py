@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from asyncrollout.cli.app import WHOLE, Told, program
-from asyncrollout.cli.progress import run_with_bar
+from asyncrollout.cli.terminal.progress import run_with_bar
 from asyncrollout.registry import load_factory
 
 _MAKE = "asyncrollout_envs.video:make_videos"  # the core does not import the envs that it comes with

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from asyncrollout.checks import nearest
 from asyncrollout.config.document import Path, Place, Unclear
-from asyncrollout.config.kinds import bare, choices, describe, fits, is_hidden, options, structs
 from asyncrollout.config.suggestions import shown, suggest
+from asyncrollout.config.type_info import bare, choices, describe, fits, is_hidden, options, structs
 from asyncrollout.redaction import HIDDEN, hide_looks, may_be_secret
 from asyncrollout.secret_names import is_secret
+from asyncrollout.validation import nearest
 
 MOST_PROBLEMS = 20
 

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from asyncrollout.checks import nearest
-from asyncrollout.config import ragen
 from asyncrollout.config.checking import MOST_PROBLEMS, Checker, Problem
+from asyncrollout.config.dialect import NATIVE, Dialect
 from asyncrollout.config.document import Document, Path, Place, load
 from asyncrollout.config.overrides import expanded, override, undotted
 from asyncrollout.config.schema import Config, Local
@@ -20,6 +19,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.redaction import named_secrets, without_secrets
 from asyncrollout.registry import env_names
+from asyncrollout.validation import nearest
 
 log = get_logger(__name__)
 
@@ -27,27 +27,31 @@ _LARGEST_FILE = 1_000_000  # bytes; PyYAML takes seconds for more
 _LEAST = "the least is a line such as 'env: frozen_lake'"
 
 
-def read_config(path: FilePath, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a file, with values such as `group_size=4` from elsewhere put in."""
-    return parse_config(read_text(FilePath(path)), overrides, str(path))
+def read_config(path: FilePath, overrides: Sequence[str] = (), *, dialect: Dialect = NATIVE) -> Config:
+    """The configuration in a file, with overrides such as `group_size=4`; a `dialect` allows foreign keys in both."""
+    return parse_config(read_text(FilePath(path)), overrides, str(path), dialect=dialect)
 
 
-def parse_config(text: str, overrides: Sequence[str] = (), where: str = "config.yaml") -> Config:
+def parse_config(
+    text: str, overrides: Sequence[str] = (), where: str = "config.yaml", *, dialect: Dialect = NATIVE
+) -> Config:
     """As `read_config`; `where` is the file's name, for errors and for paths that are relative to it."""
-    return _checked(load_mapping(text, overrides, where, least=_LEAST), where)
+    return _checked(load_mapping(text, overrides, where, least=_LEAST), where, dialect)
 
 
-def as_config(values: dict[str, Any], overrides: Sequence[str] = (), where: str = "config") -> Config:
+def as_config(
+    values: dict[str, Any], overrides: Sequence[str] = (), where: str = "config", *, dialect: Dialect = NATIVE
+) -> Config:
     """As `read_config`, of what a file would hold."""
     document = Document(values, {})
     for assignment in overrides:
         document = override(document, assignment)
-    return _checked(document, where)
+    return _checked(document, where, dialect)
 
 
-def _checked(document: Document, where: str) -> Config:
-    translated = ragen.translate(expanded(document.value))
-    checker = Checker(Config, _placed(document.places, translated.origins), ragen.TOP_LEVEL)
+def _checked(document: Document, where: str, dialect: Dialect) -> Config:
+    translated = dialect.translate(expanded(document.value))
+    checker = Checker(Config, _placed(document.places, translated.origins), dialect.top_level)
     problems = [*translated.problems, *checker.problems(translated.values)]
     if not problems:
         config = msgspec.convert(translated.values, Config)
@@ -57,7 +61,7 @@ def _checked(document: Document, where: str) -> Config:
     if translated.notes:
         mapped = [f"{note.key} -> {note.became}" for note in translated.notes if note.became]
         unused = [f"{note.key}: {note.why}" for note in translated.notes if not note.became]
-        log.info("ragen_keys", file=where, mapped=mapped, unused=unused)
+        log.info("foreign_keys", dialect=dialect.name, file=where, mapped=mapped, unused=unused)
     return config
 
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import inspect
 
 from asyncrollout.config.document import Path
-from asyncrollout.config.kinds import bare, is_mapping, options, structs
+from asyncrollout.config.type_info import bare, is_mapping, options, structs
 
 _ALIKE = 0.75
 _LONGEST = 200

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from asyncrollout.errors import UsageError
-from asyncrollout.plain import KIND, from_plain, to_plain
+from asyncrollout.serialization import KIND, from_plain, to_plain
 from asyncrollout.trajectories import StopReason
 from asyncrollout.types import Generation
 

@@ -8,11 +8,11 @@ import msgspec
 
 from asyncrollout.errors import EnvDiverged, UsageError
 from asyncrollout.journal.events import Replied, decode_reply, encode_reply
-from asyncrollout.journal.reader import Past
+from asyncrollout.journal.history import Past
 from asyncrollout.journal.writer import Writer
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.holding import held_back
-from asyncrollout.pool.digest import digest
+from asyncrollout.pool.wire.digest import digest
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 

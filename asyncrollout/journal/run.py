@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from anyio import to_thread
 
-from asyncrollout.arrays.records import encode_record
+from asyncrollout.batches.records import encode_record
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.journal.events import (
     Began,
@@ -25,13 +25,13 @@ from asyncrollout.journal.events import (
     TakenBack,
     Updated,
 )
-from asyncrollout.journal.lines import cut_torn_end, whole_lines
-from asyncrollout.journal.numbers import Numbers
-from asyncrollout.journal.reader import Past, changes, read_given, read_past
+from asyncrollout.journal.files import cut_torn_end, whole_lines
+from asyncrollout.journal.group_numbers import Numbers
+from asyncrollout.journal.history import Past, changes, read_given, read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
-from asyncrollout.plain import to_plain
-from asyncrollout.pool.digest import digest
+from asyncrollout.pool.wire.digest import digest
 from asyncrollout.redaction import hide, hide_in_error, known_secrets, named_secrets, without_secrets
+from asyncrollout.serialization import to_plain
 from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, group_of
 
 _SHOWN = 500

@@ -12,9 +12,9 @@ from weakref import WeakSet
 import aiofiles
 import anyio
 
+from asyncrollout.concurrency import Background, run_to_end
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.events import AnyEvent, encode
-from asyncrollout.tasks import Background, run_to_end
 
 JOURNAL = "journal.jsonl"
 TRAJECTORIES = "trajectories.jsonl"

@@ -11,10 +11,10 @@ import anyio.to_thread
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from asyncrollout.concurrency import Background
 from asyncrollout.errors import ClosedError, ProviderError, RolloutError, UsageError
 from asyncrollout.policies.gate import Gate, check_rises
 from asyncrollout.policies.holding import Deadline, rollout_held
-from asyncrollout.tasks import Background
 from asyncrollout.types import Generation, PauseMode, Request, Timings
 
 Model = Callable[[list[Request]], Sequence[Any]]

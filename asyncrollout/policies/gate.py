@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import anyio
 import msgspec
 
-from asyncrollout import checks
+from asyncrollout import validation
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.holding import Held, charged, held_back, rollout_held
 from asyncrollout.protocols import Policy, ask_policy
@@ -58,7 +58,7 @@ class Gate:
 
     async def shut(self, mode: PauseMode) -> None:
         """Hold calls back; those under way are awaited, stopped, or left alone. If cancelled, it opens again."""
-        checks.one_of("mode", mode, get_args(PauseMode))
+        validation.one_of("mode", mode, get_args(PauseMode))
         if self.is_open:
             self._open = anyio.Event()
             self.is_open = False

@@ -13,11 +13,11 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from asyncrollout.concurrency import run_to_end
 from asyncrollout.errors import MissingExtraError, ProviderError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.policies import local_server
-from asyncrollout.policies.openai import OpenAIPolicy
-from asyncrollout.tasks import run_to_end
+from asyncrollout.policies.openai.policy import OpenAIPolicy
 
 log = get_logger(__name__)
 

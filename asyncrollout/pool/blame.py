@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from asyncrollout.pool.home import Lost
-from asyncrollout.pool.wire import Op
+from asyncrollout.pool.hosts import Lost
+from asyncrollout.pool.wire.codec import Op
 
 _OWN_DEATHS = 2
 _OUTSIDE_DEATHS = 5

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from asyncrollout import errors
 from asyncrollout.errors import ClosedError, EnvError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool import wire
-from asyncrollout.pool.digest import outcome_digest
-from asyncrollout.pool.failure import Failure
-from asyncrollout.pool.home import CLOSE_GRACE, Lost, Reply
-from asyncrollout.pool.past import Called, Past, dump_past, life_key, load_past
-from asyncrollout.pool.replay import NotInPlaceError
-from asyncrollout.pool.seat import Seat
-from asyncrollout.pool.together import Begun
-from asyncrollout.pool.wire import OUTCOMES, Op, Undecodable
+from asyncrollout.pool.batch_calls import Begun
+from asyncrollout.pool.binding import Seat
+from asyncrollout.pool.hosts import CLOSE_GRACE, Lost, Reply
+from asyncrollout.pool.wire import codec
+from asyncrollout.pool.wire.codec import OUTCOMES, Op, Undecodable
+from asyncrollout.pool.wire.digest import outcome_digest
+from asyncrollout.pool.wire.failure import Failure
+from asyncrollout.pool.wire.replay_log import Called, Past, dump_past, life_key, load_past
+from asyncrollout.pool.worker.replay import NotInPlaceError
 from asyncrollout.protocols import Recorded
 from asyncrollout.types import Outcome
 
@@ -164,7 +164,7 @@ class EnvHandle:
     def _playable(self, action: Any) -> Any:
         if self._phase is not _RUNNING:
             raise self._misuse("step")
-        return action if type(action) in wire.PLAIN else self._own(action, "action")
+        return action if type(action) in codec.PLAIN else self._own(action, "action")
 
     def _stepped(self, action: Any, reply: Reply) -> Outcome:
         self._history.add_step(action, reply[4])
@@ -179,8 +179,8 @@ class EnvHandle:
     def _own(self, value: Any, what: str) -> Any:
         """A copy that the caller cannot change while it is under way, or afterwards in the log."""
         try:
-            return wire.detach(value)
-        except wire.UnsendableError as error:
+            return codec.detach(value)
+        except codec.UnsendableError as error:
             raise UsageError(f"env {self.name!r}: its {what}: {error}") from error
 
     def _took(self, reply: Reply) -> Outcome:
@@ -237,7 +237,7 @@ class EnvHandle:
         """A call that raised in the env may have changed it all the same; one that never reached it has not."""
         kind = getattr(error, "remote_type", None)
         if kind is not None and not _is_gone(type(error).__name__, kind) and not isinstance(error, UsageError):
-            was_made = kind == wire.UnsendableError.__name__  # only what it returned is the trouble
+            was_made = kind == codec.UnsendableError.__name__  # only what it returned is the trouble
             self._history.add_call(replace(called, raised=not was_made))
 
     async def _ask(self, op: Op, payload: Any, what: str) -> Reply:
@@ -410,7 +410,7 @@ class EnvHandle:
             return phase, seat.call_elsewhere(None, op, payload)
         try:
             return phase, seat.home.call(seat.id, op, payload, caller=seat)
-        except wire.UnsendableError as error:
+        except codec.UnsendableError as error:
             self._busy, self._phase = False, phase
             raise self._unsendable(op, error) from error
 
@@ -430,7 +430,7 @@ class EnvHandle:
         except UsageError:  # the env has seen nothing of it
             self._go_back_to(phase)
             raise
-        except wire.UnsendableError as error:
+        except codec.UnsendableError as error:
             self._go_back_to(phase)
             raise self._unsendable(op, error) from error
         except RolloutError:
@@ -470,7 +470,7 @@ class EnvHandle:
         error.__dict__.update(remote_type=failure.kind, remote_traceback=failure.trace)
         return error
 
-    def _unsendable(self, op: Op, error: wire.UnsendableError) -> UsageError:
+    def _unsendable(self, op: Op, error: codec.UnsendableError) -> UsageError:
         return self.seat.error(UsageError, f"{op.name.lower()}: {error}", self.seat.rank)
 
     def _unreadable(self, *values: Any) -> EnvError:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncrollout.errors import ClosedError, PoolError
-from asyncrollout.pool.home import LONG, SOON, Backend, Home
-from asyncrollout.pool.inline import LoopHome
+from asyncrollout.pool.hosts import LONG, SOON, Backend, Home
+from asyncrollout.pool.inline_host import LoopHome
 from asyncrollout.pool.quarantine import Quarantine
-from asyncrollout.pool.wire import Op
+from asyncrollout.pool.wire.codec import Op
 
 if TYPE_CHECKING:
-    from asyncrollout.pool.seat import Seat
+    from asyncrollout.pool.binding import Seat
 
 _WORTH_MOVING = 0.0001  # seconds saved in each round of steps
 _ROUNDS_TO_PAY = 20

@@ -14,24 +14,24 @@ from typing import Any, Literal, NamedTuple, Self
 import anyio
 import msgspec
 
-from asyncrollout import checks
+from asyncrollout import validation
+from asyncrollout.concurrency import Background
 from asyncrollout.errors import ClosedError, PoolError, UsageError
-from asyncrollout.pool.blocking import LoopWatch, watch_loop
-from asyncrollout.pool.definitions import Sent
+from asyncrollout.pool.batch_calls import Result, call_all
+from asyncrollout.pool.binding import Rules, Seat
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.home import Backend, Limits
-from asyncrollout.pool.hosted import Opening, is_async
-from asyncrollout.pool.inline import LoopHome
-from asyncrollout.pool.making import of_this_script, own_copies
+from asyncrollout.pool.hosts import Backend, Limits
+from asyncrollout.pool.inline_host import LoopHome
+from asyncrollout.pool.loop_monitor import LoopWatch, watch_loop
 from asyncrollout.pool.placement import Placement
-from asyncrollout.pool.process import ProcessBackend, WorkerEnv
-from asyncrollout.pool.seat import Rules, Seat
-from asyncrollout.pool.supervisor import refuse_in_worker
-from asyncrollout.pool.together import Result, call_all
-from asyncrollout.pool.wire import UnsendableError, to_pickle
+from asyncrollout.pool.process.backend import ProcessBackend, WorkerEnv
+from asyncrollout.pool.process.supervisor import refuse_in_worker
+from asyncrollout.pool.wire.codec import UnsendableError, to_pickle
+from asyncrollout.pool.wire.definitions import Sent
+from asyncrollout.pool.worker.env_factory import of_this_script, own_copies
+from asyncrollout.pool.worker.env_runner import Opening, is_async
 from asyncrollout.protocols import Recorded
 from asyncrollout.registry import EnvRef, EnvSpec, check_exists, find_env
-from asyncrollout.tasks import Background
 from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
 _BACKENDS = ("process", "inline")
@@ -75,13 +75,13 @@ class EnvPool:
         worker_env: WorkerEnv | None = None,
         log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        checks.one_of("backend", backend, _BACKENDS)
-        checks.one_of("recover", recover, _RECOVERIES)
-        checks.whole("workers", 1 if workers is None else workers, 1)
-        checks.whole("memory_limit", 1 if memory_limit is None else memory_limit, 1)
-        checks.whole("max_restarts", max_restarts, 0)
-        checks.seconds("step_timeout", step_timeout)
-        checks.seconds("reset_timeout", reset_timeout)
+        validation.one_of("backend", backend, _BACKENDS)
+        validation.one_of("recover", recover, _RECOVERIES)
+        validation.whole("workers", 1 if workers is None else workers, 1)
+        validation.whole("memory_limit", 1 if memory_limit is None else memory_limit, 1)
+        validation.whole("max_restarts", max_restarts, 0)
+        validation.seconds("step_timeout", step_timeout)
+        validation.seconds("reset_timeout", reset_timeout)
         self._workers = (workers or usable_cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None

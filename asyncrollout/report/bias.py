@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from asyncrollout.report.drawings import BLUE, ORANGE, Kind, axis, line, plot, table
+from asyncrollout.report.charts import BLUE, ORANGE, Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup
 from asyncrollout.report.history import FATES, History
 from asyncrollout.report.statistics import Floats, edges, estimate, shares

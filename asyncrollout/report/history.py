@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.arrays.records import told_at
+from asyncrollout.batches.records import told_at
 from asyncrollout.errors import UsageError
 from asyncrollout.journal.events import (
     AnyEvent,
@@ -27,7 +27,7 @@ from asyncrollout.journal.events import (
     Updated,
     decode,
 )
-from asyncrollout.journal.lines import whole_lines
+from asyncrollout.journal.files import whole_lines
 from asyncrollout.journal.writer import JOURNAL
 from asyncrollout.trajectories import group_of
 

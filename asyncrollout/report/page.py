@@ -12,15 +12,15 @@ import yaml
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.report.bias import bias_and_waste
 from asyncrollout.report.blocks import Blocks, embedded
+from asyncrollout.report.compared_run import Side, evaluation_side, side_of
 from asyncrollout.report.document import data, replacing, skeleton
+from asyncrollout.report.formatting import as_line, shown_path
 from asyncrollout.report.groups import PlayedGroup, decided, played_group
 from asyncrollout.report.history import EvaluationRecord, History, read_history
-from asyncrollout.report.readable import as_line, shown_path
-from asyncrollout.report.recordings import recordings
 from asyncrollout.report.rollouts import Records, Rollout, shown
-from asyncrollout.report.sides import Side, evaluation_side, side_of
 from asyncrollout.report.summary import Totals, evaluations, rewards, tiles, totals
 from asyncrollout.report.timeline import where_time_went
+from asyncrollout.report.videos import recordings
 
 REPORT = "report.html"
 

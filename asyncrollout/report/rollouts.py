@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.arrays.records import told_at
+from asyncrollout.batches.records import told_at
 from asyncrollout.errors import JournalError
-from asyncrollout.journal.lines import Line, read_head, whole_lines
+from asyncrollout.journal.files import Line, read_head, whole_lines
 from asyncrollout.journal.writer import TRAJECTORIES
-from asyncrollout.plain import KIND
-from asyncrollout.report.readable import as_number, as_text, pictures_in, readable
-from asyncrollout.report.recordings import shown_video
+from asyncrollout.report.formatting import as_number, as_text, pictures_in, readable
+from asyncrollout.report.videos import shown_video
+from asyncrollout.serialization import KIND
 from asyncrollout.successes import RolloutResult
 
 

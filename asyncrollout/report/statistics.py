@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.comparison import student_t
+from asyncrollout.stats import student_t
 
 Floats = Sequence[float] | NDArray[np.float64]
 

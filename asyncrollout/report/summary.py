@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.comparison import Estimate, RunFigures, summarize
-from asyncrollout.report.drawings import Kind, axis, line, plot, table
+from asyncrollout.report.charts import Kind, axis, line, plot, table
+from asyncrollout.report.compared_run import Side, which_k
 from asyncrollout.report.groups import PlayedGroup
 from asyncrollout.report.history import History
 from asyncrollout.report.rollouts import Rollout
-from asyncrollout.report.sides import Side, which_k
 from asyncrollout.report.statistics import means_over
+from asyncrollout.stats import Estimate, RunFigures, summarize
 from asyncrollout.trajectories import StopReason
 
 _MOST_BINS = 30

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from asyncrollout.report.drawings import BLUE, GREEN, GREY, ORANGE, SKY, Kind, axis, line, plot, table
+from asyncrollout.report.charts import BLUE, GREEN, GREY, ORANGE, SKY, Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup
 from asyncrollout.report.history import History
 from asyncrollout.report.rollouts import Rollout

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from asyncrollout.arrays.batch import Batch
+from asyncrollout.batches.batch import Batch
 from asyncrollout.errors import ClosedError, UsageError
-from asyncrollout.rollouts.durable import Ready
-from asyncrollout.rollouts.watching import Watching
-from asyncrollout.sampler.draws import Draws
-from asyncrollout.sampler.judging import is_older
-from asyncrollout.sampler.stream import GroupStream, StreamRules, Taken
-from asyncrollout.sampler.tally import Tally
+from asyncrollout.rollouts.observers import Watching
+from asyncrollout.rollouts.resume import Ready
+from asyncrollout.rollouts.sampling.batch_stats import Tally
+from asyncrollout.rollouts.sampling.filtering import is_older
+from asyncrollout.rollouts.sampling.stream import GroupStream, StreamRules, Taken
+from asyncrollout.rollouts.sampling.task_source import Draws
 from asyncrollout.trajectories import Group
 
 StartStream = Callable[[StreamRules], tuple[GroupStream, anyio.CancelScope]]

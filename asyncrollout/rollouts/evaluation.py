@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 import msgspec
 import numpy as np
 
-from asyncrollout.comparison import pass_at
 from asyncrollout.errors import UsageError, like
+from asyncrollout.stats import pass_at
 from asyncrollout.successes import succeeded
 from asyncrollout.trajectories import Group, Trajectory
 

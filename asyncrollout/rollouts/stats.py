@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from asyncrollout.metrics import Standing
-from asyncrollout.rollout.progress import POLICY, RESET, STEP, Progress
-from asyncrollout.sampler.ledger import Ledger
+from asyncrollout.rollouts.episode.progress import POLICY, RESET, STEP, Progress
+from asyncrollout.rollouts.sampling.ledger import Ledger
+from asyncrollout.telemetry import Standing
 from asyncrollout.trajectories import DRAWN
 from asyncrollout.types import PoolStats
 

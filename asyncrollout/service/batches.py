@@ -7,14 +7,14 @@ from typing import Any, Self, TypeVar
 
 import anyio
 
-from asyncrollout import checks
+from asyncrollout import validation
+from asyncrollout.concurrency import run_to_end, task_group
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.service.config import BaseServiceConfig
-from asyncrollout.service.served import ServedEnv, Shown, Stepped
-from asyncrollout.tasks import run_to_end, task_group
+from asyncrollout.service.served_env import ServedEnv, Shown, Stepped
 
 log = get_logger(__name__)
 
@@ -43,7 +43,7 @@ class EnvService:
     ) -> None:
         if max_workers is None:
             max_workers = (config or BaseServiceConfig()).get("max_workers", BaseServiceConfig.max_workers)
-        checks.whole("max_workers", max_workers, 1)
+        validation.whole("max_workers", max_workers, 1)
         self.max_workers: int = max_workers
         self.environments: dict[Any, ServedEnv] = {}
         self.env_configs: dict[Any, dict[str, Any]] = {}

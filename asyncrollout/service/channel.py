@@ -11,9 +11,9 @@ from aiohttp import web
 
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.wire import Op
+from asyncrollout.pool.wire.codec import Op
 from asyncrollout.service.clients import Client
-from asyncrollout.service.exchange import CLIENT_HEADER, PROTOCOL, Answer, Call, Hello, Outbox, read_frame
+from asyncrollout.service.messages import CLIENT_HEADER, PROTOCOL, Answer, Call, Hello, Outbox, read_frame
 from asyncrollout.service.sessions import Sessions
 
 log = get_logger(__name__)

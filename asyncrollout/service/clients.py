@@ -9,7 +9,7 @@ import msgspec
 
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.service.exchange import Answer, decode
+from asyncrollout.service.messages import Answer, decode
 
 
 class Session:

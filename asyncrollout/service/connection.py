@@ -10,8 +10,8 @@ import msgspec
 
 from asyncrollout.errors import PoolError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.policies.bodies import read_start
-from asyncrollout.service.exchange import PATH, PROTOCOL, Hello
+from asyncrollout.policies.openai.bodies import read_start
+from asyncrollout.service.messages import PATH, PROTOCOL, Hello
 
 log = get_logger(__name__)
 

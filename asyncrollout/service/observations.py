@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from asyncrollout.errors import MissingExtraError, UsageError
-from asyncrollout.pictures import IMAGE_MARK, encode_png, is_pil, pil_png
+from asyncrollout.images import IMAGE_MARK, encode_png, is_pil, pil_png
 from asyncrollout.types import Observation
 
 PICTURE, ARRAY = "__pil_image__", "__numpy_array__"

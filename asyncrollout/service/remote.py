@@ -9,18 +9,18 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.abc import TaskGroup
 
-from asyncrollout import checks
+from asyncrollout import validation
 from asyncrollout.errors import ClosedError, PoolError, UnknownEnvError, UsageError
+from asyncrollout.pool.binding import Seat
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.home import Backend, Home
-from asyncrollout.pool.hosted import Opening
-from asyncrollout.pool.making import own_copies
+from asyncrollout.pool.hosts import Backend, Home
 from asyncrollout.pool.pool import Description, EnvPool
-from asyncrollout.pool.seat import Seat
+from asyncrollout.pool.worker.env_factory import own_copies
+from asyncrollout.pool.worker.env_runner import Opening
 from asyncrollout.protocols import Recorded
 from asyncrollout.registry import EnvRef, EnvSpec
 from asyncrollout.service.access import VARIABLE
-from asyncrollout.service.host import Host
+from asyncrollout.service.remote_host import Host
 from asyncrollout.types import TextOptions, WorkerStats
 
 
@@ -46,7 +46,7 @@ class RemoteEnvPool(EnvPool):
         self._urls = [checked_address(one) for one in (url if isinstance(url, list | tuple) else [url])]
         if not self._urls:
             raise UsageError("a remote pool needs the address of a server")
-        checks.seconds("patience", patience)
+        validation.seconds("patience", patience)
         super().__init__(len(self._urls), max_restarts=max_restarts)
         self._token = os.environ.get(VARIABLE) if token is None else token
         self._patience = patience

@@ -11,7 +11,8 @@ import anyio
 import msgspec
 from aiohttp import web
 
-from asyncrollout import checks
+from asyncrollout import validation
+from asyncrollout.concurrency import Background, run_to_end
 from asyncrollout.errors import PoolError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool.pool import EnvPool
@@ -22,12 +23,11 @@ from asyncrollout.service.admission import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer
 from asyncrollout.service.channel import ServerChannel
-from asyncrollout.service.connections import KEEP_SECONDS, Connections, http_logger
-from asyncrollout.service.exchange import CLIENT_HEADER, MOST_PARTS, PATH, without_folders
+from asyncrollout.service.connection_limits import KEEP_SECONDS, Connections, http_logger
+from asyncrollout.service.in_flight import UnderWay
+from asyncrollout.service.messages import CLIENT_HEADER, MOST_PARTS, PATH, without_folders
 from asyncrollout.service.routes import Routes
 from asyncrollout.service.sessions import Sessions
-from asyncrollout.service.underway import UnderWay
-from asyncrollout.tasks import Background, run_to_end
 
 log = get_logger(__name__)
 
@@ -72,9 +72,9 @@ class EnvServer:
                 f"host={host!r} can be reached from other machines: give a token (--token, --token-file or "
                 "$ASYNCROLLOUT_TOKEN), or listen on 127.0.0.1"
             )
-        checks.seconds("grace", grace)
+        validation.seconds("grace", grace)
         for name, value in msgspec.structs.asdict(caps).items():
-            checks.seconds(name, value) if name == "idle_seconds" else checks.whole(name, value, 1)
+            validation.seconds(name, value) if name == "idle_seconds" else validation.whole(name, value, 1)
         self._host, self._port = host, port
         self._tokens = tokens
         self._allowed_hosts = {host_of(one) for one in (host, *allow_hosts)}

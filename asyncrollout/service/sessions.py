@@ -11,18 +11,18 @@ import anyio
 import msgspec
 from anyio.abc import TaskStatus
 
+from asyncrollout.concurrency import Background, task_group
 from asyncrollout.errors import EnvCrashed, EnvError, PoolError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool import wire
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.past import Called, read_past
 from asyncrollout.pool.pool import EnvPool
-from asyncrollout.pool.wire import Op
+from asyncrollout.pool.wire import codec
+from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.replay_log import Called, read_past
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.clients import Channel, Client, Session
-from asyncrollout.service.exchange import LIVE, PIECE, Answer, Call, as_failure, decode, encode, encode_outcome
-from asyncrollout.service.underway import UnderWay
-from asyncrollout.tasks import Background, task_group
+from asyncrollout.service.in_flight import UnderWay
+from asyncrollout.service.messages import LIVE, PIECE, Answer, Call, as_failure, decode, encode, encode_outcome
 from asyncrollout.types import Outcome
 
 log = get_logger(__name__)
@@ -213,7 +213,7 @@ class Sessions:
         seconds = handle.worked if handle is not None and call.op == Op.STEP else time.monotonic() - began
         try:
             return _with_value(call, outcome, value, seconds)
-        except wire.UnsendableError as error:
+        except codec.UnsendableError as error:
             told = EnvError(f"what it returned cannot be sent over a network: {error}")
             told.remote_type = type(error).__name__  # the call was made all the same
             raise told from error

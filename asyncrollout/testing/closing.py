@@ -9,7 +9,7 @@ import anyio
 
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.hosted import is_async, run_now
+from asyncrollout.pool.worker.env_runner import is_async, run_now
 from asyncrollout.testing.cases import Case
 from asyncrollout.testing.compare import shown
 from asyncrollout.testing.direct import Direct, settled

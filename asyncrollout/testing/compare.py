@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from asyncrollout.pool import wire
-from asyncrollout.pool.digest import digest
+from asyncrollout.pool.wire import codec
+from asyncrollout.pool.wire.digest import digest
 from asyncrollout.types import Outcome
 
 _CLIP = 160
@@ -38,14 +38,14 @@ def _same(a: Any, b: Any) -> bool:
         return bool(a == b) or bool(a != a and b != b)  # noqa: PLR0124 (NaN)
     if isinstance(a, msgspec.Struct):
         return _same(msgspec.structs.astuple(a), msgspec.structs.astuple(b))
-    return a is b or (type(a) in wire.PLAIN and bool(a == b)) or _same_object(a, b)
+    return a is b or (type(a) in codec.PLAIN and bool(a == b)) or _same_object(a, b)
 
 
 def _same_object(a: Any, b: Any) -> bool:
     """As the pool compares a replay with its original."""
     try:
         return digest(a) == digest(b)
-    except wire.UnsendableError:
+    except codec.UnsendableError:
         return bool(a == b)
 
 

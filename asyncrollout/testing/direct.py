@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from asyncrollout.errors import UsageError
-from asyncrollout.pool.hosted import check_reset, reset_arguments, reset_options
+from asyncrollout.pool.worker.env_runner import check_reset, reset_arguments, reset_options
 from asyncrollout.registry import load_factory
 from asyncrollout.testing.cases import Case, Episode, MethodCall, own_copy
 from asyncrollout.testing.compare import same, shown

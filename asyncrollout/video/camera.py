@@ -8,8 +8,8 @@ import msgspec
 
 from asyncrollout.errors import UsageError
 from asyncrollout.video.budget import Share
+from asyncrollout.video.episode_writer import Reel, check_fps
 from asyncrollout.video.files import new_part, stem_of
-from asyncrollout.video.reel import Reel, check_fps
 
 DEFAULT_FPS = 10.0
 

@@ -11,13 +11,14 @@ from typing import Any, Literal, Self
 import anyio
 import anyio.to_thread
 
-from asyncrollout import checks
+from asyncrollout import validation
+from asyncrollout.concurrency import Background, run_to_end
 from asyncrollout.errors import ClosedError, JournalError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.tasks import Background, run_to_end
 from asyncrollout.video.budget import OVER_BUDGET, Budget, Share
 from asyncrollout.video.camera import CameraOptions, Footage
 from asyncrollout.video.encoder import find_ffmpeg
+from asyncrollout.video.episode_writer import check_fps
 from asyncrollout.video.files import (
     budget_file,
     check_name,
@@ -32,7 +33,6 @@ from asyncrollout.video.files import (
     whole_file,
 )
 from asyncrollout.video.recording import Recording
-from asyncrollout.video.reel import check_fps
 
 log = get_logger(__name__)
 
@@ -68,10 +68,10 @@ class VideoRecorder:
         max_encoders: int = 32,
         max_bytes: int = 4 << 30,
     ) -> None:
-        checks.whole("every", every, 1)
-        checks.one_of("keep", keep, ("all", "failures", "extremes"))
-        checks.whole("max_encoders", max_encoders, 1)
-        checks.whole("max_bytes", max_bytes, 1)
+        validation.whole("every", every, 1)
+        validation.one_of("keep", keep, ("all", "failures", "extremes"))
+        validation.whole("max_encoders", max_encoders, 1)
+        validation.whole("max_bytes", max_bytes, 1)
         self.directory = None if directory is None else Path(directory).absolute()
         self.every = every
         self.keep = keep

@@ -9,8 +9,8 @@ from typing import Any, Self
 from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.video.encoder import find_ffmpeg
+from asyncrollout.video.episode_writer import Reel, check_fps
 from asyncrollout.video.files import check_name, count_frames, finish, new_part, new_take, whole_file
-from asyncrollout.video.reel import Reel, check_fps
 
 log = get_logger(__name__)
 

@@ -15,16 +15,16 @@ import msgspec
 from aiohttp import web
 from anyio.from_thread import check_cancelled
 
+from asyncrollout.concurrency import run_to_end
 from asyncrollout.errors import RolloutError, UsageError
-from asyncrollout.metrics import prometheus_text
-from asyncrollout.metrics.prometheus import CONTENT_TYPE
-from asyncrollout.report.comparing import MOST_SIDES, comparison_page
+from asyncrollout.report.compared_run import decide, read_side, which_k
+from asyncrollout.report.comparison import MOST_SIDES, comparison_page
 from asyncrollout.report.document import whole_page
 from asyncrollout.report.page import Served, write_report
-from asyncrollout.report.recordings import recordings
-from asyncrollout.report.sides import decide, read_side, which_k
-from asyncrollout.tasks import run_to_end
-from asyncrollout.viewer.shelf import Shelf, Standing, standing, version_of
+from asyncrollout.report.videos import recordings
+from asyncrollout.telemetry import prometheus_text
+from asyncrollout.telemetry.prometheus import CONTENT_TYPE
+from asyncrollout.viewer.run_index import Shelf, Standing, standing, version_of
 
 HOST = "127.0.0.1"
 _INDEX, _FOLLOW = "asyncrollout.viewer:index.js", "asyncrollout.viewer:follow.js"

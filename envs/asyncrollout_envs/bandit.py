@@ -8,7 +8,7 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import LONGEST, read_choice, turn_format
+from asyncrollout.text.replies import LONGEST, read_choice, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.kwargs import check_number, check_share, check_whole
 from asyncrollout_envs.seeding import Split, check_split, fresh_seed, generator

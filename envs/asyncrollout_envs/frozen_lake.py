@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import turn_format
+from asyncrollout.text.replies import turn_format
 from asyncrollout_envs import grids
 from asyncrollout_envs.grids import Cells, GridText
 from asyncrollout_envs.kwargs import check_bool, check_share, check_whole

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
-from asyncrollout.replies import Projecting, read_choice
+from asyncrollout.text.replies import Projecting, read_choice
 from asyncrollout.types import Parsed, TextOptions
 
 Cells = NDArray[np.uint8]

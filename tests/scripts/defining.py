@@ -21,7 +21,7 @@ import dill
 import msgspec
 
 import asyncrollout as ar
-from asyncrollout.pool.digest import digest
+from asyncrollout.pool.wire.digest import digest
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--size", type=int, required=True)

@@ -19,9 +19,9 @@ import anyio.lowlevel
 import msgspec
 
 from asyncrollout import Failures, Generation, Group, ProviderError, Request, Rollouts, filters
-from asyncrollout.agents.seeds import sampling_seed
 from asyncrollout.journal import writer
-from asyncrollout.journal.reader import read_past
+from asyncrollout.journal.history import read_past
+from asyncrollout.seeding import sampling_seed
 from tests.rollout_envs import WALK
 
 BATCHES, GROUPS = 4, 3

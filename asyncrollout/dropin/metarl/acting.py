@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent
-from asyncrollout.checks import one_of
 from asyncrollout.policies.batched import BatchedPolicy
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.types import Generation, Request
+from asyncrollout.validation import one_of
 
 _BATCH_AXIS = 1  # of a hidden state: layers, batch, size
 

@@ -7,13 +7,13 @@ import anyio.lowlevel
 import msgspec
 import numpy as np
 
-from asyncrollout.agents.seeds import sampling_seed
+from asyncrollout.concurrency import task_group
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS
 from asyncrollout.dropin.metarl.serving import ServedEnv
-from asyncrollout.pool.wire import detach
+from asyncrollout.pool.wire.codec import detach
 from asyncrollout.protocols import Agent, Playable
-from asyncrollout.rollout.episode import run_rollout
-from asyncrollout.tasks import task_group
+from asyncrollout.rollouts.episode.episode import run_rollout
+from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Limits, StopReason
 from asyncrollout.types import Outcome
 

@@ -6,16 +6,16 @@ from functools import partial
 from typing import Any
 
 from asyncrollout.agents.numeric import RandomAgent
-from asyncrollout.checks import whole
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, as_arch, batched_agent, direct_agent
 from asyncrollout.dropin.metarl.collecting import LocalEnv, Play, Played, drawn_plays, play_asked, play_shares, store
 from asyncrollout.dropin.metarl.making import make_env, make_parallel_env
 from asyncrollout.dropin.metarl.parallel import POOL_OPTIONS, ParallelEnvManager
+from asyncrollout.dropin.metarl.remote_agent import StaysError, can_travel, carried, play_alone
 from asyncrollout.dropin.metarl.storage import SeqReplayBuffer, SimpleReplayBuffer
-from asyncrollout.dropin.metarl.travelling import StaysError, can_travel, carried, play_alone
 from asyncrollout.errors import ClosedError, EnvTimeout, RolloutError, UsageError
 from asyncrollout.protocols import Agent, Playable
+from asyncrollout.validation import whole
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ import re
 from functools import partial
 from typing import Any
 
-from asyncrollout.checks import nearest, whole
 from asyncrollout.dropin.metarl.parallel import POOL_OPTIONS, ParallelEnvManager
 from asyncrollout.dropin.metarl.wrapper import VariBadWrapper
 from asyncrollout.errors import UnknownEnvError
 from asyncrollout.registry import EnvSpec, env_names, find_env, load_factory
+from asyncrollout.validation import nearest, whole
 
 _VERSIONED = re.compile(r"-v\d+$")
 

@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
 
-from asyncrollout.checks import one_of, whole
+from asyncrollout.concurrency import task_group
 from asyncrollout.dropin import portal
-from asyncrollout.dropin.metarl.member import Member
+from asyncrollout.dropin.metarl.async_env import Member
 from asyncrollout.dropin.metarl.serving import pickled
 from asyncrollout.dropin.metarl.wrapper import Transition
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.pool import EnvPool, usable_cpus
 from asyncrollout.registry import EnvSpec
-from asyncrollout.tasks import task_group
 from asyncrollout.types import Recovery
+from asyncrollout.validation import one_of, whole
 
 POOL_OPTIONS = ("processes", "recover", "step_timeout")
 """What a manager can be told about its processes."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import cloudpickle
 
-from asyncrollout.dropin.metarl.foreign import ForeignEnv
-from asyncrollout.dropin.metarl.selfplay import SelfPlay, Ticket, Trouble, agent_copy
+from asyncrollout.dropin.metarl.gym_compat import ForeignEnv
+from asyncrollout.dropin.metarl.worker_rollout import SelfPlay, Ticket, Trouble, agent_copy
 from asyncrollout.dropin.metarl.wrapper import VariBadWrapper
 from asyncrollout.errors import UsageError
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from asyncrollout.bamdp import Bamdp, Floats, TaskEnv
-from asyncrollout.dropin.metarl.foreign import ForeignEnv
+from asyncrollout.dropin.metarl.gym_compat import ForeignEnv
 
 Transition = tuple[Any, float, bool, dict[str, Any]]
 """Observation, reward, end, info."""

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
-from asyncrollout import checks
+from asyncrollout import validation
 from asyncrollout.dropin.portal import Opened
-from asyncrollout.dropin.ragen.fleet import Fleet
+from asyncrollout.dropin.ragen.env_batch import Fleet
 from asyncrollout.dropin.ragen.settings import Plan, registered_type
 from asyncrollout.errors import RolloutError, UsageError
-from asyncrollout.pool.together import Result
+from asyncrollout.pool.batch_calls import Result
 
 Stepped = tuple[list[Any], list[float], list[bool], list[dict[str, Any]]]
 
@@ -67,7 +67,7 @@ class EnvironmentContainer(Fleet):
         return observations, rewards, dones, infos
 
     async def render_all(self, mode: str = "text") -> list[Any]:
-        checks.one_of("mode", mode, ("text", "rgb_array"))
+        validation.one_of("mode", mode, ("text", "rgb_array"))
         if mode == "text":
             return [state for state, _ in self._last]
         return await self.render(range(self.num_processes))
@@ -139,9 +139,9 @@ class MultiProcessEnvironmentContainer(SynchronousContainer):
         workers: int | None = None,
         parallel: bool = True,
     ) -> None:
-        checks.whole("env_num", env_num, 1)
-        checks.whole("group_n", group_n, 1)
-        checks.whole("seed", seed, 0)
+        validation.whole("env_num", env_num, 1)
+        validation.whole("group_n", group_n, 1)
+        validation.whole("seed", seed, 0)
         self.env_type = registered_type(env_type, "env_type")
         self.env_num = env_num
         plans = [

@@ -20,7 +20,7 @@ from asyncrollout.dropin.ragen.tokens import (
     encode_conversation,
     prompt_arrays,
 )
-from asyncrollout.replies import find_answer
+from asyncrollout.text.replies import find_answer
 from asyncrollout.types import Outcome, exact_sum
 
 _SYSTEM = "You're a helpful assistant. "

@@ -2,10 +2,10 @@
 
 from typing import Any, ClassVar
 
-from asyncrollout.config.ragen_envs import our_kwargs
+from asyncrollout.dropin.ragen.env_keys import our_kwargs
 from asyncrollout.errors import UsageError
-from asyncrollout.pool.hosted import reset_options
-from asyncrollout.pool.making import make_env
+from asyncrollout.pool.worker.env_factory import make_env
+from asyncrollout.pool.worker.env_runner import reset_options
 from asyncrollout.registry import find_env, load_factory
 from asyncrollout.types import Placement, TextOptions
 

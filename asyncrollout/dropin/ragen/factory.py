@@ -12,7 +12,7 @@ from asyncrollout.dropin.ragen.container import (
 from asyncrollout.dropin.ragen.managers import REGISTERED_MANAGERS, EnvironmentManagerBase, MixedEnvironmentManager
 from asyncrollout.dropin.ragen.settings import Mode, Plan, Settings, read_plans, read_settings, registered_type
 from asyncrollout.errors import UnknownEnvError, UsageError
-from asyncrollout.projections import GENERIC, Projection, create_projection_function
+from asyncrollout.text.projections import GENERIC, Projection, create_projection_function
 
 logger = logging.getLogger(__name__)
 

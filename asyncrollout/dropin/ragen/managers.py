@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.dropin.ragen.container import SynchronousContainer
-from asyncrollout.pool.failure import clip
-from asyncrollout.projections import Projection
+from asyncrollout.pool.wire.failure import clip
+from asyncrollout.text.projections import Projection
 
 Observations = dict[str, Any]
 Stepped = tuple[Observations, NDArray[np.float64], NDArray[np.bool_], list[dict[str, Any]]]

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from asyncrollout.checks import nearest
-from asyncrollout.config.ragen_envs import KNOWN_TAGS, our_env
 from asyncrollout.dropin.configs import plain
 from asyncrollout.dropin.ragen import envs
+from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, our_env
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rewards import Grouping, Method
 from asyncrollout.types import Placement
+from asyncrollout.validation import nearest
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from asyncrollout import checks
+from asyncrollout import validation
 from asyncrollout.dropin.portal import Opened
-from asyncrollout.dropin.ragen.fleet import Fleet
+from asyncrollout.dropin.ragen.env_batch import Fleet
 from asyncrollout.dropin.ragen.hosting import BETWEEN
 from asyncrollout.dropin.ragen.settings import Mode, Plan, read_plans, read_settings
 from asyncrollout.errors import RolloutError, UsageError
-from asyncrollout.pool.together import Result
+from asyncrollout.pool.batch_calls import Result
 from asyncrollout.types import STEP_REWARDS, PoolStats
 
 Cache = dict[str, Any]
@@ -43,7 +43,7 @@ class AsyncEnvStateManager:
     """
 
     def __init__(self, config: Any, mode: Mode = "train") -> None:
-        checks.one_of("mode", mode, ("train", "val"))
+        validation.one_of("mode", mode, ("train", "val"))
         settings = read_settings(config)
         rules, part = settings.es_manager, settings.part(mode)
         self.mode = mode
@@ -79,7 +79,7 @@ class AsyncEnvStateManager:
         if seed is None:
             seed = self._next_seed
             self._next_seed += self.env_groups if self.mode == "train" else 0
-        checks.whole("seed", seed := operator.index(seed), 0)
+        validation.whole("seed", seed := operator.index(seed), 0)
         seeds = [seed + plan.group for plan in self._plans]
         members = [index % self.group_size for index in range(len(self._plans))]
         self._fleet.parallel = self.use_multiprocessing

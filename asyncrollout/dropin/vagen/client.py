@@ -9,15 +9,15 @@ import aiohttp
 import anyio
 import msgspec
 
-from asyncrollout import checks
+from asyncrollout import validation
 from asyncrollout.dropin.portal import Opened
 from asyncrollout.errors import PoolError, ProviderError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.policies.bodies import ENCODINGS, read_raw, unpack
+from asyncrollout.policies.openai.bodies import ENCODINGS, read_raw, unpack
 from asyncrollout.service.access import VARIABLE
 from asyncrollout.service.observations import from_json, to_json
 from asyncrollout.service.remote import checked_address
-from asyncrollout.service.served import Shown, Stepped
+from asyncrollout.service.served_env import Shown, Stepped
 
 log = get_logger(__name__)
 
@@ -34,7 +34,7 @@ class BatchEnvClient:
     """
 
     def __init__(self, base_url: str, timeout: float = 600, max_workers: int = 10, *, token: str | None = None) -> None:
-        checks.seconds("timeout", timeout)
+        validation.seconds("timeout", timeout)
         self.base_url = checked_address(base_url)
         self.timeout = timeout
         self.max_workers = max_workers
@@ -48,7 +48,7 @@ class BatchEnvClient:
 
     def wait_for_server(self, max_retries: int = 10, retry_delay: float = 1.0) -> bool:
         """Ask until the server is there, `retry_delay` seconds apart; whether it is."""
-        checks.whole("max_retries", max_retries, 1)
+        validation.whole("max_retries", max_retries, 1)
         return self._opened.run(self._wait_for_server, max_retries, retry_delay)
 
     def create_environments_batch(self, ids2configs: Mapping[Any, Any]) -> None:

@@ -8,7 +8,7 @@ from asyncrollout.dropin import portal
 from asyncrollout.dropin.portal import Opened
 from asyncrollout.service import batches
 from asyncrollout.service.config import BaseServiceConfig
-from asyncrollout.service.served import ServedEnv, Shown, Stepped
+from asyncrollout.service.served_env import ServedEnv, Shown, Stepped
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import LONGEST, Projecting, find_answer, find_stated, turn_format
+from asyncrollout.text.replies import LONGEST, Projecting, find_answer, find_stated, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.countdown.arithmetic import MOST_DIGITS, MOST_NUMBERS, Expression, evaluate
 from asyncrollout_envs.countdown.puzzles import MOST_SEARCHED, Puzzle, draw_puzzle, solve_puzzle

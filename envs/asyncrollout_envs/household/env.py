@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
+from asyncrollout.validation import nearest
 from asyncrollout_envs.household.rooms import ACTIVITIES, Room, make_room
 from asyncrollout_envs.household.skills import SKILLS, command
 from asyncrollout_envs.household.world import LENGTH, State, advance, first_state, satisfied

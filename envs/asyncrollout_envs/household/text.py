@@ -4,7 +4,7 @@ import functools
 import math
 import re
 
-from asyncrollout.replies import Projecting, read_choice, turn_format
+from asyncrollout.text.replies import Projecting, read_choice, turn_format
 from asyncrollout.types import Observation, Parsed, TextOptions
 from asyncrollout_envs.household.env import Household
 from asyncrollout_envs.household.expert import next_skill

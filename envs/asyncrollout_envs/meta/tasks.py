@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
+from asyncrollout.validation import nearest
 from asyncrollout_envs.kwargs import check_whole
 from asyncrollout_envs.seeding import fresh_seed
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import LONGEST, Projecting, find_answer, turn_format
+from asyncrollout.text.replies import LONGEST, Projecting, find_answer, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.datafiles import choose_row, load_split
 from asyncrollout_envs.kwargs import check_whole

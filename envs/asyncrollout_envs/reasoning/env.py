@@ -8,7 +8,7 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.replies import Projecting, find_answer, turn_format
+from asyncrollout.text.replies import Projecting, find_answer, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.kwargs import check_whole
 from asyncrollout_envs.reasoning.questions import ENV, MOST_ENTRIES, open_questions

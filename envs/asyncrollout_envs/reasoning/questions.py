@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from asyncrollout.checks import nearest
 from asyncrollout.errors import MissingExtraError, UsageError
+from asyncrollout.validation import nearest
 from asyncrollout_envs.reasoning.scoring import Score, safe_score
 
 ENV = "reasoning_gym"

@@ -1,6 +1,6 @@
 """Sokoban in words."""
 
-from asyncrollout.replies import turn_format
+from asyncrollout.text.replies import turn_format
 from asyncrollout.types import TextOptions
 from asyncrollout_envs.grids import GridText
 from asyncrollout_envs.sokoban.boards import ACTIONS, NAMES, SYMBOLS

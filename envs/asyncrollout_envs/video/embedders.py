@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.errors import EnvError, UsageError
-from asyncrollout.pictures import data_url
+from asyncrollout.images import data_url
 from asyncrollout.registry import load_factory
 from asyncrollout_envs.video.drawing import COLOURS
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncrollout.checks import nearest
+from asyncrollout.validation import nearest
 from asyncrollout_envs.video.actions import LONGEST_ANSWER, ActionError, read_windows
 
 Kind = Literal["multiple choice", "numerical", "free-form", "moment"]

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 import yaml
 
-from asyncrollout.checks import nearest
 from asyncrollout.errors import UsageError
+from asyncrollout.validation import nearest
 from asyncrollout_envs.datafiles import load_file
 from asyncrollout_envs.seeding import Split, check_split
 from asyncrollout_envs.video.generate import default_config

@@ -3,8 +3,8 @@
 from collections.abc import Hashable
 
 from asyncrollout.errors import UsageError
-from asyncrollout.pictures import IMAGE_MARK
-from asyncrollout.replies import Projecting, find_answer
+from asyncrollout.images import IMAGE_MARK
+from asyncrollout.text.replies import Projecting, find_answer
 from asyncrollout.types import Observation, Parsed, TextOptions
 from asyncrollout_envs.video.actions import TAGS, Action, ActionError, read_action, split_text
 from asyncrollout_envs.video.env import Shown, VideoEnv

@@ -3,7 +3,7 @@
 import re
 from functools import cache
 
-from asyncrollout import replies
+from asyncrollout.text import replies
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.webshop.catalogue import MOST_WORDS, Goal, Product
 from asyncrollout_envs.webshop.env import WebShop, parse_action

@@ -1,0 +1,143 @@
+"""Turns as rows of tokens: the whole sequence of a sample, and for each token what a loss needs to know of it."""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrollout.batches.flat_turns import Floats, Ints, Played
+from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
+
+Pad = Literal["left", "right"]
+
+log = get_logger(__name__)
+
+_NOTHING: Ints = np.zeros(0, dtype=np.int32)
+
+
+def token_arrays(played: Played, credit: Floats | None, *, pad: Pad, pad_id: int, length: int | None) -> dict[str, Any]:
+    """One row for each sample: turns whose prompts go on from each other. Those that do not begin a new one.
+
+    A turn without token ids has no tokens here; where a later prompt has them, they are part of that prompt. So is the
+    reply of a turn without logprobs, if others have them.
+    """
+    known = played.has_ids
+    logprobs = [turn.logprobs if has_ids else None for turn, has_ids in zip(played.turns, known, strict=True)]
+    parts = _parts(played, known, logprobs)
+    sizes = np.array([len(part) for part in parts], dtype=np.intp).reshape(-1, 2)
+    starts = np.flatnonzero((played.turn == 0) | (known & np.array([not turn.joined for turn in played.turns])))
+    lengths = np.add.reduceat(sizes.sum(axis=1), starts)
+    owners = played.trajectory[starts]
+    lengths, owners = lengths[lengths > 0], owners[lengths > 0]  # a sample without a single token is no row
+    sample = np.arange(len(owners)) - np.searchsorted(owners, owners)
+    shown = _mask(lengths, _width(played, lengths, owners, length), pad)
+    spoken = _filled(shown, np.repeat(np.tile([False, True], len(sizes)), sizes.ravel()), False)
+    counts = sizes[:, 1]
+    versions = np.array([turn.version for turn in played.turns], dtype=np.int32)
+    arrays = {
+        "input_ids": _filled(shown, np.concatenate(parts, dtype=np.int32, casting="unsafe"), pad_id),
+        "attention_mask": shown.astype(np.int32),
+        "position_ids": (np.cumsum(shown, axis=1, dtype=np.int32) - 1) * shown,
+        "response_mask": spoken.astype(np.int32),
+        "versions": _filled(spoken, np.repeat(versions, counts), -1),
+        "rewards": played.reward[owners],
+        "turn_rewards": _turn_rewards(played, sizes, lengths, shown),
+        "sample": sample.astype(np.int32),
+        **played.columns(owners),
+    }
+    if any(each is not None for each in logprobs):
+        arrays["old_logprobs"] = _filled(spoken, _joined(logprobs, counts, played), 0)
+    if credit is not None:
+        arrays["advantages"] = _filled(spoken, np.repeat(credit, counts), 0)
+    return arrays
+
+
+def _filled(places: NDArray[np.bool_], values: NDArray[Any], otherwise: float) -> NDArray[Any]:
+    """Values of tokens, one sample after the other, put into their places."""
+    rows = np.full(places.shape, otherwise, dtype=values.dtype)
+    rows[places] = values
+    return rows
+
+
+def _parts(played: Played, known: NDArray[np.bool_], logprobs: list[Any]) -> list[Ints]:
+    """The tokens of each turn's prompt, and those that were sampled, by turns."""
+    unknown = np.flatnonzero(~known)
+    if unknown.size:
+        if not known.any():
+            raise UsageError(f"{played.name(0)} has no token ids, nor has any other; form='texts' needs none")
+        log.warning("turns_without_token_ids", turns=unknown.size, of=known.size, first=played.name(int(unknown[0])))
+    has_logprobs = any(each is not None for each in logprobs)
+    masked = 0
+    parts = []
+    for turn, numbers in zip(played.turns, logprobs, strict=True):
+        if turn.prompt_ids is None or turn.token_ids is None:
+            parts += [_NOTHING, _NOTHING]
+        elif has_logprobs and numbers is None and len(turn.token_ids):
+            masked += 1
+            parts += [np.concatenate([turn.prompt_ids, turn.token_ids]), _NOTHING]
+        else:
+            parts += [turn.prompt_ids, turn.token_ids]
+    if masked:
+        log.warning("turns_without_logprobs", turns=masked, of=known.size)
+    return parts
+
+
+def _width(played: Played, lengths: NDArray[np.intp], owners: Ints, length: int | None) -> int:
+    if not lengths.size:
+        raise UsageError("the batch's turns have no tokens at all: there is nothing to make arrays of")
+    longest = int(lengths.argmax())
+    if length is not None and lengths[longest] > length:
+        uid = played.trajectories[owners[longest]].uid
+        raise UsageError(
+            f"trajectory {uid!r} has a sample of {lengths[longest]} tokens, and length={length}: "
+            "nothing is cut off here; give a greater length, or bound rollouts by their limits"
+        )
+    return int(lengths[longest]) if length is None else length
+
+
+def _mask(lengths: NDArray[np.intp], width: int, pad: Pad) -> NDArray[np.bool_]:
+    columns = np.arange(width)
+    if pad == "left":
+        return columns >= width - lengths[:, None]
+    return columns < lengths[:, None]
+
+
+def _joined(logprobs: list[Any], counts: NDArray[np.intp], played: Played) -> NDArray[np.float32]:
+    """Those of all sampled tokens, in order."""
+    for row, (numbers, count) in enumerate(zip(logprobs, counts.tolist(), strict=True)):
+        if numbers is not None and len(numbers) != count:
+            raise UsageError(f"{played.name(row)} has {count} sampled tokens, but {len(numbers)} of the logprobs")
+    return np.concatenate([part for part in logprobs if part is not None], dtype=np.float32, casting="unsafe")
+
+
+def _turn_rewards(
+    played: Played, sizes: NDArray[np.intp], lengths: NDArray[np.intp], shown: NDArray[np.bool_]
+) -> Floats:
+    """Each turn's reward in its place."""
+    places = _reward_places(played, sizes)
+    rewards, places = played.turn_reward[places >= 0], places[places >= 0]
+    firsts = np.cumsum(lengths) - lengths  # each row's first token, among all
+    rows = np.searchsorted(firsts, places, side="right") - 1
+    columns = places - firsts[rows] + shown.argmax(axis=1)[rows]
+    placed = np.zeros(shown.shape)
+    np.add.at(placed, (rows, columns), rewards)
+    return placed
+
+
+def _reward_places(played: Played, sizes: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each turn the token, among all, that has its reward: the last one sampled; -1 if there is none.
+
+    A turn in which none was sampled gives its reward to the turn before it, else to the next one of its trajectory; if
+    nothing was sampled in the whole trajectory, to the trajectory's last token.
+    """
+    lasts = np.cumsum(sizes.sum(axis=1)) - 1
+    places = lasts.copy()
+    for row in np.flatnonzero(sizes[:, 1] == 0):
+        mates = np.flatnonzero(played.trajectory == played.trajectory[row])
+        speakers = mates[sizes[mates, 1] > 0]
+        if speakers.size:
+            places[row] = lasts[speakers[max(np.searchsorted(speakers, row) - 1, 0)]]
+        else:
+            places[row] = lasts[mates[-1]] if sizes[mates].any() else -1
+    return places

@@ -1,0 +1,137 @@
+"""Evaluations in RLinf's keys: envs on ranked processes, each with its video, and a table of what came of it."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from asyncrollout.cli.app import DONE, STOPPED, Output
+from asyncrollout.cli.terminal.numbers import number
+from asyncrollout.cli.terminal.rlinf_table import by_task, outcomes
+from asyncrollout.cli.terminal.signals import stoppable
+from asyncrollout.config import schema
+from asyncrollout.config.build import check_imports
+from asyncrollout.dropin.rlinf.acting import DEVICES, open_manner
+from asyncrollout.dropin.rlinf.config import EvaluationConfig, Python, read_evaluation
+from asyncrollout.dropin.rlinf.plan import Plan, make_plan
+from asyncrollout.dropin.rlinf.playing import play, videos_in
+from asyncrollout.dropin.rlinf.results import Episode, decided, summarize
+from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.registry import allowed_env
+
+
+async def evaluate_ranked(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    base_url: str | None,
+    model: str | None,
+    policy: str | None,
+    allow_import: bool,
+    output: Output,
+) -> int:
+    """Evaluate a policy on ranked processes, as a file says."""
+    chosen = _with_policy(read_evaluation(config, overrides), base_url, model, policy)
+    check_imports(chosen, allow_import=allow_import)
+    spec = allowed_env(chosen.env.eval.env_type, allow_import=allow_import)
+    plan = make_plan(chosen, spec, visible=os.environ.get(DEVICES))
+    watch = _Watch(plan, output)
+    async with stoppable() as stop:
+        with stop.scope() as playing:
+            async with open_manner(chosen, spec, watch.step, watch.end) as manner:
+                output.say(_introduced(plan, chosen))
+                with watch.shown():
+                    await play(plan, chosen.env.eval, manner)
+    return _ended(plan, watch.episodes, chosen, output, has_stopped=playing.cancelled_caught)
+
+
+def _with_policy(
+    config: EvaluationConfig, base_url: str | None, model: str | None, path: str | None
+) -> EvaluationConfig:
+    """With the policy that the command line names instead of the file's."""
+    if base_url is not None and model is not None:
+        return msgspec.structs.replace(config, policy=schema.OpenAI(base_url=base_url, model=model))
+    if path is None:
+        return config
+    if ":" not in path:
+        raise UsageError(f"--policy {path!r} is not an import path: write module:name")
+    return msgspec.structs.replace(config, policy=Python(path))
+
+
+class _Watch:
+    """How an evaluation goes: a bar on a terminal, elsewhere a line for each episode."""
+
+    def __init__(self, plan: Plan, output: Output) -> None:
+        self.episodes: list[Episode] = []
+        self._plan = plan
+        self._output = output
+        self._steps = 0
+        console = Console(stderr=True, quiet=output.quiet or output.json)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
+        self._task = self._bar.add_task("", total=plan.episodes, told="episodes")
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        with self._bar:
+            yield
+
+    def step(self) -> None:
+        self._steps += 1
+        self._tell()
+
+    def end(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+        self._output.record({"event": "episode", **msgspec.to_builtins(episode)})
+        if self._bar.disable and not self._output.json:
+            self._output.say(f"{len(self.episodes)} of {self._plan.episodes}: {_line(episode)}")
+        self._bar.advance(self._task)
+        self._tell()
+
+    def _tell(self) -> None:
+        won = sum(bool(episode.success) for episode in self.episodes)
+        self._bar.update(self._task, told=f"episodes, {won} successes, {self._steps} turns")
+
+
+def _line(episode: Episode) -> str:
+    if episode.error:
+        return f"{episode.env} {episode.task}: failed: {episode.error[:200]}"
+    how = {True: "success", False: "no success", None: "success not reported"}[episode.success]
+    return f"{episode.env} {episode.task}: {how}, return {number(episode.reward)}, {episode.steps} steps"
+
+
+def _introduced(plan: Plan, config: EvaluationConfig) -> str:
+    chosen = config.env.eval
+    gpus = ", ".join(dict.fromkeys(str(part.seat.gpu) for part in plan.parts))
+    films = f"videos in {chosen.video_cfg.video_base_dir}" if chosen.video_cfg.save_video else "no videos"
+    envs, processes = len(plan.parts), len(plan.environs)
+    told = f"{envs} env{'s' * (envs > 1)} in {processes} process{'es' * (processes > 1)}"
+    return f"{chosen.env_type}: {told} (GPU {gpus}), {films}"
+
+
+def _ended(plan: Plan, episodes: list[Episode], config: EvaluationConfig, output: Output, *, has_stopped: bool) -> int:
+    order = {part.seat.video_id: place for place, part in enumerate(plan.parts)}
+    episodes = decided(sorted(episodes, key=lambda episode: (order[episode.env], episode.episode)))
+    found = summarize(episodes)
+    state = "stopped" if has_stopped else "done"
+    tasks = msgspec.to_builtins(by_task(episodes))
+    video = config.env.eval.video_cfg
+    videos = len(videos_in(Path(video.video_base_dir), video.prefix)) if video.save_video else 0
+    output.record({"event": "ended", "state": state, **msgspec.to_builtins(found), "tasks": tasks, "videos": videos})
+    if episodes:
+        output.show(outcomes(episodes))
+    if video.save_video:
+        where = f"{videos}, {video.video_base_dir}/{video.prefix}_ENV.mp4"
+        output.say(f"Videos: {where if videos else 'none'}")
+    if has_stopped:
+        output.show(f"stopped after {len(episodes)} of {plan.episodes} episodes")
+        return STOPPED
+    if found.failed == len(episodes):
+        raise RolloutError(f"all {len(episodes)} episodes failed; the first one: {episodes[0].error}")
+    if found.failed:
+        output.warn(f"{found.failed} of {len(episodes)} episodes failed, and count in no figure")
+    return DONE

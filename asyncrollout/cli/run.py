@@ -1,0 +1,284 @@
+"""Runs that a person starts, watches, stops and resumes."""
+
+import os
+import shlex
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import anyio.to_thread
+from cyclopts import Parameter
+from rich.console import Console
+
+from asyncrollout.batches.batch import Batch
+from asyncrollout.cli.app import DONE, STOPPED, Output, Told, program
+from asyncrollout.cli.directory import (
+    claimed,
+    env_secrets,
+    has_played,
+    new_directory,
+    next_attempt,
+    read_back,
+    read_length,
+    redacted_config,
+    write_config,
+    write_resolved,
+)
+from asyncrollout.cli.report import make_report
+from asyncrollout.cli.samples import write_samples
+from asyncrollout.cli.terminal.live import Display, live, live_view
+from asyncrollout.cli.terminal.logs import logging_to
+from asyncrollout.cli.terminal.numbers import as_record, summary, with_totals
+from asyncrollout.cli.terminal.scores import (
+    EvaluationProgress,
+    EvaluationSummary,
+    is_complete,
+    read_evaluated,
+    rollouts_over,
+)
+from asyncrollout.cli.terminal.signals import Stop, stoppable
+from asyncrollout.config import Config, read_config, read_tasks
+from asyncrollout.config.build import check_imports, open_rollouts
+from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
+from asyncrollout.errors import RolloutError, UsageError
+from asyncrollout.journal.history import read_past
+from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
+from asyncrollout.logs import get_logger
+from asyncrollout.redaction import hide_in_error, known_secrets
+from asyncrollout.report.page import REPORT, Written
+from asyncrollout.report.videos import recordings
+from asyncrollout.rollouts.api import Rollouts
+from asyncrollout.telemetry import Figures
+from asyncrollout.video.files import VIDEOS
+
+log = get_logger(__name__)
+
+_LONG_TO_READ = 50_000_000  # bytes; some seconds
+
+OnBatch = Callable[[Batch, Display], Awaitable[None]]
+
+Runs = Annotated[Path, Parameter(help="Where run directories are.")]
+Overrides = Annotated[str, Parameter(help="Values that replace those of the file: group_size=4 env_kwargs.size=8")]
+AcceptChanges = Annotated[
+    tuple[str, ...],
+    Parameter(help="A setting of agent or policy that is another now, such as agent.system_prompt; once for each."),
+]
+AllowImport = Annotated[bool, Parameter(help="Let the configuration import code: `score`, and envs by module:Class.")]
+
+
+async def run(
+    config: Annotated[Path, Parameter(help="A YAML file; see examples/configs.")],
+    *overrides: Overrides,
+    runs: Runs = Path("runs"),
+    allow_import: AllowImport = False,
+    output: Told,
+) -> int:
+    """Play a run as configured, in a new directory."""
+    if not config.is_file():
+        raise UsageError(f"{config} is no file" if config.exists() else f"there is no file {config}")
+    chosen = read_config(config, overrides, dialect=RAGEN_KEYS)
+    check_imports(chosen, allow_import=allow_import)
+    with new_directory(runs, chosen.name, config.stem) as directory:
+        write_config(directory, chosen, config.read_text(encoding="utf-8"))
+        with logging_to(next_attempt(directory), console=not output.quiet, secrets=env_secrets(chosen)):
+            read_config(config, overrides, dialect=RAGEN_KEYS)  # again, to log in the run what became of RAGEN's keys
+            return await play(chosen, directory, resume=False, allow_import=allow_import, output=output)
+
+
+async def resume(
+    directory: Annotated[Path, Parameter(help="The directory of a run that was stopped or killed.")],
+    *overrides: Overrides,
+    accept_changes: AcceptChanges = (),
+    allow_import: AllowImport = False,
+    output: Told,
+) -> int:
+    """Resume a run where it stopped."""
+    config = read_back(directory, overrides)
+    if config.evaluate != (before := read_length(directory).evaluate):
+        raise UsageError(
+            f"evaluate: found {config.evaluate}, but {directory} began with {before}: tasks that are added or left out "
+            "make another evaluation; start it under another name"
+        )
+    check_imports(config, allow_import=allow_import)
+    redacted_config(config)  # which refuses what must not be written
+    with claimed(directory):
+        journal = directory / JOURNAL
+        if journal.exists() and journal.stat().st_size > _LONG_TO_READ:
+            output.say(f"Reading what {directory} has recorded ...")
+        if config.evaluate is not None:
+            if (directory / JOURNAL).exists() and await anyio.to_thread.run_sync(is_complete, directory):
+                return await _show_complete_evaluation(directory, config, allow_import=allow_import, output=output)
+        elif (done := await anyio.to_thread.run_sync(_batches_done, directory)) >= config.batches:
+            await anyio.to_thread.run_sync(write_samples, directory, config)
+            if not (directory / REPORT).exists():
+                await make_report(directory, None, output)
+            output.show(f"{directory} is complete: all its {done} batches are there")
+            output.record(_launched(directory, allow_import=allow_import))
+            output.record({"event": "ended", "directory": str(directory), "state": "done", "batches": done})
+            return DONE
+        attempt = next_attempt(directory)
+        with logging_to(attempt, console=not output.quiet, secrets=env_secrets(config), later=True) as events:
+            return await play(
+                config,
+                directory,
+                resume=True,
+                on_open=events.open,
+                accept_changes=accept_changes,
+                allow_import=allow_import,
+                output=output,
+            )
+
+
+def _batches_done(directory: Path) -> int:
+    return read_past(directory).next_batch if (directory / JOURNAL).exists() else 0
+
+
+async def _show_complete_evaluation(directory: Path, config: Config, *, allow_import: bool, output: Output) -> int:
+    """Its figures once more: nothing is left to play."""
+    if not (directory / REPORT).exists():
+        await make_report(directory, None, output)
+    output.record(_launched(directory, allow_import=allow_import))
+    notes = [f"files     {directory}", f"report    {directory / REPORT}"]
+    await _show_evaluation(directory, config, state="done", notes=notes, output=output)
+    return DONE
+
+
+async def _show_evaluation(directory: Path, config: Config, *, state: str, notes: list[str], output: Output) -> None:
+    assert config.evaluate is not None
+    found = await anyio.to_thread.run_sync(read_evaluated, directory, config.evaluate)
+    output.record({"event": "ended", "directory": str(directory), "state": state, **found.record})
+    if state == "stopped":
+        notes = ["Tasks that end quickly come first: the figures of all may be others.", *notes]
+    output.show(EvaluationSummary(found, f"{directory.name}: {state}", notes))
+
+
+def _launched(directory: Path, *, allow_import: bool) -> dict[str, Any]:
+    how_to_go_on = _resume_command(directory, allow_import=allow_import)
+    return {"event": "launched", "directory": str(directory), "resume": how_to_go_on, "pid": os.getpid()}
+
+
+def _resume_command(directory: Path, *, allow_import: bool) -> str:
+    return f"{program()} {shlex.join(['resume', str(directory)] + ['--allow-import'] * allow_import)}"
+
+
+async def play(
+    config: Config,
+    directory: Path,
+    *,
+    resume: bool,
+    output: Output,
+    accept_changes: Collection[str] = (),
+    allow_import: bool = False,
+    on_batch: OnBatch | None = None,
+    on_open: Callable[[], None] = lambda: None,
+) -> int:
+    """Play until all batches are there, or somebody stops it; what was played is on disk in any case."""
+    how_to_go_on = _resume_command(directory, allow_import=allow_import)
+    log.info("run", directory=str(directory), resume=resume, pid=os.getpid())
+    output.record(_launched(directory, allow_import=allow_import))
+    output.say(f"{'Resuming' if resume else 'Running'} {directory}")
+    figures, rollouts = Figures(), None
+    async with stoppable() as stop:
+        try:
+            with stop.scope() as playing:
+                has_begun = any((directory / name).exists() for name in (JOURNAL, TRAJECTORIES))
+                async with open_rollouts(
+                    config,
+                    directory,
+                    resume=resume and has_begun,
+                    accept_changes=accept_changes,
+                    allow_import=allow_import,
+                ) as rollouts:
+                    if resume:  # overrides stay, unless they were refused
+                        write_resolved(directory, config)
+                    on_open()
+                    if config.evaluate is not None:
+                        await _evaluate(
+                            rollouts, config, config.evaluate, title=directory.name, output=output, stop=stop
+                        )
+                    else:
+                        await _consume(
+                            rollouts, config, title=directory.name, output=output, on_batch=on_batch, stop=stop
+                        )
+            if rollouts is not None:
+                figures = rollouts.figures()
+            if (directory / JOURNAL).exists():
+                await anyio.to_thread.run_sync(write_samples, directory, config)
+        except RolloutError as error:
+            shown = hide_in_error(error, [*known_secrets(), *env_secrets(config)])
+            log.info("run_failed", error=f"{type(shown).__name__}: {shown}")
+            output.record({"event": "ended", "directory": str(directory), "state": "failed", "error": str(shown)})
+            if has_played(directory):
+                if rollouts is not None:  # else it was refused, and all is as it was
+                    await _report(directory, stop, output)
+                output.warn(await anyio.to_thread.run_sync(_what_is_left, directory, config, how_to_go_on))
+            if str(shown) == str(error):
+                raise
+            raise shown from None  # what caused it may show what it hides
+        report = await _report(directory, stop, output)
+    has_stopped = playing.cancelled_caught
+    state = "stopped" if has_stopped else "done"
+    log.info("run_ended", state=state)
+    notes = [f"files     {directory}"]
+    notes += [f"videos    {videos}, in {directory / VIDEOS}"] if (videos := len(recordings(directory))) else []
+    notes += [f"report    {report.path}"] if report is not None else []
+    notes += [f"resume    {how_to_go_on}"] if has_stopped else []
+    if config.evaluate is not None and report is not None:
+        await _show_evaluation(directory, config, state=state, notes=notes, output=output)
+    else:
+        totals = None if report is None else report.totals
+        told = as_record(figures if totals is None else with_totals(figures, totals))
+        output.record({"event": "ended", "directory": str(directory), "state": state, **told})
+        output.show(summary(figures, title=f"{directory.name}: {state}", notes=notes, totals=totals))
+    return STOPPED if has_stopped else DONE
+
+
+def _what_is_left(directory: Path, config: Config, how_to_go_on: str) -> str:
+    """How to go on after an error; an evaluation of which every rollout is over has nothing to go on with."""
+    if config.evaluate is not None and rollouts_over(directory) >= config.evaluate * config.group_size:
+        return "every rollout is over, and nothing is left to resume: evaluate again once the cause is fixed"
+    return f"what was played is kept; to resume: {how_to_go_on}"
+
+
+async def _report(directory: Path, stop: Stop, output: Output) -> Written | None:
+    """The report; none if nothing was played, if it cannot be written, or if somebody will not wait for it."""
+    if not has_played(directory):
+        return None
+    try:
+        with stop.scope():
+            return await make_report(directory, None, output)
+    except RolloutError as error:
+        output.warn(f"there is no report: {error}")
+    return None
+
+
+async def _evaluate(rollouts: Rollouts, config: Config, tasks: int, *, title: str, output: Output, stop: Stop) -> None:
+    """Play each task `group_size` times, all on record, and show how it goes."""
+    listed = read_tasks(config)
+    if listed is not None and len(listed) < tasks:
+        raise UsageError(f"evaluate: found {tasks}, but there are {len(listed)} tasks")
+    console = Console(stderr=True, quiet=output.quiet or output.json)
+    progress = EvaluationProgress(rollouts, tasks, config.group_size, title)
+    async with live_view(lambda: progress, progress.line, console=console) as display:
+        stop.drain(rollouts, display)
+        await rollouts.evaluate(
+            tasks if listed is None else listed[:tasks], k=config.group_size, seed=config.seed, on_group=progress.add
+        )
+
+
+async def _consume(
+    rollouts: Rollouts, config: Config, *, title: str, output: Output, on_batch: OnBatch | None, stop: Stop
+) -> None:
+    """Take all batches, which are on record by then, and show how it goes."""
+    console = Console(stderr=True, quiet=output.quiet or output.json)
+    async with live(rollouts.figures, title=title, console=console) as display:
+        stop.drain(rollouts, display)
+        while rollouts.next_batch < config.batches:
+            try:
+                batch = await anext(rollouts.batches(config.groups))
+            except StopAsyncIteration:
+                display.say(f"the tasks are at their end after {rollouts.next_batch} batches")
+                break
+            if on_batch is not None:
+                await on_batch(batch, display)

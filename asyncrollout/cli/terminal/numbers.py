@@ -1,0 +1,183 @@
+"""Figures as people read them: each in little space, and all of a run at its end."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from asyncrollout.report.summary import Totals
+from asyncrollout.stats import Estimate
+from asyncrollout.telemetry import Figures
+from asyncrollout.types import Durations
+
+LABEL = 10
+NUMBER = 6
+"""How many characters a row's name has, and a number at most."""
+
+_LONGEST_NAME = 80
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BLOCKS_ASCII = "_.-:=+*#"
+_CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+def summary(figures: Figures, *, title: str, notes: Sequence[str] = (), totals: Totals | None = None) -> RenderableType:
+    """The figures of the whole run. `notes` are lines below them, such as how to go on with it.
+
+    `totals` are what the run's files say of all its attempts, where `figures` know of the last alone.
+    """
+    return _Summary(figures if totals is None else with_totals(figures, totals), title, notes, totals)
+
+
+def with_totals(figures: Figures, totals: Totals) -> Figures:
+    return msgspec.structs.replace(
+        figures,
+        seconds=totals.seconds,
+        rollouts=totals.rollouts,
+        turns=totals.turns,
+        invalid=totals.invalid,
+        tokens=totals.tokens,
+        errors=totals.errors,
+        reward_mean=totals.reward.mean,
+        success_rate=totals.pass_rate.mean,
+    )
+
+
+def as_record(figures: Figures) -> dict[str, Any]:
+    """The figures for a program to read: plain values, by the names of their fields."""
+    record: dict[str, Any] = msgspec.to_builtins(figures)
+    return record
+
+
+class _Summary:
+    def __init__(self, figures: Figures, title: str, notes: Sequence[str], totals: Totals | None) -> None:
+        self._figures = figures
+        self._totals = totals
+        self._title = title
+        self._notes = notes
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        def shown(text: str) -> str:
+            text = harmless(text)
+            return text.encode("ascii", "replace").decode() if options.ascii_only else text
+
+        yield Text(shown(self._title), style="bold")
+        for label, content in _rows(self._figures, self._totals, ascii_only=options.ascii_only):
+            style = "red" if label == "errors" and self._figures.errors else ""
+            yield Text.assemble((label.ljust(LABEL), "dim"), (shown(content), style))
+        for note in self._notes:
+            yield Text(shown(note))
+
+
+def _rows(f: Figures, totals: Totals | None, *, ascii_only: bool) -> list[tuple[str, str]]:
+    llm, env = (", ".join(map(" ".join, percentiles(taken))) for taken in (f.policy_seconds, f.env_seconds))
+    tokens = f"{count(f.tokens)}, {rate(f.tokens / max(f.seconds, 1e-9))} a second"
+    wanted = "" if f.wanted_batches is None else f" of {f.wanted_batches}"
+    between = "" if totals is None or totals.reward.low is None else f" [{interval(totals.reward)}]"
+    passed = ("success", share(f.success_rate)) if totals is None else ("pass@1", as_share(totals.pass_rate))
+    trend = "" if f.reward_trend is None else f", {f.reward_trend} at the end ({number(f.reward_change, '+')})"
+    return [
+        ("time", clock(f.seconds)),
+        ("batches", f"{f.batches}{wanted}"),
+        ("groups", f"{f.groups} played, {f.kept} kept, {f.delivered} delivered"),
+        ("dropped", " ".join(counts(f.dropped))),
+        ("rollouts", f"{f.rollouts}, with {count(f.turns)} turns; {count(f.invalid)} replies invalid"),
+        ("tokens", tokens if f.tokens else "none counted"),
+        ("LLM", f"{llm}, {f.retries} retries"),
+        ("env", f"{env}, {f.restarts} workers restarted"),
+        ("reward", f"{number(f.reward_mean)}{between} mean, {number(f.reward_recent)} recent{trend}"),
+        ("", " ".join(curve(f.reward_history, ascii_only=ascii_only))),
+        passed,
+        ("errors", " ".join(counts(f.errors))),
+    ]
+
+
+def harmless(text: str) -> str:
+    """Without what a terminal would obey: escape sequences, line ends, changes of the direction of writing."""
+    return "".join(char if char.isprintable() else " " for char in _CODES.sub("", text))
+
+
+def clock(value: float) -> str:
+    minutes, left = divmod(int(value), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{left:02}"
+
+
+def count(value: float) -> str:
+    """A count in at most six characters."""
+    if value < 10_000:
+        return f"{value:.0f}"
+    for unit in "kMG":
+        value /= 1_000
+        if value < 999.5:
+            return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
+    return f"{value / 1_000:.0f}T"
+
+
+def rate(value: float) -> str:
+    return f"{value:.1f}" if value < 999.95 else count(value)
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def as_share(estimate: Estimate) -> str:
+    """A share with its interval."""
+    if estimate.low is None:
+        return share(estimate.mean)
+    return f"{share(estimate.mean)} [{share(estimate.low)}, {share(estimate.high)}]"
+
+
+def as_number(estimate: Estimate) -> str:
+    """A mean with its interval."""
+    return number(estimate.mean) if estimate.low is None else f"{number(estimate.mean)} [{interval(estimate)}]"
+
+
+def interval(estimate: Estimate) -> str:
+    return f"{number(estimate.low)}, {number(estimate.high)}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration in at most six characters."""
+    if value is None:
+        return "-"
+    if value < 0.0009995:
+        return f"{value * 1e6:.0f} us"
+    if value < 0.9995:
+        return f"{value * 1e3:.1f} ms" if value < 0.00995 else f"{value * 1e3:.0f} ms"
+    if value < 9_999.5:
+        return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.95 else f"{value:.0f} s"
+    return f"{value / 3600:.0f} h"
+
+
+def percentiles(taken: Durations) -> tuple[tuple[str, str], tuple[str, str]]:
+    p50, p95 = (taken.p50, taken.p95) if taken.count else (None, None)
+    return (seconds(p50), "p50"), (seconds(p95), "p95")
+
+
+def number(value: float | None, sign: str = "") -> str:
+    """Any number in six characters, with as many decimals as there is room for, but at most three."""
+    if value is None:
+        return "-"
+    texts = (f"{value:{sign}.{decimals}f}" for decimals in (3, 2, 1, 0))
+    return next((text for text in texts if len(text) <= NUMBER), f"{value:{sign}.0e}")
+
+
+def counts(by_name: dict[str, int]) -> tuple[str, str]:
+    """How many in all, and how many by name, the largest first."""
+    ordered = sorted(by_name.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{count(times)} {harmless(name[:_LONGEST_NAME])}" for name, times in ordered)
+    return count(sum(by_name.values())), named and f"({named})"
+
+
+def curve(values: tuple[float, ...], *, ascii_only: bool = False) -> tuple[str, str]:
+    """The lowest value; and a line of blocks from there to the highest one, which ends it."""
+    if len(values) < 2:
+        return "", ""
+    blocks = _BLOCKS_ASCII if ascii_only else _BLOCKS
+    low, high = min(values), max(values)
+    step = (high - low) / (len(blocks) - 1)
+    drawn = "".join(blocks[round((value - low) / step) if step else 0] for value in values)
+    return number(low), f"{drawn} {number(high)}"

@@ -1,0 +1,251 @@
+"""An evaluation as a person sees it: while it is played, and its figures at the end, read from the run's files."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Group as Stacked
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from asyncrollout.cli.terminal.numbers import LABEL, as_number, as_share, clock, count, counts, harmless, number, share
+from asyncrollout.report.compared_run import Side, read_side, which_k
+from asyncrollout.report.history import read_history
+from asyncrollout.report.rollouts import Rollout
+from asyncrollout.rollouts.api import Rollouts
+from asyncrollout.rollouts.stats import waiting_for
+from asyncrollout.stats import Estimate, Played, summarize
+from asyncrollout.successes import succeeded
+from asyncrollout.trajectories import Group, group_of
+
+_WIDEST = 100
+_FEWEST_TASKS = 3
+_INTERVALS = "In brackets: 95% confidence intervals, over tasks."
+
+
+class EvaluationProgress:
+    """How an evaluation goes; `add` is called with each task as it ends."""
+
+    def __init__(self, rollouts: Rollouts, tasks: int, samples: int, title: str) -> None:
+        self._rollouts = rollouts
+        self._tasks = tasks
+        self._samples = samples
+        self._title = title
+        self._began = time.monotonic()
+        self._groups: list[Group] = []
+        self._errors: Counter[str] = Counter()
+        self._turns = self._tokens = self._invalid = 0
+        self._known: tuple[int, float | None, float | None] = (0, None, None)
+
+    def add(self, group: Group) -> None:
+        self._groups.append(group)
+        for one in group.trajectories:
+            self._turns += len(one.turns)
+            self._tokens += sum(turn.sampled_tokens for turn in one.turns)
+            self._invalid += sum(not turn.valid for turn in one.turns)
+            if one.error is not None:
+                self._errors[one.stop_reason.blame or "other"] += 1
+
+    def _scores(self) -> tuple[float | None, float | None]:
+        """The means over the tasks so far: rewards and pass@1."""
+        if self._known[0] != len(self._groups):
+            won = succeeded(one for group in self._groups for one in group.trajectories)
+            valid = [group.valid for group in self._groups if group.valid]
+            rewards = [sum(one.reward for one in members) / len(members) for members in valid]
+            passed = [sum(one.uid in won for one in members) / len(members) for members in valid]
+            means = [sum(values) / len(values) if values else None for values in (rewards, passed)]
+            self._known = len(self._groups), means[0], means[1]
+        return self._known[1], self._known[2]
+
+    def _eta(self) -> float | None:
+        done, took = len(self._groups), time.monotonic() - self._began
+        return (self._tasks - done) * took / done if done >= _FEWEST_TASKS else None
+
+    def line(self) -> str:
+        """For logs and pipes."""
+        reward, passed = self._scores()
+        waiting = waiting_for(self._rollouts.ledger.open.values())
+        parts = [
+            clock(time.monotonic() - self._began),
+            f"{len(self._groups)}/{self._tasks} tasks",
+            f"in flight {waiting['policy']} LLM, {waiting['env']} env, {waiting['else']} other",
+            f"pass@1 {share(passed)}",
+            f"reward {number(reward)}",
+            f"errors {' '.join(counts(self._errors))}".rstrip(),
+            f"eta {_eta(self._eta())}",
+        ]
+        return " | ".join(parts)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, _WIDEST)
+        title = Text(harmless(self._title[:_WIDEST]), style="bold")
+        title.truncate(max(width - 6, 1), overflow="ellipsis")
+        yield Panel(Stacked(*self._rows(width - 4)), title=title, title_align="left", border_style="dim", width=width)
+
+    def _rows(self, width: int) -> list[Table | Text]:
+        reward, passed = self._scores()
+        open_now = self._rollouts.ledger.open
+        waiting = waiting_for(open_now.values())
+        turns = self._turns + sum(progress.turn for progress in open_now.values())
+        played = sum(len(group.trajectories) for group in self._groups)
+        rows = [
+            ("in flight", f"{waiting['policy']} LLM, {waiting['env']} env, {waiting['else']} other"),
+            ("rollouts", f"{count(played)} of {count(self._tasks * self._samples)}, {count(turns)} turns"),
+            ("pass@1", share(passed)),
+            ("reward", number(reward)),
+            ("invalid", f"{count(self._invalid)} replies"),
+            ("tokens", count(self._tokens)),
+            ("errors", " ".join(counts(self._errors)).rstrip()),
+        ]
+        texts = [
+            Text.assemble((label.ljust(LABEL), "dim"), (told, "red" if label == "errors" and self._errors else ""),
+                          no_wrap=True, overflow="ellipsis")
+            for label, told in rows
+        ]  # fmt: skip
+        return [self._bar(width), *texts]
+
+    def _bar(self, width: int) -> Table | Text:
+        took = clock(time.monotonic() - self._began).ljust(LABEL)
+        done = f"{len(self._groups)}/{self._tasks} tasks"
+        eta = f"eta {_eta(self._eta())}"
+        room = width - len(took) - len(done) - len(eta) - 4
+        if room < 4:
+            return Text(f"{took}{done}  {eta}", no_wrap=True, overflow="ellipsis")
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_row(took.rstrip().ljust(LABEL - 2), ProgressBar(self._tasks, len(self._groups), width=room), done, eta)
+        return row
+
+
+def _eta(seconds: float | None) -> str:
+    return "-" if seconds is None else clock(seconds)
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """The figures of an evaluation, or of one env in it. Rollouts that failed count in `failed` and `errors` alone.
+
+    `pass_at_tasks` are the tasks that tell pass@k: those of which k rollouts did not fail.
+    """
+
+    env: str
+    tasks: int
+    rollouts: int
+    failed: int
+    pass_at: dict[int, Estimate]
+    pass_at_tasks: dict[int, int]
+    reward: Estimate
+    turns: Estimate
+    tokens: Estimate
+    replies: int
+    invalid: int
+    sampled_tokens: int
+    errors: dict[str, int]
+
+    @classmethod
+    def of(cls, env: str, groups: Sequence[Played], ks: Sequence[int], members: Sequence[Rollout]) -> "Scores":
+        found = summarize(groups, ks)
+        return cls(
+            env=env,
+            tasks=found.groups,
+            rollouts=found.rollouts,
+            failed=found.failed,
+            pass_at=found.pass_at,
+            pass_at_tasks={k: sum(len(group.rewards) >= k for group in groups) for k in ks},
+            reward=found.reward,
+            turns=found.turns,
+            tokens=found.tokens,
+            replies=sum(one.turns for one in members),
+            invalid=sum(one.invalid for one in members),
+            sampled_tokens=sum(one.tokens for one in members),
+            errors=dict(Counter(one.error.partition(":")[0] for one in members if one.error)),
+        )
+
+    def pass_rate(self, k: int) -> str:
+        """For people to read, with the number of tasks if failures left too few rollouts of others."""
+        told = self.pass_at_tasks[k]
+        return as_share(self.pass_at[k]) + (f" of {told} tasks" if told < self.tasks else "")
+
+
+class Evaluated(msgspec.Struct, frozen=True):
+    """What came of an evaluation: all of it first, then each env if there are several. `seconds` leave pauses out."""
+
+    wanted: int
+    seconds: float
+    scores: list[Scores]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        whole, *envs = msgspec.to_builtins(self.scores, str_keys=True)
+        return {**whole, "wanted_tasks": self.wanted, "seconds": self.seconds, "envs": envs}
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Names and figures, for people to read."""
+        whole = self.scores[0]
+        named = "" if not whole.failed else f", {whole.failed} failed and count in no figure"
+        tokens = f"{as_number(whole.tokens)} a rollout, {count(whole.sampled_tokens)} in all"
+        rows = [
+            ("tasks", f"{whole.tasks} of {self.wanted}, {whole.rollouts} rollouts{named}"),
+            *((f"pass@{k}", whole.pass_rate(k)) for k in whole.pass_at),
+            ("reward", as_number(whole.reward)),
+            ("turns", f"{as_number(whole.turns)} a rollout"),
+            ("invalid", f"{count(whole.invalid)} of {count(whole.replies)} replies"),
+            ("tokens", tokens if whole.sampled_tokens else "none counted"),
+            ("errors", " ".join(counts(whole.errors)).rstrip()),
+            ("time", clock(self.seconds)),
+        ]
+        for one in self.scores[1:]:
+            rates = ", ".join(f"pass@{k} {one.pass_rate(k)}" for k in one.pass_at)
+            rows.append((harmless(one.env)[: LABEL - 1], f"{rates}, reward {as_number(one.reward)}, {one.tasks} tasks"))
+        return rows
+
+
+class EvaluationSummary:
+    """The figures, with notes below them."""
+
+    def __init__(self, found: Evaluated, title: str, notes: Sequence[str]) -> None:
+        self._found = found
+        self._title = title
+        self._notes = notes
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        def shown(text: str) -> str:
+            text = harmless(text)
+            return text.encode("ascii", "replace").decode() if options.ascii_only else text
+
+        yield Text(shown(self._title), style="bold")
+        for label, content in self._found.lines():
+            yield Text.assemble((label.ljust(LABEL), "dim"), shown(content))
+        for note in (_INTERVALS, *self._notes):
+            yield Text(shown(note))
+
+
+def read_evaluated(directory: Path, wanted: int) -> Evaluated:
+    """From a run's files; takes as long as it takes, so call it in a thread."""
+    side = read_side(directory, directory.name)
+    ks = which_k([side])
+    tags = [""] if len(side.envs) < 2 else ["", *side.envs]
+    scores = [_scores_of(side, tag, ks) for tag in tags]
+    return Evaluated(wanted, side.history.clock(side.history.last), scores)
+
+
+def _scores_of(side: Side, tag: str, ks: Sequence[int]) -> Scores:
+    groups = [group for group in side.played if tag in ("", group.tag)]
+    members = [one for group in side.groups if tag in ("", group.env) for one in group.members]
+    return Scores.of(tag or ", ".join(side.envs), groups, ks, members)
+
+
+def is_complete(directory: Path) -> bool:
+    """Whether the evaluation was played to its end."""
+    evaluation = read_history(directory).last_evaluation
+    return evaluation is not None and evaluation.is_complete
+
+
+def rollouts_over(directory: Path) -> int:
+    """How many rollouts of the evaluation have an end, with or without an error."""
+    history = read_history(directory)
+    return sum(history.evaluation_of(group_of(uid)) is history.last_evaluation for uid in history.finished)

@@ -1,0 +1,88 @@
+"""Keys of another system, taken one by one, and put in as ours."""
+
+import copy
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from asyncrollout.config.checking import Problem, found
+from asyncrollout.config.dialect import Note
+from asyncrollout.config.document import Path
+from asyncrollout.config.suggestions import shown
+
+
+class KeyMapping:
+    """`theirs` is read, `ours` is added to; `origins` says under which key of theirs a value of ours was written."""
+
+    def __init__(self, theirs: dict[Any, Any], ours: dict[Any, Any]) -> None:
+        self.ours = copy.deepcopy(ours)
+        self.notes: list[Note] = []
+        self.origins: dict[Path, Path] = {}
+        self.problems: list[Problem] = []
+        self._theirs = copy.deepcopy(theirs)
+        self._taken: set[Path] = set()
+
+    def take(self, path: Path) -> Any:
+        """A value of theirs; None if there is none."""
+        here: Any = self._theirs
+        for depth, part in enumerate(path):
+            if here is None:
+                return None
+            if not isinstance(here, dict):
+                self.refuse(path[:depth], here, "a mapping")
+                return None
+            if part not in here:
+                return None
+            here = here[part]
+        self._taken.add(path)
+        return here
+
+    def put(self, path: Path, value: Any, source: Path) -> None:
+        """Set a value of ours, which may not have another one."""
+        here: Any = self.ours
+        part: Any
+        for part in path[:-1]:
+            if isinstance(here, dict) and here.get(part) is None:
+                here[part] = {}
+            if not isinstance(here, list if isinstance(part, int) else dict):
+                return  # which is a problem of its own
+            here = here[part]
+        if not isinstance(here, dict):
+            return
+        name = path[-1]
+        if name in here and here[name] != value:
+            other = shown(self.origins.get(path, path))
+            told = f"found {found(value)}, but {other} means the same, and is {found(here[name])}: give one of them"
+            self.problems.append(Problem(source, told, beside=self.origins.get(path, path)))
+            return
+        here[name] = value
+        self.origins[path] = source
+        self.note(source, became=shown(path))
+
+    def refuse(self, path: Path, value: Any, valid: str) -> None:
+        self.problems.append(Problem(path, f"found {found(value)}, expected {valid}"))
+
+    def note(self, path: Path, *, became: str | None = None, why: str = "") -> None:
+        self.notes.append(Note(shown(path), became, why))
+
+    def ignore(self, path: Path, why: str) -> None:
+        if self.take(path) is not None:
+            self.note(path, why=why)
+
+    def ignored(self, used: Collection[str | int]) -> Iterator[Path]:
+        """What nobody took; a whole part of theirs is one key, unless it is `used` for something."""
+        for name, value in self._theirs.items():
+            if name in used or any(path[0] == name for path in self._taken):
+                yield from (path for path in _leaves(value, (name,)) if not self._is_taken(path))
+            else:
+                yield (name,)
+
+    def _is_taken(self, path: Path) -> bool:
+        return any(path[: len(taken)] == taken for taken in self._taken)
+
+
+def _leaves(value: Any, path: Path) -> Iterator[Path]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key if isinstance(key, str) else str(key)))
+    else:
+        yield path

@@ -1,0 +1,9 @@
+from asyncrollout.dropin.metarl.acting import AGENT_ARCHS as AGENT_ARCHS
+from asyncrollout.dropin.metarl.learner import Learner as Learner
+from asyncrollout.dropin.metarl.making import make_env as make_env
+from asyncrollout.dropin.metarl.making import make_parallel_env as make_parallel_env
+from asyncrollout.dropin.metarl.parallel import ParallelEnvManager as ParallelEnvManager
+from asyncrollout.dropin.metarl.settings import read_settings as read_settings
+from asyncrollout.dropin.metarl.storage import SeqReplayBuffer as SeqReplayBuffer
+from asyncrollout.dropin.metarl.storage import SimpleReplayBuffer as SimpleReplayBuffer
+from asyncrollout.dropin.metarl.wrapper import VariBadWrapper as VariBadWrapper

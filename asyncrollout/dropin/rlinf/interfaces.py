@@ -1,0 +1,151 @@
+"""RLinf's interfaces for evaluations: where components run, a video of each environment, and the evaluation itself."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from asyncrollout.dropin import portal
+from asyncrollout.dropin.configs import plain
+from asyncrollout.dropin.rlinf.acting import DEVICES, open_manner
+from asyncrollout.dropin.rlinf.config import EvaluationConfig, as_evaluation, read_evaluation
+from asyncrollout.dropin.rlinf.plan import make_plan
+from asyncrollout.dropin.rlinf.playing import play
+from asyncrollout.dropin.rlinf.ranks import Worker, parse_placement, spread
+from asyncrollout.dropin.rlinf.results import Episode, Summary, decided, summarize
+from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
+from asyncrollout.registry import find_env
+from asyncrollout.validation import nearest
+from asyncrollout.video import VideoWriter
+
+log = get_logger(__name__)
+
+_FPS = 30
+_OF_ONE_PICTURE = 3  # axes
+
+
+class HybridComponentPlacement:
+    """Which processes and GPUs each component has, from `cluster.component_placement` of a configuration.
+
+    `cluster` is taken for RLinf's sake; `all` GPUs are those of this machine.
+    """
+
+    def __init__(self, config: Any, cluster: Any = None) -> None:  # noqa: ARG002
+        found = plain(config)
+        cluster_part = found.get("cluster") if isinstance(found, dict) else None
+        given = cluster_part.get("component_placement") if isinstance(cluster_part, dict) else None
+        if not isinstance(given, dict):
+            raise UsageError("config: cluster.component_placement is missing: say where, such as {'env': '0-3'}")
+        try:
+            self._workers = parse_placement(given)
+        except UsageError as error:
+            raise UsageError(f"config: cluster.component_placement: {error}") from None
+
+    @property
+    def components(self) -> list[str]:
+        return [*self._workers]
+
+    def get_workers(self, component_name: str) -> tuple[Worker, ...]:
+        """The component's processes, by rank, with their GPUs."""
+        if component_name not in self._workers:
+            close = nearest(component_name, self._workers)
+            raise UsageError(f"cluster.component_placement has no component {component_name!r}{close}")
+        return self._workers[component_name]
+
+    def get_world_size(self, component_name: str) -> int:
+        """How many processes a component has."""
+        return len(self.get_workers(component_name))
+
+    def get_hardware_ranks(self, component_name: str) -> list[int]:
+        """The GPUs of a component."""
+        return sorted({gpu for worker in self.get_workers(component_name) for gpu in worker.gpus})
+
+
+def create_video_writer(
+    fpath: str | os.PathLike[str],
+    resolution: tuple[int, int] | None = None,  # noqa: ARG001
+    *,
+    rate: float = _FPS,
+    **_: Any,
+) -> VideoWriter:
+    """An MP4 that is written picture by picture; the first one decides its size, and all else about its encoding."""
+    return VideoWriter(fpath, fps=rate)
+
+
+def create_video_writers(config: Any, rank: int = 0) -> list[VideoWriter]:
+    """A writer for each env of a process, in the order of its envs; none, if `save_video` is off."""
+    chosen = _read(config)
+    eval_, workers = chosen.env.eval, chosen.cluster.workers("env")
+    if rank not in range(len(workers)):
+        raise UsageError(f"rank={rank}: cluster.component_placement.env has {len(workers)} processes, from 0 on")
+    video = eval_.video_cfg
+    seats = [seat for seat in spread(eval_.total_num_envs, workers) if seat.rank == rank]
+    if not video.save_video:
+        return []
+    directory = Path(video.video_base_dir)
+    return [
+        create_video_writer(directory / f"{video.prefix}_{seat.video_id}.mp4", rate=video.fps or _FPS) for seat in seats
+    ]
+
+
+def write_video(obs: Any, video_writer: VideoWriter, mode: str = "rgb", batch_size: int | None = None) -> None:  # noqa: ARG001
+    """Add a picture `(height, width, 3)`, or each of several, to a video."""
+    if mode != "rgb":
+        raise UsageError(f"mode={mode!r}: videos are of colours, mode='rgb'")
+    pictures = np.asarray(obs.detach().cpu() if hasattr(obs, "detach") else obs)
+    for picture in pictures if pictures.ndim > _OF_ONE_PICTURE else [pictures]:
+        video_writer.write(picture)
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """Every episode, in the order of the envs, and figures of all."""
+
+    episodes: list[Episode]
+    summary: Summary
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Under RLinf's names; those without a value, as no episode came to its end, are left out."""
+        found = self.summary
+        named = {"success_once": found.success.mean, "return": found.reward.mean, "episode_len": found.steps.mean}
+        known = {f"eval/{name}": value for name, value in named.items() if value is not None}
+        return {**known, "eval/num_trajectories": float(found.episodes - found.failed)}
+
+
+def evaluate(config: Any, *overrides: str, policy: Any = None, allow_import: bool = False) -> Evaluation:
+    """Play the envs of a configuration, each filmed, and wait for the results; as `asyncrollout eval`.
+
+    `config` is a file's name, a dict, or an object with the same keys as attributes; `overrides` are values such as
+    `env.eval.total_num_envs=8`. `policy` is a function of an observation, a `Policy` or an `Agent`, in place of the
+    configured one. A configuration that names code to import needs `allow_import`.
+    """
+    chosen = _read(config, *overrides)
+    if chosen.imports and not allow_import:
+        named = ", ".join(map(repr, chosen.imports))
+        raise UsageError(f"the configuration names code to import, {named}: allow it with allow_import=True")
+    episodes = decided(portal.run(_evaluate, chosen, policy))
+    return Evaluation(episodes, summarize(episodes))
+
+
+async def _evaluate(config: EvaluationConfig, policy: Any) -> list[Episode]:
+    spec = find_env(config.env.eval.env_type)
+    plan = make_plan(config, spec, visible=os.environ.get(DEVICES))
+    async with open_manner(config, spec, lambda: None, _tell, own=policy) as manner:
+        return await play(plan, config.env.eval, manner)
+
+
+def _tell(episode: Episode) -> None:
+    told = {"error": episode.error} if episode.error else {"success": episode.success, "reward": episode.reward}
+    log.info("episode_ended", env=episode.env, task=episode.task, steps=episode.steps, **told)
+
+
+def _read(config: Any, *overrides: str) -> EvaluationConfig:
+    if isinstance(config, str | os.PathLike):
+        return read_evaluation(Path(config), overrides)
+    found = plain(config)
+    if not isinstance(found, dict):
+        raise UsageError(f"config: a file's name or a dict is needed, not {config!r:.100}")
+    return as_evaluation(found, overrides)

@@ -1,0 +1,101 @@
+"""What came of an evaluation: every episode, and figures of each env, each task and all, with what may be chance."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from asyncrollout.dropin.rlinf.plan import Part
+from asyncrollout.errors import RolloutError
+from asyncrollout.stats import Estimate, mean, mean_count, share
+from asyncrollout.successes import RolloutResult, Successes, reported
+from asyncrollout.trajectories import StopReason, Trajectory
+from asyncrollout.video.files import stem_of
+
+
+class Episode(msgspec.Struct, frozen=True):
+    """One episode; `error` says why it has no outcome. `video` is its file's name, if there are pictures.
+
+    `success` is what the env reported; None if it did not, until `decided` knows all episodes.
+    """
+
+    env: str
+    rank: int
+    gpu: int
+    env_idx: int
+    episode: int
+    seed: int
+    task: str
+    success: bool | None = None
+    reward: float | None = None
+    steps: int = 0
+    stop_reason: str = ""
+    seconds: float = 0.0
+    error: str = ""
+    video: str | None = None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Of some episodes; those that failed have no outcome, and are counted apart."""
+
+    episodes: int
+    failed: int
+    success: Estimate
+    reward: Estimate
+    steps: Estimate
+
+
+def as_episode(part: Part, number: int, played: Trajectory | RolloutError, *, video: bool) -> Episode:
+    """The record of an env's episode, or of its failure before there was any."""
+    seat, task = part.seat, part.tasks[number]
+    known: dict[str, Any] = {
+        "env": seat.video_id,
+        "rank": seat.rank,
+        "gpu": seat.gpu,
+        "env_idx": seat.env_idx,
+        "episode": number,
+        "seed": part.seeds[number],
+        "task": "" if task is None else str(task),
+    }
+    if isinstance(played, RolloutError):
+        return Episode(**known, error=f"{type(played).__name__}: {played}")
+    if task is None:
+        known["task"] = next(
+            (str(turn.info["activity"]) for turn in played.turns if "activity" in turn.info), played.env
+        )
+    return Episode(
+        **known,
+        success=reported(played) if played.valid else None,
+        reward=played.reward if played.valid else None,
+        steps=sum(len(turn.info["actions"]) if "actions" in turn.info else 1 for turn in played.turns),
+        stop_reason=played.stop_reason.value,
+        seconds=played.seconds,
+        error="" if played.error is None else f"{type(played.error).__name__}: {played.error}",
+        video=f"{stem_of(part.name, number)}.mp4" if video else None,
+    )
+
+
+def decided(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes of one env, with the success of each that has an outcome."""
+    told = [_told(episode) for episode in episodes if not episode.error]
+    found = Successes(told)
+    return [
+        episode if episode.error else msgspec.structs.replace(episode, success=found.succeeded(_told(episode)))
+        for episode in episodes
+    ]
+
+
+def _told(episode: Episode) -> RolloutResult:
+    ended = episode.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED)
+    return RolloutResult("", episode.success, ended, episode.reward or 0.0)
+
+
+def summarize(episodes: Sequence[Episode]) -> Summary:
+    valid = [episode for episode in episodes if not episode.error]
+    return Summary(
+        episodes=len(episodes),
+        failed=len(episodes) - len(valid),
+        success=share([float(bool(episode.success)) for episode in valid], len(valid)),
+        reward=mean([episode.reward or 0.0 for episode in valid]),
+        steps=mean_count([float(episode.steps) for episode in valid]),
+    )

@@ -1,0 +1,372 @@
+"""What a journal tells of a run that was broken off."""
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from asyncrollout.batches.records import decode_record, told_at
+from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.journal.events import (
+    AnyEvent,
+    Began,
+    Cancelled,
+    Delivered,
+    Dispatched,
+    Drawn,
+    Dropped,
+    Evaluated,
+    Evaluating,
+    Failed,
+    Finished,
+    Judged,
+    Replied,
+    TakenBack,
+    Updated,
+    decode,
+)
+from asyncrollout.journal.files import Line, read_head, whole_lines
+from asyncrollout.journal.group_numbers import Numbers, number_of
+from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
+from asyncrollout.redaction import HIDDEN, without_secrets
+from asyncrollout.serialization import to_plain
+from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_of
+
+
+class Reply(NamedTuple):
+    """A recorded reply, not decoded yet, and digests of what it replies to: of the last message, and of everything."""
+
+    turn: int
+    asked: int
+    content: msgspec.Raw
+    request: int | None = None
+
+
+class Again(NamedTuple):
+    """A batch that was delivered, and is to be delivered once more as it was."""
+
+    batch: int
+    groups: list[Group]
+    dropped: list[str]
+    stats: dict[str, float]
+
+
+class SettledGroup(NamedTuple):
+    """A group that need not be looked at again; one that became stale may have no verdict."""
+
+    tag: str
+    verdict: Verdict | None
+    is_delivered: bool
+
+
+class _Batch(NamedTuple):
+    delivered: Delivered
+    weights: int | None
+    is_repeated: bool
+
+
+class Past:
+    """What is known: groups that are settled, finished rollouts of all others, and replies of those under way."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.given: dict[str, Any] = {}
+        self.drawn: dict[int, Drawn] = {}
+        self.settled = Numbers()
+        """Groups that need not be looked at again: delivered, or dropped on the way to a batch."""
+        self.settled_groups: list[SettledGroup] = []
+        self.judged_at: dict[str, int] = {}
+        """How many groups had been drawn when a group was first judged."""
+        self.delivered = self.kept = 0
+        self.dropped: Counter[str] = Counter()
+        """How many of the groups that are settled were dropped, by reason; not of batches that are delivered again."""
+        self.again: list[Again] = []
+        self.finished: dict[str, Trajectory] = {}
+        self.unlisted: list[Trajectory] = []
+        """Those of which the journal does not tell: the process was killed in between."""
+        self.undrawn: list[Drawn] = []
+        """Of groups of which it does not tell that they were drawn."""
+        self.replies: defaultdict[str, list[Reply]] = defaultdict(list)
+        self.verdicts: dict[str, Verdict] = {}
+        self._together: dict[str, Verdict] = {}  # verdicts of a round, until all of them are there
+        self.retries: Counter[str] = Counter()
+        self.weights: int | None = None
+        self.evaluations = 0
+        self.evaluating: dict[str, Evaluating] = {}
+        self.next_batch = 0
+        """The first one that was not delivered, or is to be delivered again."""
+        self._batches: list[_Batch] = []
+        self._given_again: list[Delivered] = []
+        self._skipped: set[str] = set()
+        self._members: defaultdict[str, set[str]] = defaultdict(set)
+        self._ends: Counter[str] = Counter()
+        self._over: set[str] = set()
+        self._under_way: set[str] = set()  # since the run was last begun or resumed
+        self._most_drawn = 0
+
+    def add(self, event: AnyEvent) -> None:  # noqa: PLR0912 (one case for each event)
+        match event:
+            case Began():
+                self.attempts += 1
+                self._under_way.clear()
+                self._together.clear()
+                if changes(self.given, event.given):
+                    self.play_anew()
+                self.given = {**self.given, **event.given}
+                if event.batch is not None:
+                    self.go_back_to(event.batch)
+            case Drawn(index=index):
+                self.drawn[index] = event
+                self._most_drawn = max(self._most_drawn, index + 1)
+            case Dispatched(uid=uid):
+                self._begin(uid)
+            case Replied(uid=uid):
+                self.replies[uid].append(Reply(event.turn, event.asked, event.reply, event.request))
+            case Failed(uid=uid):
+                self.replies.pop(uid, None)
+                self.retries[group_of(uid)] += 1
+            case Finished(uid=uid):
+                self._members[group_of(uid)].add(uid)
+                self.replies.pop(uid, None)
+                self._ends[uid] += 1
+                self._over.add(uid)
+            case Cancelled(group=group):
+                self.forget(group)
+            case Judged(group=group, keep=keep, reason=reason, more=more):
+                self._together[group] = Verdict(keep, reason)
+                if not more:
+                    self.verdicts.update(self._together)
+                    for name in self._together:
+                        self.judged_at.setdefault(name, self._most_drawn)
+                    self._together.clear()
+            case Delivered():
+                self._deliver(event)
+            case TakenBack(batch=batch):
+                self._take_back(batch)
+            case Dropped(groups=groups):
+                self._skipped.update(groups)
+            case Updated(weights=weights):
+                self.weights = weights
+            case Evaluating(name=name):
+                self.evaluations += 1
+                self.evaluating[name] = event
+            case Evaluated(name=name):
+                self.evaluating.pop(name, None)
+
+    def go_back_to(self, batch: int) -> None:
+        """Deliver this batch, and those after it, once more."""
+        if batch > self.next_batch:
+            raise UsageError(f"batch {batch} is not the next one: {self.next_batch} have been delivered")
+        while self.next_batch > batch:
+            delivered, self.weights, _ = self._batches.pop()
+            self._given_again.insert(0, delivered)
+            self.next_batch = self._batches[-1].delivered.batch + 1 if self._batches else 0
+
+    def play_anew(self) -> None:
+        """Forget all groups that are not finished: agent or policy are others now, and no group is of both."""
+        finished = Counter(group_of(uid) for uid in self._over)
+        for group in {*map(group_of, self.replies), *finished, *self.retries}:
+            if number_of(group) is None or finished[group] < self.given.get("group_size", 1):
+                self.forget(group)
+        self.evaluating.clear()
+
+    def _deliver(self, event: Delivered) -> None:
+        is_repeated = any(one.batch == event.batch for one in self._given_again)
+        self._given_again = [one for one in self._given_again if one.batch > event.batch]
+        self._batches.append(_Batch(event, self.weights, is_repeated))
+        if event.batch < self.next_batch:  # it was taken back, and comes later than others
+            self._batches.sort(key=lambda one: one.delivered.batch)
+        self.next_batch = max(self.next_batch, event.batch + 1)
+
+    def _take_back(self, number: int) -> None:
+        """Nobody has had this batch; one of an earlier process is delivered again as it was."""
+        taken_back = [batch for batch in self._batches if batch.delivered.batch == number]
+        self._batches = [batch for batch in self._batches if batch.delivered.batch != number]
+        self._given_again = [*(batch.delivered for batch in taken_back if batch.is_repeated), *self._given_again]
+        if self.next_batch == number + 1:
+            self.next_batch = number
+
+    def settle(self) -> None:
+        """Find out which groups need not be looked at again."""
+        done = [batch.delivered for batch in self._batches]
+        self.delivered = sum(len(one.groups) for one in done)
+        dropped = self._skipped.union(*(one.dropped for one in (*done, *self._given_again)))
+        again = {group for one in self._given_again for group in one.groups}
+        delivered = {group for one in done for group in one.groups}
+        for group in delivered:
+            verdict = self.verdicts.get(group)
+            if verdict is None or verdict.keep:
+                self.kept += 1
+            else:
+                self.dropped[verdict.reason or "dropped"] += 1
+        self.dropped.update(self._reason(group) for group in dropped - delivered - again)
+        settled = delivered | dropped | again
+        self.settled = Numbers(number for group in settled if (number := number_of(group)) is not None)
+        self.settled_groups = [
+            SettledGroup(drawn.tag, self.verdicts.get(drawn.group), drawn.group in delivered or drawn.group in again)
+            for drawn in self.drawn.values()
+            if drawn.group in settled
+        ]
+
+    def add_trajectories(self, lines: Iterable[Line]) -> None:
+        """Finished rollouts of groups that are not settled, or delivered again."""
+        wanted_again = {group for delivered in self._given_again for group in delivered.groups}
+        records, latest = Counter[str](), dict[str, Line]()
+        for line in lines:
+            head = read_head(line)
+            records[head.uid] += 1
+            if head.group in wanted_again or self._is_open(head.group):
+                latest[head.uid] = line
+        for uid, line in latest.items():
+            is_unlisted = records[uid] > self._ends[uid]
+            is_again = group_of(uid) in wanted_again
+            if is_unlisted or uid in self._over or is_again:
+                if is_again:
+                    self._members[group_of(uid)].add(uid)
+                with told_at(line.place):
+                    _, tag, self.finished[uid] = decode_record(line.content)
+                if is_unlisted:
+                    self._list(self.finished[uid], tag)
+        lost = [uid for uid in self._over - self.finished.keys() if self._is_open(group_of(uid))]
+        if lost:
+            raise JournalError(
+                f"{TRAJECTORIES} lacks {len(lost)} rollouts that {JOURNAL} says are finished, such as {lost[0]}"
+            )
+        self.again = [
+            Again(one.batch, [self._take(group) for group in one.groups], one.dropped, _numbers(one.stats))
+            for one in self._given_again
+        ]
+
+    def let_go(self) -> None:
+        """Drop what was kept of groups that are settled: a run may have millions."""
+        settled = [group for group in self._members if number_of(group) in self.settled]
+        for group in settled:
+            self.forget(group)
+        self.verdicts = {group: one for group, one in self.verdicts.items() if number_of(group) not in self.settled}
+        self._members = defaultdict(set, self._members)
+        for kept in (self._batches, self._given_again, self._skipped, self._ends, self._over, self._under_way):
+            kept.clear()
+
+    def forget_beginning(self) -> None:
+        """Drop what only the beginning of a resumed run needs: draws, what was judged, batches to deliver again."""
+        for kept in (self.drawn, self.judged_at, self.settled_groups, self.again):
+            kept.clear()
+
+    def forget(self, group: str) -> None:
+        """Nothing of it counts any more."""
+        for uid in self._members.pop(group, ()):
+            self.replies.pop(uid, None)
+            self.finished.pop(uid, None)
+            self._over.discard(uid)
+        self.retries.pop(group, None)
+        self.verdicts.pop(group, None)
+        self._together.pop(group, None)
+
+    def unfinished_groups(self) -> set[str]:
+        """Groups that were drawn, and of which something is recorded, but not settled."""
+        groups = {group_of(uid) for uid in (*self.replies, *self.finished)}
+        return {group for group in groups if group.startswith(DRAWN)}
+
+    def _begin(self, uid: str) -> None:
+        """A rollout that is begun twice by one process is played anew; after a resume, it goes on."""
+        if uid in self._under_way:
+            self.replies.pop(uid, None)
+            self._over.discard(uid)
+        self._under_way.add(uid)
+        self._members[group_of(uid)].add(uid)
+
+    def _list(self, trajectory: Trajectory, tag: str) -> None:
+        """A record without events: what they would have told is in it."""
+        group = group_of(trajectory.uid)
+        self.unlisted.append(trajectory)
+        self.replies.pop(trajectory.uid, None)
+        self._members[group].add(trajectory.uid)
+        self._over.add(trajectory.uid)
+        index = number_of(group)
+        if index is not None and index not in self.drawn:
+            task = to_plain(trajectory.task)
+            self.drawn[index] = Drawn(group=group, index=index, seed=trajectory.seed, tag=tag, task=task)
+            self.undrawn.append(self.drawn[index])
+
+    def _take(self, group: str) -> Group:
+        uids = sorted(self._members[group] & self.finished.keys(), key=lambda uid: self.finished[uid].member)
+        size = self.given.get("group_size", len(uids))
+        if len(uids) != size or not uids:
+            raise JournalError(
+                f"{TRAJECTORIES} has {len(uids)} of the {size} rollouts of group {group}, which was delivered, and is "
+                "to be delivered again"
+            )
+        drawn = self.drawn.get(-1 if (number := number_of(group)) is None else number)
+        members = [self.finished.pop(uid) for uid in uids]
+        return Group(group, members, "" if drawn is None else drawn.tag, self.verdicts.get(group))
+
+    def _is_open(self, group: str) -> bool:
+        name, dash, _ = group.rpartition("-")
+        return number_of(group) not in self.settled and (not dash or name in self.evaluating)
+
+    def _reason(self, group: str) -> str:
+        verdict = self.verdicts.get(group)
+        return "stale" if verdict is None or verdict.keep else verdict.reason or "dropped"
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names of what is another now; what is said on one side alone, as by another version, is not compared."""
+    return [name for name, value in now.items() if name in then and _differs(name, then[name], value)]
+
+
+def _differs(name: str, then: Any, now: Any) -> bool:
+    """Secrets may differ; an older version may have written what is hidden now."""
+    return bool(then != now) and not _fits(without_secrets({name: then}), without_secrets({name: now}))
+
+
+def _fits(then: Any, now: Any) -> bool:
+    """Whether they are equal where nothing is hidden: which texts are depends on the variables of the day."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return then.keys() == now.keys() and all(_fits(value, now[name]) for name, value in then.items())
+    if isinstance(then, list) and isinstance(now, list):
+        return len(then) == len(now) and all(map(_fits, then, now))
+    if isinstance(then, str) and isinstance(now, str):
+        return _fits_text(then, now) or _fits_text(now, then)
+    return bool(then == now)
+
+
+def _fits_text(hidden: str, text: str) -> bool:
+    pattern = "(?s:.*)".join(map(re.escape, hidden.split(HIDDEN)))
+    return re.fullmatch(pattern, text) is not None
+
+
+def _numbers(stats: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in stats.items()}
+
+
+def read_given(directory: Path) -> dict[str, Any]:
+    """What a run was last given; nothing if it was killed before it had begun."""
+    given: dict[str, Any] = {}
+    for line in whole_lines(directory / JOURNAL):
+        if b'"event":"began"' in line.content:
+            with told_at(line.place):
+                event = decode(line.content)
+            given |= event.given if isinstance(event, Began) else {}
+    return given
+
+
+def read_past(directory: Path, batch: int | None = None) -> Past:
+    """The past of a run, up to the batch; what is wrong with it is told, and nothing is changed."""
+    if not (directory / JOURNAL).exists():
+        raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
+    past = Past()
+    for line in whole_lines(directory / JOURNAL):
+        with told_at(line.place):
+            event = decode(line.content)
+            if not past.attempts and not isinstance(event, Began):
+                raise UsageError("the first line does not say what run this is")
+            past.add(event)
+    if batch is not None:
+        past.go_back_to(batch)
+    past.settle()
+    past.add_trajectories(whole_lines(directory / TRAJECTORIES))
+    return past

@@ -1,0 +1,264 @@
+"""The OpenAI protocol: requests to bodies, and answers to generations. What makes no sense is a `ProviderError`."""
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from asyncrollout.errors import UsageError
+from asyncrollout.images import data_url, is_picture
+from asyncrollout.policies.openai.bodies import LARGE
+from asyncrollout.policies.openai.responses import (
+    UNREADABLE,
+    AbortedReplyError,
+    Choice,
+    Logprobs,
+    Message,
+    Reply,
+    Token,
+    Used,
+    check_values,
+    malformed,
+)
+from asyncrollout.policies.openai.streaming import is_stream, join
+from asyncrollout.policies.openai.token_text import spell, spell_nothing
+from asyncrollout.types import FinishReason, Generation, Request, Sampling, Usage
+
+Mode = Literal["chat", "completions"]
+ServerKind = Literal["openai", "vllm", "sglang", "llamacpp"]
+
+_TOKEN_IDS: dict[ServerKind, dict[str, Any]] = {
+    "openai": {},
+    "llamacpp": {},
+    "vllm": {"return_token_ids": True},
+    "sglang": {"return_token_ids": True, "return_prompt_token_ids": True},
+}
+"""What makes a server give token ids; strict ones refuse fields that they do not know."""
+
+STREAMED: dict[ServerKind, dict[str, Any]] = {
+    "llamacpp": {"stream": True, "stream_options": {"include_usage": True}},
+}
+"""A server that goes on with a call that was hung up on, unless it streams."""
+
+_FINISHED: dict[str | None, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "abort",
+}
+_ONLY_TEXT = frozenset({"text", "input_text"})
+
+_reply = msgspec.json.Decoder(Reply)
+
+
+def merge(sampling: Sampling, default: Sampling) -> Sampling:
+    """The sampling of a request, with the default where it says nothing."""
+    given = {name: value for name in Sampling.__struct_fields__ if (value := getattr(sampling, name)) not in (None, ())}
+    return msgspec.structs.replace(default, **{**given, "extra": {**default.extra, **sampling.extra}})
+
+
+def encode(request: Request, model: str, mode: Mode, kind: ServerKind, *, logprobs: bool) -> bytes:
+    """The body of a call."""
+    sampling = request.sampling
+    body: dict[str, Any] = {"model": model, **_asked(request, mode)}
+    for key in ("temperature", "top_p", "max_tokens", "seed"):
+        if (value := getattr(sampling, key)) is not None:
+            body[key] = value
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    body |= _TOKEN_IDS[kind]
+    if logprobs:
+        body["logprobs"] = True if mode == "chat" else 1
+    try:
+        return msgspec.json.encode({**body, **STREAMED.get(kind, {}), **sampling.extra})
+    except (TypeError, ValueError, RecursionError) as error:  # among them surrogates, which no JSON can hold
+        raise UsageError(f"this request cannot be sent: {error}") from error
+
+
+class Stops(msgspec.Struct, frozen=True):
+    """The texts and tokens that end a reply beside the model's own end of a message."""
+
+    texts: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
+
+
+NO_STOPS = Stops()
+
+
+def stops_of(*samplings: Sampling) -> Stops:
+    """Those of all of them, as fields or as they are written into the body."""
+    texts: list[Any] = []
+    ids: list[Any] = []
+    for sampling in samplings:
+        if sampling.stop or sampling.extra:
+            texts += [*sampling.stop, *_listed(sampling.extra.get("stop"))]
+            ids += _listed(sampling.extra.get("stop_token_ids"))
+    return Stops(tuple(texts), tuple(ids)) if texts or ids else NO_STOPS
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
+def decode(content: bytes, *, logprobs: bool, stops: Stops = NO_STOPS, kind: ServerKind | None = None) -> Generation:
+    """The one choice of an answer, whole or streamed; token ids and logprobs are all there, or none."""
+    if len(content) > LARGE:
+        check_values(content)
+    try:
+        reply = join(content) if is_stream(content) else _reply.decode(content)
+    except UNREADABLE as error:
+        raise malformed(str(error), content) from error
+    if len(reply.choices) != 1:
+        raise malformed(f"it has {len(reply.choices)} choices", content)
+    (choice,) = reply.choices
+    message = choice.message or Message(content=choice.text)
+    if choice.finish_reason == "abort":
+        raise AbortedReplyError("the server aborted the reply")
+    if choice.finish_reason not in _FINISHED:
+        raise malformed(f"its finish reason is {choice.finish_reason!r}", content)
+    if choice.message is None and choice.text is None:
+        raise malformed("it has neither a message nor a text", content)
+    usage = reply.usage or Used()
+    token_ids, numbers = choice.ids, None
+    if logprobs:
+        token_ids, numbers = _tokens(choice, message, usage, content, stops)
+    if token_ids is None and kind == "llamacpp" and _is_nothing(choice, message, usage, stops):
+        token_ids, numbers = [], [] if logprobs else None
+    details = usage.prompt_tokens_details
+    return Generation(
+        text=message.content or "",
+        finish_reason=_FINISHED[choice.finish_reason],
+        token_ids=token_ids,
+        logprobs=numbers,
+        prompt_ids=reply.prompt_token_ids or choice.prompt_token_ids,
+        reasoning=message.reasoning_content or message.reasoning,
+        tool_calls=message.tool_calls or [],
+        usage=Usage(usage.prompt_tokens, usage.completion_tokens or 0, (details and details.cached_tokens) or 0),
+        stopped_early=_has_stopped_early(choice, stops),
+    )
+
+
+def _has_stopped_early(choice: Choice, stops: Stops) -> bool:
+    """Whether it ended before the model's own end of a message; it may have if the server does not say where."""
+    if choice.finish_reason == "length":
+        return False
+    at = choice.stopped_at
+    return bool(stops.texts or stops.ids) if at is UNSET else isinstance(at, str) or at in stops.ids
+
+
+def _is_nothing(choice: Choice, message: Message, usage: Used, stops: Stops) -> bool:
+    """Whether llama.cpp's model ended its message at once: it does not tell the token that is the end."""
+    is_silent = not (message.content or message.reasoning_content or message.reasoning or message.tool_calls)
+    was_short = choice.finish_reason == "stop" and (usage.completion_tokens or 0) <= 1
+    return is_silent and was_short and choice.logprobs is None and not stops.texts
+
+
+def _tokens(
+    choice: Choice, message: Message, usage: Used, content: bytes, stops: Stops
+) -> tuple[list[int] | None, list[float] | None]:
+    given = choice.logprobs or Logprobs()
+    told = given.content
+    if told is None and given.token_logprobs is not None:
+        if None in given.token_logprobs:
+            raise malformed("a logprob is missing", content)
+        names = given.tokens or [""] * len(given.token_logprobs)
+        told = [Token(number or 0.0, token=name) for number, name in zip(given.token_logprobs, names, strict=False)]
+    if not told:
+        if message.content:
+            raise malformed(
+                "logprobs were asked for, and it has none: do without, by logprobs=False (policy.logprobs: false)",
+                content,
+            )
+        return ([], []) if choice.ids == [] else (None, None)
+    numbers = [token.logprob for token in told]
+    if not all(number <= 1e-6 for number in numbers):
+        raise malformed("a logprob is above 0", content)
+    ids = choice.ids
+    if ids is None:
+        ids = [token.id for token in told if token.id is not None]
+        if len(ids) != len(numbers):
+            ids = None
+        elif not _are_all(len(ids), choice, usage, stops=bool(stops.texts)):
+            return None, None  # the others are not told, so that nothing can be compared either
+    elif len(ids) != len(numbers):
+        raise malformed(f"it has {len(ids)} token ids and {len(numbers)} logprobs", content)
+    if not _fit(told, choice, message, stops, content):
+        raise malformed("its logprobs are those of another text", content)
+    return ids, numbers
+
+
+def _fit(told: list[Token], choice: Choice, message: Message, stops: Stops, content: bytes) -> bool:
+    """Whether these are the tokens of the text; a server that parses a call, or filters, shows what it likes of it."""
+    if message.tool_calls or choice.finish_reason == "content_filter":
+        return True
+    try:
+        if message.content:
+            return spell(told, message.content)
+    except msgspec.ValidationError as error:
+        raise malformed(str(error), content) from error
+    if message.reasoning_content or message.reasoning:
+        return True
+    at = choice.stopped_at
+    return spell_nothing(told, (*stops.texts, at) if isinstance(at, str) else stops.texts)
+
+
+def _are_all(known: int, choice: Choice, usage: Used, *, stops: bool) -> bool:
+    """Whether llama.cpp has told every token: it leaves those out that end within a character (half an emoji).
+
+    Of a streamed chat it also leaves out those that add no text: the one that ends it, and the beginning of a text to
+    stop at, which may be anywhere.
+    """
+    unseen = (usage.completion_tokens or known) - known
+    ended = choice.message is not None and choice.finish_reason == "stop" and not stops
+    return unseen == 0 or (unseen == 1 and ended)
+
+
+def _asked(request: Request, mode: Mode) -> dict[str, Any]:
+    if mode == "completions":
+        if any(_has_picture(message) for message in request.messages):
+            raise UsageError("mode='completions' sends a prompt, and no picture: ask in mode='chat', without encode=")
+        ids: Any = request.prompt_ids
+        return {"prompt": _only_text(request) if ids is None else ids.tolist() if isinstance(ids, np.ndarray) else ids}
+    if request.prompt_ids is not None:
+        raise UsageError("Request(prompt_ids=[...]) is for OpenAIPolicy(mode='completions'): a chat takes messages")
+    if not request.messages or type(request.messages) not in (list, tuple):
+        raise UsageError("a chat takes Request(messages=[{'role': 'user', 'content': ...}, ...])")
+    return {"messages": [_plain_message(message) for message in request.messages]}
+
+
+def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise UsageError(f"a message is {{'role': ..., 'content': ...}}, and not {message!r:.100}")
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_plain_part(part) for part in content]}
+
+
+def _has_picture(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return False
+    return not all(
+        isinstance(part, str) or (isinstance(part, dict) and part.get("type") in _ONLY_TEXT) for part in content
+    )
+
+
+def _plain_part(part: Any) -> Any:
+    """Pictures as data URLs; one may stand alone, or as `{"type": "image", "image": picture}`."""
+    picture = part.get("image") if isinstance(part, dict) and part.get("type") == "image" else part
+    if is_picture(picture):
+        return {"type": "image_url", "image_url": {"url": data_url(picture)}}
+    return {"type": "text", "text": part} if isinstance(part, str) else part
+
+
+def _only_text(request: Request) -> str:
+    texts = [message.get("content") for message in request.messages]
+    if len(texts) == 1 and isinstance(texts[0], str):
+        return texts[0]
+    raise UsageError(
+        "mode='completions' takes Request(prompt_ids=[...]), or one message with a text: let the agent send "
+        "no more than that, by history=0 and system_prompt='' (agent.history: 0 and agent.system_prompt: '')"
+    )

@@ -1,0 +1,95 @@
+"""One server: how many calls it gets at a time, whether it is up, and a call to it."""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+import anyio
+from aiohttp.hdrs import CONTENT_ENCODING
+
+from asyncrollout.policies.openai.bodies import read_raw, read_start, unpack
+from asyncrollout.policies.openai.codec import ServerKind
+from asyncrollout.policies.openai.concurrency import Limit
+from asyncrollout.policies.openai.retries import FIRST_WAIT
+
+_LONGEST_TROUBLE = 30.0  # seconds
+_MOST_TROUBLES = 10
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+    first_byte: float
+
+
+class Endpoint:
+    """A server, and the calls in flight there. `kind` is None until the server has told it."""
+
+    def __init__(self, base_url: str, limit: Limit, kind: ServerKind | None) -> None:
+        parts = urlsplit(base_url)
+        self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+        self.url = base_url.rstrip("/")
+        self.root = self.url.removesuffix("/v1")
+        self.address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        self.limit = limit
+        self.kind = kind
+        self.context: int | None = None  # tokens; known once the server has said it
+        self.probing = anyio.Lock()
+        self.has_answered = False  # anything but 5xx, ever
+        self.silence = (-math.inf, "")  # when it was last asked for its kind without an answer, and why there was none
+        self.up = True
+        self.has_weights = True  # or might have: false once it may have been restarted with others
+        self.losses = 0  # in a row
+        self.sessions = 0
+        self.in_flight = 0
+        self.waiting = 0  # calls in its line
+        self.troubles = 0  # in a row
+        self.troubled_until = 0.0
+        self.trouble = ""  # the last one, until it is well
+        self.out: str | None = None  # why it gets no calls, if it refuses what others answer
+        self.outs = 0  # in a row
+
+    @property
+    def load(self) -> int:
+        return self.in_flight + self.waiting
+
+    def wait_before(self, now: float) -> float:
+        """Seconds until the server wants calls again."""
+        return max(self.limit.not_before - now, 0.0)
+
+    def is_out(self, now: float) -> bool:
+        return self.out is not None and self.wait_before(now) > 0
+
+    def reluctance(self, now: float) -> tuple[float, bool, bool, float, int]:
+        """What speaks against another call to it, the most important first."""
+        wait = self.wait_before(now)
+        is_full = wait > 0 or self.waiting > 0 or not self.limit.has_room(self.in_flight, now)
+        return wait, now < self.troubled_until, is_full, self.load / self.limit.places, self.sessions
+
+    def is_in_trouble(self, now: float) -> None:
+        """It failed: others are preferred for a while, and for longer if that happens again."""
+        if now >= self.troubled_until:
+            self.troubled_until = now + min(FIRST_WAIT * 2.0**self.troubles, _LONGEST_TROUBLE)
+            self.troubles = min(self.troubles + 1, _MOST_TROUBLES)
+
+    def is_well(self) -> None:
+        self.losses = self.troubles = 0
+        self.troubled_until = 0.0
+        self.trouble = ""
+
+    async def post(self, client: aiohttp.ClientSession, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """A call; cancelled, it hangs up. It goes to this server, and to no other that it names."""
+        url = f"{self.url}{path}"
+        async with client.post(url, data=body, headers=headers, allow_redirects=False) as response:
+            first_byte = time.monotonic()
+            status, told = response.status, response.headers
+            if status != 200:
+                return Answer(status, told, await read_start(response), first_byte)
+            content = await read_raw(response)
+        if (encoding := told.get(CONTENT_ENCODING)) is not None:
+            content = await unpack(content, encoding)
+        return Answer(status, told, content, first_byte)

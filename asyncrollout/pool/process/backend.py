@@ -1,0 +1,198 @@
+"""The process backend: all worker ranks, and the watchdog that reads their pages."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from asyncrollout.errors import ClosedError, UsageError
+from asyncrollout.pool.hosts import SOON, Home, Limits
+from asyncrollout.pool.process.directory import private_directory
+from asyncrollout.pool.process.rebalancing import plan_moves, plan_recalls
+from asyncrollout.pool.process.supervisor import Supervisor
+from asyncrollout.pool.process.watchdog import Watch
+from asyncrollout.pool.process.worker_host import Link
+from asyncrollout.types import Durations, WorkerStats
+
+WorkerEnv = Callable[[int], Mapping[str, str]]
+"""The environment variables of the worker of a rank."""
+
+_STOP_GRACE = 3.0  # seconds for the call at work when the pool is closed, and for the end of an interpreter
+_STOP_LOOK = 0.1  # seconds
+_WATCH_EVERY = 0.1
+_LOOK_AFTER = 0.002  # seconds in which whoever got the last reply may make the next call
+
+
+class ProcessBackend:
+    """`workers` processes, hosted through `anyio.to_process`, one task each."""
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        limits: Limits,
+        worker_env: WorkerEnv | None,
+        log_dir: Path | None,
+        send_snapshots: bool,
+    ) -> None:
+        self._environs = [_environ(worker_env, rank) for rank in range(workers)]
+        self._limits = limits
+        self._log_dir = _writable(log_dir) if log_dir is not None else None
+        self._send_snapshots = send_snapshots
+        self._changed = anyio.Event()
+        self._looks_soon = False
+        self._idle: anyio.Event | None = None  # for whoever waits for a worker that has nothing to do
+        self._ranks: list[Supervisor] = []
+        self._directory = private_directory()
+        self._watch = Watch()
+
+    @property
+    def homes(self) -> Sequence[Link]:
+        return [rank.home for rank in self._ranks if rank.home is not None and rank.home.usable]
+
+    @property
+    def ranks(self) -> Collection[int]:
+        return [rank.rank for rank in self._ranks if rank.failure is None]
+
+    async def start(self, tasks: TaskGroup) -> None:
+        root = await self._directory.__aenter__()
+        self._ranks = [
+            Supervisor(
+                rank,
+                root,
+                limits=self._limits,
+                environ=environ,
+                log_dir=self._log_dir,
+                send_snapshots=self._send_snapshots,
+                watch=self._watch,
+                on_change=self._on_change,
+                on_idle=self._on_idle,
+            )
+            for rank, environ in enumerate(self._environs)
+        ]
+        for rank in self._ranks:
+            tasks.start_soon(rank.run)
+        while not all(rank.home or rank.failure for rank in self._ranks):
+            await self._changed.wait()
+        for rank in self._ranks:
+            if rank.failure:
+                raise rank.failure
+        tasks.start_soon(self._keep_watch)
+
+    async def stop(self) -> None:
+        """Let the workers close their envs; kill those that do not come to an end."""
+        for rank in self._ranks:
+            rank.stop()
+        self._on_change()
+        while not all(rank.ended for rank in self._ranks):
+            with anyio.move_on_after(_STOP_LOOK):
+                await self._all_ended()
+            self._watch.tick()
+            for rank in self._ranks:
+                if rank.is_overdue(_STOP_GRACE):
+                    rank.stop_now()
+        if self._ranks:
+            await self._directory.__aexit__(None, None, None)
+
+    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[Home]:
+        while True:
+            wanted = self._ranks if rank is None else [self._ranks[rank]]
+            wanted = [one for one in wanted if one.rank not in avoided and one.failure is None] or wanted
+            if any(one.stopping for one in wanted):
+                raise ClosedError("the pool is closed")
+            homes = [one.home for one in wanted if one.home is not None and one.home.usable]
+            if homes:
+                return homes
+            failures = [one.failure for one in wanted if one.failure]
+            if len(failures) == len(wanted):
+                raise failures[0]
+            await self._changed.wait()
+
+    def stats(self) -> list[WorkerStats]:
+        return [
+            WorkerStats(
+                rank=rank.rank,
+                pid=rank.home.pid if rank.home else None,
+                envs=rank.home.envs if rank.home else 0,
+                queued=len(rank.home.pending) if rank.home else 0,
+                calls=rank.clock.calls,
+                restarts=rank.restarts,
+                seconds=Durations.of(rank.clock.recent()),
+            )
+            for rank in self._ranks
+        ]
+
+    def recent_seconds(self) -> list[float]:
+        return [seconds for rank in self._ranks for seconds in rank.clock.recent()]
+
+    async def _all_ended(self) -> None:
+        while not all(rank.ended for rank in self._ranks):
+            await self._changed.wait()
+
+    async def _keep_watch(self) -> None:
+        while True:
+            await anyio.sleep(_WATCH_EVERY)
+            now = self._watch.tick()
+            for rank in self._ranks:
+                rank.watch(now)
+            self._relieve(now)
+
+    async def wait_idle(self) -> None:
+        self._idle = self._idle or anyio.Event()
+        await self._idle.wait()
+
+    def _on_idle(self) -> None:
+        """A worker has nothing to do: of use if an env waits to be built or to be reset, which is seldom."""
+        if self._looks_soon or (self._idle is None and not self._has_slow_startups()):
+            return
+        self._looks_soon = True
+        asyncio.get_running_loop().call_later(_LOOK_AFTER, self._look)
+
+    def _has_slow_startups(self) -> bool:
+        return any(rank.home is not None and rank.home.startup > SOON for rank in self._ranks)
+
+    def _look(self) -> None:
+        self._looks_soon = False
+        self._relieve(time.monotonic())
+        if self._idle is not None:
+            self._idle.set()
+            self._idle = None
+
+    def _relieve(self, now: float) -> None:
+        """Have calls that wait behind slow ones made elsewhere, if that is sooner."""
+        homes = self.homes
+        if len(homes) > 1 and any(home.wait() > SOON for home in homes):
+            for home, call in plan_recalls(homes, now):
+                home.withdraw([call], "recalled")
+            for home, calls in list(plan_moves(homes, now, self._limits.soft)):
+                home.withdraw(calls)
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+def _writable(log_dir: Path) -> Path:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"log_dir={str(log_dir)!r} cannot be made: {error}") from error
+    if not os.access(log_dir, os.W_OK):
+        raise UsageError(f"log_dir={str(log_dir)!r} cannot be written to")
+    return log_dir
+
+
+def _environ(worker_env: WorkerEnv | None, rank: int) -> dict[str, str]:
+    if worker_env is not None and not callable(worker_env):
+        raise UsageError(f"worker_env is a function of the rank, not a {type(worker_env).__name__}")
+    environ = worker_env(rank) if worker_env else {}
+    if not isinstance(environ, Mapping):
+        raise UsageError(f"worker_env({rank}) gives a dict of environment variables, not {environ!r}")
+    for name, value in environ.items():
+        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
+            raise UsageError(f"worker_env({rank}): {name!r}={value!r} is not text: environment variables are")
+    return dict(environ)

@@ -1,0 +1,109 @@
+"""When a worker is to be killed: a call or its memory is past its limit, or it begins nothing that it was sent."""
+
+import signal
+import time
+from typing import NamedTuple
+
+from asyncrollout.pool.hosts import Clock, Limits
+from asyncrollout.pool.process.observed_time import ObservedTime, usage
+from asyncrollout.pool.process.worker_host import Link
+from asyncrollout.pool.wire.page import CLOSING, Page
+from asyncrollout.pool.worker.guards import resident_bytes
+
+_STARVED = 0.1  # of a CPU; a worker that gets less, though it could use more, is not what takes the time
+_MOST_PATIENCE = 3.0  # times its limit that a call may take on a worker that is starved
+_ANYBODYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What operators, schedulers and the kernel send; other signals come of what an env does."""
+
+
+class Watch:
+    """What the supervisors of a pool have in common: how time passes, and what happens to the others."""
+
+    def __init__(self) -> None:
+        self.time = ObservedTime(time.monotonic(), time.process_time())
+        self.idle_kills = 0  # deaths from outside of workers at which no call was under way
+
+    def tick(self) -> float:
+        now = time.monotonic()
+        self.time.tick(now, time.process_time())
+        return now
+
+
+class Doom(NamedTuple):
+    """Why a worker dies, and the calls to blame."""
+
+    kind: str
+    blamed: set[int]
+    cause: str = ""
+    from_outside: bool = False
+
+
+class Watchdog:
+    """Watches one worker process."""
+
+    def __init__(self, limits: Limits, watch: Watch, clock: Clock) -> None:
+        self._limits = limits
+        self._time = watch.time
+        self._clock = clock
+        self._calls = clock.calls
+        self._active = time.monotonic()  # when a call was last begun or answered
+        self._seen: dict[tuple[int, float], tuple[float, float] | None] = {}  # seconds and CPU, late in a call
+
+    def look(self, link: Link, page: Page, now: float) -> Doom | None:
+        running = page.running()
+        seen, self._seen = self._seen, {}
+        for entry in running:
+            call, start = entry
+            pending = link.pending.get(call)
+            limit = self._limits.of(pending[1]) if pending else self._limits.reset
+            elapsed = self._time.since(start, now)
+            late = seen.get(entry)
+            if elapsed > limit and entry in seen:  # seen twice: not just being written
+                if usage(link.pid).is_stopped:
+                    return _stopped(limit, {call for call, _ in running})
+                if late is None or not _is_starved(link.pid, elapsed, limit, *late):
+                    return Doom("timeout", {call})
+            if late is None and elapsed > limit / 2:
+                late = elapsed, usage(link.pid).cpu
+            self._seen[entry] = late
+        is_at_work = any(call in link.pending or call == CLOSING for call, _ in running)  # not only past an answer
+        if is_at_work or not link.pending or self._clock.calls != self._calls:
+            self._calls, self._active = self._clock.calls, now
+        elif (stuck := self._stuck(link, now)) is not None:
+            return stuck
+        if self._limits.memory is not None and resident_bytes(link.pid) > self._limits.memory:
+            return Doom("memory", {call for call, _ in running})
+        return None
+
+    def _stuck(self, link: Link, now: float) -> Doom | None:
+        """A process that has calls and begins none ends, and the env of no call is to blame.
+
+        What it does outside of calls, such as importing what an env is made of, may take as long as a reset.
+        """
+        idle = self._time.since(self._active, now)
+        if idle > self._limits.step and usage(link.pid).is_stopped:
+            return _stopped(self._limits.step, set())
+        if idle > max(self._limits.of(op) for _, op, _, _ in link.pending.values()):
+            return Doom("timeout", set())
+        return None
+
+
+def crash(page: Page, code: int | None) -> Doom:
+    """The end of a worker that nobody here has killed. `code` is its exit status, negative for a signal."""
+    from_outside = (code is None or may_be_killed(code)) and not page.was_given_up
+    return Doom("crash", {call for call, _ in page.running()}, from_outside=from_outside)
+
+
+def may_be_killed(code: int | None) -> bool:
+    """Whether a process with this exit status ended by a signal that anybody may have sent."""
+    return code is not None and -code in _ANYBODYS
+
+
+def _stopped(limit: float, calls: set[int]) -> Doom:
+    return Doom("crash", calls, f"it was stopped, as by SIGSTOP, for longer than {limit:g} s", from_outside=True)
+
+
+def _is_starved(pid: int, elapsed: float, limit: float, late: float, cpu: float) -> bool:
+    """Whether a worker could continue its call, and others use its CPU: the call does not take long, it waits."""
+    now = usage(pid)
+    return now.is_runnable and elapsed < _MOST_PATIENCE * limit and now.cpu - cpu < _STARVED * (elapsed - late)

@@ -1,0 +1,235 @@
+"""The pool's end of a worker's socket: calls go out in frames, replies resolve their futures."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from asyncrollout.pool.hosts import LONG, SOON, Caller, Clock, Lost, Reply
+from asyncrollout.pool.wire import codec
+from asyncrollout.pool.wire.codec import NOT_LOADED, SKIPPED, Op
+from asyncrollout.pool.wire.definitions import Sent
+from asyncrollout.pool.wire.page import NO_PAGE, Page
+from asyncrollout.pool.wire.shared_arrays import ArrayReader
+
+_MOST_CALLS = 16  # calls; the worker plays them while the next ones are prepared
+_STEP = Op.STEP  # an enum's attribute is slow to find
+
+Pending = tuple["asyncio.Future[Reply]", Op, Caller | None, float]
+"""A call that was sent: its future, what it is, its env, and the seconds of work that it is expected to take."""
+
+
+class Link(asyncio.Protocol):
+    """The home of one worker process's envs. Calls of one loop iteration travel in few frames; each costs a future."""
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        token: bytes,
+        arrays: ArrayReader,
+        page: Page,
+        clock: Clock,
+        on_hello: Callable[["Link"], None],
+        on_idle: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.rank = rank
+        self.load = 0.0
+        self.envs = 0
+        self.pid = 0
+        self.pending: dict[int, Pending] = {}
+        self.page = page
+        self.backlog = 0.0  # seconds of work that the calls in `pending` are expected to take
+        self.startup = 0.0  # as far as they are no steps
+        self._withdrawn: set[int] = set()  # and not yet skipped by the worker, as far as is known
+        self._reason = "moved"  # why calls are skipped
+        self._ended: Lost | None = None
+        self._token = token
+        self._arrays = arrays
+        self._clock = clock
+        self._on_hello = on_hello
+        self._on_idle = on_idle
+        self._on_lost = on_lost
+        self._sent = Sent()
+        self._came_with: dict[int, tuple[list[str], list[str]]] = {}  # names and classes, by the call's id
+        self._frames = codec.FrameReader()
+        self._decode = codec.Unpacker(arrays.read).decode
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._outbox: list[tuple[int, int, int, Any]] = []
+        self._last_id = 0
+
+    @property
+    def usable(self) -> bool:
+        return self._ended is None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.pending
+
+    @property
+    def is_held_up(self) -> bool:
+        call_id, start = self.page.main_call()
+        return call_id in self.pending and time.monotonic() - start > LONG
+
+    def wait(self) -> float:
+        at_work = self.pending.get(self.page.main_call()[0])
+        queued = self.backlog - at_work[3] if at_work is not None else self.backlog
+        return max(queued, 0.0) + self.remaining(time.monotonic())
+
+    def remaining(self, now: float) -> float:
+        """Seconds that the call at work may still take; one that is overdue, for all we know, as long again.
+
+        It is never taken for almost done just because it has run for as long as expected.
+        """
+        call_id, start = self.page.main_call()
+        pending = self.pending.get(call_id)
+        if pending is None:
+            return 0.0
+        _, op, caller, _ = pending
+        work = 0.0 if caller is None else caller.work(op)
+        return max(abs(now - start - work), work / 4)
+
+    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> "asyncio.Future[Reply]":
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        if self._ended is not None:
+            future.set_exception(self._ended)
+            return future
+        message = codec.embed(payload, None, self._sent)
+        self._last_id = call_id = self._last_id + 1
+        if self._sent.latest is not None:
+            self._came_with[call_id], self._sent.latest = self._sent.latest, None
+        work = 0.0
+        if caller is not None:
+            if op is _STEP:
+                work = caller.step_work
+            else:
+                work = caller.work(op)
+                self.startup += work
+            if work:
+                self.backlog += work
+        self.pending[call_id] = (future, op, caller, work)
+        outbox = self._outbox
+        if not outbox:
+            self._loop.call_soon(self._flush)
+        outbox.append((call_id, env_id, op, message))
+        if len(outbox) >= _MOST_CALLS:
+            self._flush()
+        return future
+
+    def drop(self, env_id: int) -> None:
+        if self._ended is not None:
+            return
+        if self.backlog or self.wait() > SOON:  # among what waits may be calls of envs that nobody awaits any more
+            self.withdraw(
+                [call for call, (future, _, caller, _) in self.pending.items() if caller and future.cancelled()]
+            )
+        self._last_id += 1
+        closing: asyncio.Future[Reply] = self._loop.create_future()
+        closing.cancel()
+        self.pending[self._last_id] = (closing, Op.CLOSE, None, 0.0)  # nobody awaits it, but it may take long
+        self._outbox.append((self._last_id, env_id, Op.CLOSE, None))
+        self._flush()
+
+    def stop(self) -> None:
+        """Ask the worker to close its envs and end, after the call that it is at."""
+        self._reason = "closed"
+        self._withdrawn.update(self.pending)
+        self.page.withdraw_all()
+        self._outbox.append((0, 0, Op.STOP, None))
+        self._flush()
+
+    def withdraw(self, call_ids: list[int], reason: str = "moved") -> None:
+        """Have the worker skip these calls, if it has not begun them; whoever awaits them makes them elsewhere."""
+        call_ids = self._have_skipped(call_ids)
+        begun, in_threads = self.page.last_begun(), {call for call, _ in self.page.running()}
+        moved = [call for call in call_ids if call > begun and call not in in_threads]  # of the others, the reply tells
+        self._give_up(moved, lambda _: Lost(reason))
+
+    def _have_skipped(self, call_ids: list[int]) -> list[int]:
+        """As many as there is room for."""
+        call_ids = [call for call in call_ids if call not in self._withdrawn][: self.page.room]
+        self._withdrawn.update(call_ids)
+        self.page.withdraw(call_ids)
+        return call_ids
+
+    def _give_up(self, call_ids: Iterable[int], lost: Callable[[int], Lost]) -> None:
+        for call_id in call_ids:
+            future, op, _, work = self.pending.pop(call_id)
+            self._subtract(op, work)
+            if not future.done():
+                future.set_exception(lost(call_id))
+
+    def end(self, later: Lost, lost: Callable[[int], Lost]) -> None:
+        """The worker is gone: give up all calls, and those to come."""
+        self._ended = later
+        self._give_up(list(self.pending), lost)
+        self.page = NO_PAGE  # a link may live on in what refers to it, and must not keep the file open
+        self._arrays.close()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        calls, self._outbox = self._outbox, []
+        if calls and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(codec.frame(calls))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, of the same shape
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._frames.feed(data):
+            replies = self._decode(frame)
+            if not self.pid:
+                self._greet(replies)
+                continue
+            waiting = self.pending
+            for reply in replies:
+                pending = waiting.pop(reply[0], None)
+                if self._withdrawn:
+                    self._note_skipped(reply, pending)
+                if self._came_with:
+                    self._note_loaded(reply)
+                if pending is None:  # it was moved meanwhile
+                    continue
+                future, op, _, work = pending
+                if work:
+                    self._subtract(op, work)
+                if not future.done():  # else it was cancelled
+                    future.set_result(reply)
+            self._clock.extend([reply[5] for reply in replies])
+            if not waiting:
+                self.backlog = self.startup = 0.0  # of differences of floats, something may be left
+                self._on_idle()
+
+    def _subtract(self, op: Op, work: float) -> None:
+        self.backlog -= work
+        if op is not _STEP:
+            self.startup -= work
+
+    def _note_skipped(self, reply: Reply, pending: Pending | None) -> None:
+        """A worker answers a withdrawn call, too: with nothing if it was skipped, else as usual."""
+        self._withdrawn.discard(reply[0])
+        if not self._withdrawn and self._reason == "moved":
+            self.page.forget_withdrawn()
+        if reply[1] == SKIPPED and pending is not None and not pending[0].done():
+            pending[0].set_exception(Lost(self._reason))
+
+    def _note_loaded(self, reply: Reply) -> None:
+        came_with = self._came_with.pop(reply[0], None)
+        if came_with is not None and reply[1] and reply[2] == NOT_LOADED:
+            self._sent.take_back(*came_with)
+
+    def _greet(self, hello: Any) -> None:
+        token, pid = hello
+        if hmac.compare_digest(token, self._token):
+            self.pid = pid
+            self._on_hello(self)
+        elif self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self.pid:
+            self._on_lost()

@@ -1,0 +1,1 @@
+"""What parent and worker both speak: messages, codecs, shared memory, digests."""

@@ -1,0 +1,47 @@
+"""The call that becomes a worker process. It imports little until the process is guarded and its environment is set."""
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from asyncrollout.pool.wire.main_module import MainModule
+from asyncrollout.pool.worker import guards
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker gets at its start."""
+
+    main: MainModule
+    rank: int
+    directory: Path
+    log: Path
+    token: bytes
+    parent: int
+    environ: dict[str, str]
+    send_snapshots: bool
+    memory_limit: int | None
+
+
+def serve(config: WorkerConfig) -> NoReturn:
+    """Serve envs until told to stop. Never returns: anyio would keep the process and give it other work."""
+    config.main.install()  # before anything that might import `__main__`
+    try:
+        old_in, old_out = guards.move_streams(config.log)
+        guards.leave_terminal()
+        guards.die_with_parent(config.parent)
+        guards.leave_the_loop_alone()
+        os.environ.update(config.environ)
+        from asyncrollout.pool.worker.main import Worker  # noqa: PLC0415 (numpy must see the environment just set)
+
+        worker = Worker(config)
+        guards.start_sentinel(old_in, old_out)
+        worker.run()
+    except BaseException:  # the log is the last place where it can be told
+        traceback.print_exc()
+        guards.kill_group(os.getpid())
+    sys.stdout.flush()
+    os._exit(0)

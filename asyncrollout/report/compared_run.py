@@ -1,0 +1,115 @@
+"""A run as one side of a comparison."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrollout.errors import UsageError
+from asyncrollout.report.formatting import shown_path
+from asyncrollout.report.groups import PlayedGroup, decided, played_group, successes
+from asyncrollout.report.history import EvaluationRecord, History, read_history
+from asyncrollout.report.rollouts import Records, Rollout
+from asyncrollout.stats import Played
+
+
+class Side:
+    """A run, as far as it is compared: its groups that were judged; without any, those of its last evaluation."""
+
+    def __init__(
+        self, name: str, history: History, groups: list[PlayedGroup], evaluation: EvaluationRecord | None = None
+    ) -> None:
+        self.name = name
+        self.history = history
+        self.groups = groups
+        self.evaluation = evaluation
+
+    @property
+    def group_size(self) -> int:
+        size = self.history.given.get("group_size") if self.evaluation is None else self.evaluation.k
+        if size is None:
+            return max((len(group.members) for group in self.groups), default=1)
+        return size if isinstance(size, int) and size > 0 else 1
+
+    @cached_property
+    def played(self) -> list[Played]:
+        return [as_played(self.history, group) for group in self.groups]
+
+    @property
+    def members(self) -> list[Rollout]:
+        return [member for group in self.groups for member in group.members]
+
+    @property
+    def envs(self) -> list[str]:
+        return list(dict.fromkeys(group.env for group in self.groups))
+
+
+def read_side(directory: Path, name: str, proceed: Callable[[], None] = lambda: None) -> Side:
+    """Read a run, which may still go on; a `UsageError` says that the directory is none.
+
+    `proceed` is called for each group; what it raises ends the matter.
+    """
+    history, records = read_history(directory), Records(directory)
+    groups = []
+    for group in records.groups if history.evaluates_only else history.verdicts:
+        proceed()
+        if group in records.groups:
+            groups.append(played_group(history, group, [rollout for rollout, _ in records.read(group)]))
+    return side_of(name, history, decided(groups))
+
+
+def side_of(name: str, history: History, groups: Iterable[PlayedGroup]) -> Side:
+    """Of all groups, those that a run's figures are of: the judged ones; if nothing but evaluations was played, the
+    whole ones of the last.
+    """
+    if history.evaluates_only:
+        return evaluation_side(name, history, groups, history.last_evaluation)
+    return Side(name, history, [group for group in groups if group.id in history.verdicts and group.members])
+
+
+def evaluation_side(
+    name: str, history: History, groups: Iterable[PlayedGroup], evaluation: EvaluationRecord | None
+) -> Side:
+    chosen = [group for group in groups if history.evaluation_of(group.id) is evaluation]
+    return Side(name, history, [group for group in chosen if group.fate.kind == "evaluation"], evaluation)
+
+
+def decide(sides: Sequence[Side]) -> None:
+    """Say which members passed, by what their envs report in any of the runs: all are measured alike."""
+    known = successes(group for side in sides for group in side.groups)
+    for side in sides:
+        side.groups = decided(side.groups, known)
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Their last parts, if these tell them apart."""
+    short = [shown_path(path.resolve().name) for path in paths]
+    return short if len({*short}) == len(short) else [shown_path(path) for path in paths]
+
+
+def which_k(sides: Sequence[Side], k: int | None = None) -> list[int]:
+    """The k of pass@k: 1, and the one that is asked for, or else the size of the smallest group."""
+    most = min(side.group_size for side in sides)
+    if k is not None and not 1 <= k <= most:
+        raise UsageError(f"--k {k}: it must be a whole number from 1 to {most}, the size of the smallest group")
+    return sorted({1, k or most})
+
+
+def as_played(history: History, group: PlayedGroup) -> Played:
+    """Two groups are of the same task if id, env, options, seed and task are the same."""
+    envs, valid = history.given.get("envs"), group.valid
+    setting: Any = envs.get(group.env) if isinstance(envs, dict) else None
+    what = [group.id.rpartition("-")[2], group.env, group.members[0].start, setting]
+    verdict = history.verdicts.get(group.id)
+    return Played(
+        what=msgspec.json.encode(what, order="sorted").decode(),
+        tag=group.env,
+        rewards=tuple(member.reward for member in valid),
+        successes=sum(member.passed for member in valid),
+        failed=len(group.members) - len(valid),
+        turns=sum(member.turns for member in valid) / max(len(valid), 1),
+        tokens=sum(member.tokens for member in valid) / max(len(valid), 1),
+        kept=verdict is None or verdict.keep,
+    )

@@ -1,0 +1,159 @@
+"""One episode, from its seed to its trajectory."""
+
+import math
+import time
+import traceback
+from functools import partial
+from typing import Any
+
+from asyncrollout import validation
+from asyncrollout.errors import (
+    ContextError,
+    EnvError,
+    JournalError,
+    LimitError,
+    PoolError,
+    ProviderError,
+    RolloutError,
+    UsageError,
+)
+from asyncrollout.policies.holding import Deadline, rollout_clock
+from asyncrollout.protocols import Agent, Playable, Player
+from asyncrollout.rollouts.episode.progress import POLICY, RESET, STEP, Progress
+from asyncrollout.telemetry.tracing import begin_episode
+from asyncrollout.trajectories import Limits, Move, StopReason, Trajectory, Turn, as_turn, finished
+from asyncrollout.types import Outcome, total_reward
+
+_NO_LIMITS = Limits()
+
+
+async def run_rollout(
+    env: Playable,
+    agent: Agent,
+    *,
+    seed: int,
+    task: Any = None,
+    limits: Limits = _NO_LIMITS,
+    member: int = 0,
+    uid: str | None = None,
+    sampling_seed: int | None = None,
+    progress: Progress | None = None,
+) -> Trajectory:
+    """Play one episode. A failure of the env or the policy ends up on the trajectory; cancellation passes.
+
+    `member` and `sampling_seed` are what differs among rollouts of one seed; `progress` tells where it is.
+    """
+    seed, member = validation.whole("seed", seed, 0), validation.whole("member", member, 0)
+    uid = f"{env.name}-{seed}.{member}" if uid is None else uid
+    progress = Progress(uid) if progress is None else progress
+    player = agent.open(uid, seed if sampling_seed is None else sampling_seed)
+    play = partial(_play, uid=uid, seed=seed, task=task, member=member, limits=limits, progress=progress)
+    if (span := begin_episode(uid, env.name, seed, member)) is None:
+        return await play(env, player)
+    with span.current:
+        return span.ended(await play(span.env(env), span.player(player)))
+
+
+async def _play(
+    env: Playable, player: Player, *, uid: str, seed: int, task: Any, member: int, limits: Limits, progress: Progress
+) -> Trajectory:
+    turns: list[Turn] = []
+    sampled = 0  # tokens
+    outcome: Outcome | None = None
+    stop = StopReason.SECONDS
+    error: RolloutError | None = None
+    began = time.monotonic()
+    with rollout_clock() as held, Deadline(limits.seconds, held.seconds) as deadline:
+        try:
+            progress.begins(RESET)
+            outcome = await env.reset(seed=seed, task=task, member=member)
+            while (ended := finished(outcome, turns, limits, sampled)) is None:
+                asked = progress.begins(POLICY)
+                left = None if limits.tokens is None else limits.tokens - sampled
+                move = await _act(player, outcome, left)
+                spoken = _place_of_reply(player.messages)
+                acted = progress.begins(STEP)
+                came = await env.step(move.action)
+                if not math.isfinite(came.reward):
+                    raise EnvError(f"env {env.name!r} ({uid}, seed {seed}, turn {len(turns)}): reward {came.reward}")
+                env_seconds, worked = time.monotonic() - acted, env.worked
+                if worked is not None:
+                    held.add(max(env_seconds - worked, 0.0))  # the rest was a queue of ours
+                turn = as_turn(
+                    outcome,
+                    move,
+                    came,
+                    policy_seconds=acted - asked,
+                    env_seconds=env_seconds,
+                    env_work_seconds=worked,
+                    message=spoken,
+                )
+                turns.append(turn)
+                sampled += turn.sampled_tokens
+                outcome = came
+                progress.played(turn)
+            if not turns:
+                raise EnvError(f"env {env.name!r} ({uid}, seed {seed}): the episode was over at its reset")
+            stop = ended
+        except ContextError as failed:
+            stop, error = (StopReason.TOKENS, None) if turns else (StopReason.POLICY_ERROR, failed)
+        except EnvError as failed:
+            stop, error = StopReason.ENV_ERROR, failed
+        except ProviderError as failed:
+            stop, error = StopReason.POLICY_ERROR, failed
+    if deadline.expired:
+        error = LimitError(f"no end within {limits.seconds:g} s: {progress}")
+    progress.begins("")
+    reward = total_reward((turn.reward, turn.info) for turn in turns)
+    if error is None and not math.isfinite(reward):
+        stop, error = (
+            StopReason.ENV_ERROR,
+            EnvError(f"env {env.name!r} ({uid}, seed {seed}): its rewards add up to {reward}"),
+        )
+    return Trajectory(
+        uid=uid,
+        env=env.name,
+        seed=seed,
+        turns=turns,
+        reward=reward,
+        stop_reason=stop,
+        error=error and as_data(error, env.name, seed, len(turns)),
+        member=member,
+        task=task,
+        messages=player.messages,
+        final=None if outcome is None else outcome.observation,
+        seconds=time.monotonic() - began,
+    )
+
+
+async def _act(player: Player, outcome: Outcome, tokens_left: int | None) -> Move:
+    """The player's move; whatever a policy or an agent raises by itself is a failure of this rollout alone."""
+    try:
+        return _checked(await player.act(outcome, tokens_left=tokens_left), player)
+    except (ProviderError, EnvError, PoolError, JournalError, UsageError):
+        raise
+    except Exception as error:
+        failed = ProviderError(f"the policy raised {type(error).__name__}: {error}")
+        failed.add_note("".join(traceback.format_exception(error)))
+        raise failed from error
+
+
+def _place_of_reply(messages: list[dict[str, Any]]) -> int:
+    """Where an agent has just put its reply; examples in its prompt are replies, too, but not of this episode."""
+    last = messages[-1] if messages else None
+    return len(messages) - 1 if isinstance(last, dict) and last.get("role") == "assistant" else -1
+
+
+def _checked(move: Any, player: Player) -> Move:
+    if not isinstance(move, Move):
+        raise UsageError(f"{type(player).__name__}.act() gives a Move, and not {move!r:.100}")
+    return move
+
+
+def as_data(error: RolloutError, env: str, seed: int, turn: int) -> RolloutError:
+    """An error for the record: with its place, and without frames that would keep the episode's objects alive."""
+    error.env = env if error.env is None else error.env
+    error.seed = seed if error.seed is None else error.seed
+    error.turn = turn if error.turn is None else error.turn
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error

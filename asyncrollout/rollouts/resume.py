@@ -1,0 +1,215 @@
+"""What `Rollouts` with a run directory does beyond playing: it says what run this is, and goes on where it ended."""
+
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+import numpy as np
+
+from asyncrollout.agents.chat import ChatAgent
+from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent, MemoryMarkovAgent, RandomAgent
+from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.journal.group_numbers import number_of
+from asyncrollout.journal.history import Past
+from asyncrollout.journal.policy import Journalled
+from asyncrollout.journal.records import RunRecords
+from asyncrollout.journal.run import RunJournal, may_change, open_journal, redacted
+from asyncrollout.logs import get_logger
+from asyncrollout.policies.wrappers import nested
+from asyncrollout.redaction import hide_in_command, known_secrets, named_secrets, without_secrets
+from asyncrollout.rollouts.options import with_policy
+from asyncrollout.rollouts.sampling.batch_stats import Sums
+from asyncrollout.rollouts.sampling.stream import Taken
+from asyncrollout.rollouts.sampling.task_source import Draw, Reported, Share
+from asyncrollout.serialization import from_plain, to_plain
+from asyncrollout.trajectories import Group, Limits
+from asyncrollout.types import Sampling
+
+log = get_logger(__name__)
+
+MANIFEST = "manifest.json"
+
+_PACKAGES = ("asyncrollout", "anyio", "uvloop", "numpy", "gymnasium", "aiohttp", "msgspec")
+_GIT_SECONDS = 5
+
+
+@dataclass(eq=False)
+class Ready:
+    """A batch for the next taker, and the ids of groups that were dropped on the way to it.
+
+    One that was taken from a stream can be taken back; one of an earlier process is delivered as it was.
+    """
+
+    index: int
+    groups: list[Group]
+    dropped: list[str]
+    stats: dict[str, float]
+    sums: Sums = field(default_factory=Sums)
+    taken: Taken | None = None
+
+
+def read_resume(run_dir: Any, resume: Any) -> bool | int:
+    """Whether to go on with a run, or with which batch."""
+    if run_dir is not None and "\0" in str(run_dir):
+        raise UsageError(f"run_dir={run_dir!r} is not a path of a directory")
+    if not isinstance(resume, bool) and (not isinstance(resume, int | np.integer) or resume < 0):
+        raise UsageError(f"resume={resume!r} is neither True, False nor the number of a batch")
+    if resume is not False and run_dir is None:
+        raise UsageError("resume is for Rollouts with a run_dir")
+    return resume if isinstance(resume, bool) else int(resume)
+
+
+def read_accepted(accept_changes: Any) -> frozenset[str]:
+    """The names of settings that may be others than those that a run began with."""
+    if isinstance(accept_changes, str) or not isinstance(accept_changes, Collection):
+        raise UsageError(
+            f"accept_changes={accept_changes!r:.100} is not a list of names such as 'agent.system_prompt' and 'policy'"
+        )
+    for name in accept_changes:
+        if not isinstance(name, str) or not may_change(name):
+            raise UsageError(f"accept_changes: {name!r:.100} must stay the same: only agent and policy may change")
+    return frozenset(accept_changes)
+
+
+def what_is_given(
+    shares: Iterable[Share], agent: Any, *, seed: int, group_size: int, order: str, limits: Limits
+) -> dict[str, Any]:
+    """What a run's results follow from, and what therefore stays the same when it is resumed; secrets are in it."""
+    envs = {
+        share.tag: {"env": share.env.name, "share": share.share, "env_kwargs": {**share.env.kwargs, **share.env_kwargs}}
+        for share in shares
+    }
+    bounds = {name: getattr(limits, name) for name in limits.__struct_fields__}
+    given = {"seed": seed, "group_size": group_size, "order": order, "envs": envs, "limits": bounds}
+    plain: dict[str, Any] = to_plain(given) | _who_plays(agent)
+    return plain
+
+
+def _who_plays(agent: Any) -> dict[str, Any]:
+    """The agent's class and what it was made of, and the models that it asks; their servers may be others."""
+    made_of = [field.name for field in fields(agent) if field.init] if is_dataclass(agent) else []
+    own = [name for name in made_of if name != "policy"]
+    leaves = [part for part in nested(getattr(agent, "policy", None)) if len([*nested(part)]) == 1]
+    return {
+        "agent": type(agent).__name__,
+        **{f"agent.{name}": _described(getattr(agent, name)) for name in own},
+        "policy": sorted({_policy(leaf) for leaf in leaves}),
+    }
+
+
+def _described(value: Any) -> Any:
+    """Plain data as it is, of a struct what is not left to its default; of anything else, the name."""
+    try:
+        if not isinstance(value, msgspec.Struct):
+            return to_plain(value)
+        told = {field.name: (getattr(value, field.name), field.default) for field in msgspec.structs.fields(value)}
+        return {name: to_plain(own) for name, (own, default) in told.items() if own not in (default, {})}
+    except UsageError:
+        return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _policy(policy: Any) -> str:
+    """Its class, and as far as it has them, its model and sampling."""
+    model, sampling = getattr(policy, "_model", None), getattr(policy, "_sampling", None)
+    known = [model] if isinstance(model, str) else []
+    known += (
+        [str(without_secrets(_described(sampling)))]
+        if isinstance(sampling, Sampling) and sampling != Sampling()
+        else []
+    )
+    return f"{type(policy).__name__}({', '.join(known)})"
+
+
+@asynccontextmanager
+async def open_run(
+    directory: Path, given: dict[str, Any], *, resume: bool | int, accept: Collection[str] = ()
+) -> AsyncIterator[RunJournal]:
+    """The journal of a run in its directory."""
+    async with open_journal(directory, given, resume=resume, accept=accept) as journal:
+        await anyio.to_thread.run_sync(_write_manifest, directory, given)
+        yield journal
+
+
+def recorded_draws(past: Past) -> dict[int, Draw]:
+    return {
+        drawn.index: Draw(drawn.index, drawn.group, drawn.seed, from_plain(drawn.task), drawn.tag)
+        for drawn in past.drawn.values()
+    }
+
+
+def reported_groups(directory: Path, judged_at: Mapping[str, int]) -> list[Reported]:
+    """All that was judged, for a source of tasks that chooses by it, in the order in which it was."""
+    groups = RunRecords(directory).groups(judged_at.keys())
+    reported = [Reported(judged_at[group.id], number_of(group.id) or 0, group) for group in groups]
+    return sorted(reported, key=lambda one: one.drawn)
+
+
+def journalled(agent: Any, journal: RunJournal) -> Any:
+    """The agent with its replies on record."""
+    asks_once = isinstance(agent, ChatAgent | MarkovAgent | MemoryAgent | MemoryMarkovAgent)
+    only_appends = type(agent) is ChatAgent  # others may rewrite what was said
+    recorded = with_policy(
+        agent,
+        lambda policy: Journalled(policy, journal.writer, journal.past, asks_once=asks_once, only_appends=only_appends),
+    )
+    if recorded is agent and not isinstance(agent, RandomAgent):
+        log.warning("replies_not_recorded", agent=type(agent).__name__, hint="make it a dataclass with a field policy")
+    return recorded
+
+
+def _write_manifest(directory: Path, given: Mapping[str, Any]) -> None:
+    """How the run came to be, if that is not written yet."""
+    path = directory / MANIFEST
+    if path.exists():
+        return
+    manifest = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES if _is_installed(name)},
+        "command": hide_in_command(_command()),
+        "git": _git_state(),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    shown = without_secrets(manifest, [*known_secrets(), *named_secrets(given)]) | redacted(given)
+    try:
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(shown), indent=2) + b"\n")
+        part.replace(path)
+    except OSError as error:
+        raise JournalError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _command() -> list[str]:
+    program = Path(sys.argv[0])
+    return [program.parent.name if program.name == "__main__.py" else program.name, *sys.argv[1:]]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Of the directory in which the program runs; None if it is no checkout."""
+    try:
+        commit = _git("rev-parse", "HEAD").strip()
+        return {"commit": commit, "changed": bool(_git("status", "--porcelain", "--untracked-files=no").strip())}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS).stdout  # noqa: S603

@@ -1,0 +1,203 @@
+"""Judged groups on their way to a batch: those that are kept, and how many draws they cost."""
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from asyncrollout.errors import ExhaustedError
+from asyncrollout.rollouts.episode.group import FAILED
+from asyncrollout.rollouts.sampling.filtering import is_older
+from asyncrollout.trajectories import Group
+
+OnExhausted = Literal["raise", "short", "fill"]
+Rank = Callable[[Group], tuple[int, ...]]
+
+_LEFT_OVER = -1  # the round of groups that belong to no round of this tray
+
+
+class _Cost(NamedTuple):
+    """A draw for a batch: the oldest weights in it, and why it was dropped, if it was."""
+
+    group: str
+    version: int | None
+    reason: str | None
+
+
+class Tray:
+    """Groups are put in as they are judged; at most `max_rounds` times `needed` are drawn for a batch.
+
+    Pure bookkeeping, in the order of judgement, so that batches do not depend on timing. With a `rank`, kept groups are
+    ordered by it; each finds its place once, when it is put in.
+    """
+
+    def __init__(self, max_rounds: int | None, on_exhausted: OnExhausted, rank: Rank | None = None) -> None:
+        self.kept: list[Group] = []
+        self._ranks: list[tuple[int, ...]] = []  # of those that are kept, if they are ordered by rank
+        self._rank = rank
+        self.spare: deque[Group] = deque()
+        self._judged: list[_Cost] = []  # for the batch in progress
+        self._needed = 0
+        self._taken = 0  # since `needed` was last set to another number
+        self._max_rounds = max_rounds
+        self._on_exhausted = on_exhausted
+        self._stale = 0
+        self._round = 0  # how many batches have been complete, or given up
+        self._rounds: dict[str, int] = {}  # of groups that were kept, and not consumed
+        self._gone: dict[int, dict[str, None]] = {}  # by round: those that were dropped, in order
+
+    @property
+    def needed(self) -> int:
+        """The size of a batch."""
+        return self._needed
+
+    @needed.setter
+    def needed(self, needed: int) -> None:
+        if needed != self._needed:
+            self._needed, self._taken = needed, 0
+
+    @property
+    def judged(self) -> int:
+        """Draws that the batch in progress has cost so far."""
+        return len(self._judged)
+
+    @property
+    def max_draws(self) -> int | None:
+        return None if self._max_rounds is None else self._max_rounds * self.needed
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the batch has had all its draws, and is not complete."""
+        return self.max_draws is not None and self.judged >= self.max_draws > 0
+
+    def put(self, group: Group) -> list[Group]:
+        """Take in a judged group; those that are of no more use come back."""
+        assert group.verdict is not None
+        reason = None if group.verdict.keep else group.verdict.reason or "dropped"
+        self._judged.append(_Cost(group.id, group.version, reason))
+        if group.verdict.keep:
+            self._rounds[group.id] = self._round
+            self._keep(group)
+            is_complete = (self._taken + len(self.kept)) % self.needed == 0
+            return self.begin_anew() if is_complete else []
+        self._note_gone(group.id, self._round)
+        if self._on_exhausted != "fill" or group.verdict.reason == FAILED or not group.valid:
+            return [group]
+        self.spare.append(group)
+        return [self.spare.popleft()] if len(self.spare) > self.needed else []
+
+    def adopt(self, kept: Sequence[Group], dropped: Sequence[str]) -> None:
+        """Groups that an earlier tray had kept, and the ids of those that were dropped on the way to them."""
+        for group in kept:
+            self._rounds[group.id] = _LEFT_OVER
+            self._keep(group)
+        for name in dropped:
+            self._note_gone(name, _LEFT_OVER)
+
+    def _keep(self, group: Group) -> None:
+        place = len(self.kept)
+        if self._rank is not None:
+            rank = self._rank(group)
+            place = bisect_right(self._ranks, rank)
+            self._ranks.insert(place, rank)
+        self.kept.insert(place, group)
+
+    def _note_gone(self, name: str, round_: int) -> None:
+        self._gone.setdefault(round_, {})[name] = None
+
+    def take(self, count: int) -> list[Group]:
+        """The next groups; draws that led to a whole batch of them are not the next one's.
+
+        They may be counted for that one: if the size of a batch has changed, or others became stale meanwhile.
+        """
+        taken = self._take(count)
+        if self._taken % self.needed == 0:
+            ids = {group.id for group in taken}
+            last = max((place for place, cost in enumerate(self._judged) if cost.group in ids), default=-1)
+            del self._judged[: last + 1]
+        return taken
+
+    def _take(self, count: int) -> list[Group]:
+        taken = self.kept[:count]
+        del self.kept[:count], self._ranks[:count]
+        self._taken += len(taken)
+        return taken
+
+    def take_last(self, count: int) -> list[Group]:
+        """What is left at the end of the tasks; dropped groups fill a batch if so chosen, but do not make one."""
+        return self._filled(self._take(count), count) if self.kept else []
+
+    def _filled(self, groups: list[Group], count: int) -> list[Group]:
+        while self._on_exhausted == "fill" and self.spare and len(groups) < count:
+            groups.append(self.spare.popleft())
+        return groups
+
+    def make_do(self, count: int) -> list[Group]:
+        """A batch whose draws are used up: what there is, filled with dropped groups if so chosen, or an error."""
+        groups = self._filled(self._take(count), count)
+        self._taken = 0
+        if self._on_exhausted == "raise" or not groups:
+            for group in groups:
+                self._keep(group)
+            raise ExhaustedError(self._shortage(len(groups), count))
+        return groups
+
+    def _shortage(self, kept: int, count: int) -> str:
+        dropped = Counter(cost.reason for cost in self._judged if cost.reason is not None)
+        reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.most_common()) or "none"
+        stale = f"; {self._stale} more became stale and were not counted" if self._stale else ""
+        others = " or ".join(f"'{name}'" for name in ("short", "fill") if name != self._on_exhausted)
+        choice = "choose on_exhausted='fill'" if self._on_exhausted == "short" else f"choose on_exhausted={others}"
+        return (
+            f"{kept} of {count} groups were kept of {self.judged} draws (dropped: {reasons}{stale}): "
+            f"loosen the filter, or raise max_num_gen_batches, or {choice}"
+        )
+
+    def begin_anew(self) -> list[Group]:
+        """Let the next batch have its draws; dropped groups that nobody took come back."""
+        unused = [*self.spare]
+        self.spare.clear()
+        self._stale = 0
+        self._round += 1
+        self._judged.clear()
+        return unused
+
+    def remove_older(self, version: int) -> list[Group]:
+        """Take out groups in which weights older than this version had a part; draws made with them do not count."""
+        self._judged = [cost for cost in self._judged if cost.version is None or cost.version >= version]
+        old = [group for group in (*self.kept, *self.spare) if is_older(group, version)]
+        gone = {group.id for group in old}
+        for name in gone:
+            self._rounds.pop(name, None)
+        kept = [group for group in self.kept if group.id not in gone]
+        self.kept, self._ranks = [], []
+        for group in kept:
+            self._keep(group)
+        self.spare = deque(group for group in self.spare if group.id not in gone)
+        return old
+
+    def note_stale(self, group: Group) -> None:
+        """It is dropped on the way to the next batch, and costs no draw."""
+        self._stale += 1
+        self._note_gone(group.id, _LEFT_OVER)
+
+    def consumed_by(self, groups: list[Group]) -> list[str]:
+        """The ids of those that were dropped on the way to a batch that was taken."""
+        last = max((self._forget(group.id) for group in groups), default=_LEFT_OVER)
+        last = last if last < self._round else last - 1  # others may yet be dropped on the way to the same batch
+        rounds = sorted(number for number in self._gone if number <= last)
+        return [name for number in rounds for name in self._gone.pop(number)]
+
+    def _forget(self, name: str) -> int:
+        """The round of a group that was taken; a dropped one may have filled a batch."""
+        if name in self._rounds:
+            return self._rounds.pop(name)
+        for number, names in self._gone.items():
+            if name in names:
+                del names[name]
+                return number
+        return _LEFT_OVER
+
+    def consumed(self) -> list[str]:
+        """The ids of all that were dropped, and led to no batch."""
+        return [name for number in sorted(self._gone) for name in self._gone[number]]

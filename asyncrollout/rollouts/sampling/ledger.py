@@ -1,0 +1,76 @@
+"""What became of every rollout: each one that is dispatched ends exactly once."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from asyncrollout.rollouts.episode.progress import Progress
+from asyncrollout.trajectories import DRAWN, Group, Turn, member_uid
+
+End = Literal["delivered", "filtered", "failed", "cancelled", "stale"]
+ENDS: tuple[End, ...] = ("delivered", "filtered", "failed", "cancelled", "stale")
+
+_SHOWN = 3
+
+
+class Ledger:
+    """Counts of rollouts, by how they ended; and those that have not, with their whereabouts."""
+
+    def __init__(self) -> None:
+        self.dispatched_count = 0
+        self.ends: Counter[End] = Counter()
+        self.retried = 0
+        """Not of evaluations, which count in no figure of training."""
+        self.open: dict[str, Progress] = {}
+
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{self.ends[end]} {end}" for end in ENDS)
+        return f"Ledger({self.dispatched_count} dispatched: {ends}, {len(self.open)} open)"
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every rollout ended once, or is open."""
+        return self.dispatched_count == self.ends.total() + len(self.open)
+
+    def dispatched(self, uid: str, tell: Callable[[Turn], None] | None = None) -> Progress:
+        """It begins; `tell` is told of each turn."""
+        assert uid not in self.open, f"{uid} is under way already"
+        self.dispatched_count += 1
+        self.open[uid] = progress = Progress(uid, tell)
+        return progress
+
+    def retry(self, uid: str) -> None:
+        """It has failed, and will be played again."""
+        self.retried += uid.startswith(DRAWN)
+        self.end([uid], "failed")
+
+    def end(self, uids: Iterable[str], how: End) -> None:
+        for uid in uids:
+            del self.open[uid]
+            self.ends[how] += 1
+
+    def end_group(self, group: Group, how: End) -> None:
+        """End its members; one that has failed counts as that, whatever becomes of its group."""
+        for trajectory in group.trajectories:
+            self.end([trajectory.uid], how if trajectory.valid else "failed")
+
+    def cancel(self, group: str, size: int) -> None:
+        """End those of a group that are open."""
+        uids = (member_uid(group, member) for member in range(size))
+        self.end([uid for uid in uids if uid in self.open], "cancelled")
+
+    def last_move(self, prefix: str = "") -> float:
+        """When an open rollout whose uid begins so last moved, on the monotonic clock."""
+        return max((one.since for uid, one in self.open.items() if uid.startswith(prefix)), default=-math.inf)
+
+    def stuck(self, prefix: str = "") -> str:
+        """Those that have waited longest, in words."""
+        under_way = [one for uid, one in self.open.items() if uid.startswith(prefix)]
+        if not under_way:
+            return "no rollout is under way, and the source of tasks gives none"
+        if not any(one.doing for one in under_way):
+            return "all rollouts under way are over, and wait for their groups, scores or the filter"
+        oldest = sorted((one for one in under_way if one.doing), key=lambda progress: progress.since)
+        more = f", and {len(oldest) - _SHOWN} others" if len(oldest) > _SHOWN else ""
+        return "; ".join(map(str, oldest[:_SHOWN])) + more

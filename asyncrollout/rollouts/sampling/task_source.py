@@ -1,0 +1,307 @@
+"""What there is to play: tasks, seeds and envs, in an order that depends on nothing but the base seed."""
+
+import heapq
+import inspect
+import math
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Container, Iterable, Iterator, Sequence
+from typing import Annotated, Any, Protocol
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from asyncrollout.concurrency import Background
+from asyncrollout.errors import UsageError
+from asyncrollout.rollouts.sampling.shares import Shares, SharesOf
+from asyncrollout.seeding import sampling_seed
+from asyncrollout.serialization import to_plain
+from asyncrollout.trajectories import DRAWN, Group
+from asyncrollout.validation import nearest, whole
+
+
+class MapStyle(Protocol):
+    """A dataset that is read by number, such as torch's."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+Tasks = Iterable[Any] | AsyncIterable[Any] | MapStyle
+
+_CLOSE_GRACE = 5.0
+_SKIPPED_AT_ONCE = 500
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A task with more to say than the env's own `task`: the env's seed, and the tag of one of several envs."""
+
+    task: Any = None
+    seed: int | None = None
+    tag: str | None = None
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of several envs: of all groups, it gets `share` parts."""
+
+    env: Any
+    tag: str = ""
+    share: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    env_kwargs: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < math.inf:
+            raise ValueError(f"Share: share={self.share!r} is not a number above 0")
+        msgspec.structs.force_setattr(self, "share", float(self.share))  # numpy's would be recorded as another value
+
+
+class Draw(msgspec.Struct, frozen=True, order=True):
+    """A group to be played."""
+
+    index: int
+    id: str
+    seed: int
+    task: Any
+    tag: str
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """A group, by its number, that an earlier process reported to the source of tasks when it had drawn so many."""
+
+    drawn: int
+    index: int
+    group: Group
+
+
+class Draws:
+    """Draws one after the other; the same ones from the same seed, tasks and shares.
+
+    Without tasks there is no end of them. Each judged group is reported to an object of tasks that has a method
+    `finished(group)`, which may choose the next tasks by it.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks | None,
+        seed: int,
+        shares: Sequence[Share],
+        background: Background | None = None,
+        shares_of: SharesOf = "drawn",
+    ) -> None:
+        self._background = background
+        self._is_pulled = False
+        self._ready: deque[Any] = deque()
+        self._wanted, self._arrived = anyio.Event(), anyio.Event()
+        self._failure: Exception | None = None
+        self._seed = seed
+        self.shares = Shares({share.tag: share.share for share in shares}, shares_of)
+        self._index = 0
+        self._returned: list[Draw] = []
+        self._source = tasks
+        self._tasks = None if tasks is None else _iterator(tasks)
+        finished = getattr(tasks, "finished", None)
+        self._finished = finished if callable(finished) else None
+        if inspect.iscoroutinefunction(self._finished):
+            raise UsageError("tasks: finished(group) is called while groups are judged, so it must not be async")
+        self._recorded: dict[int, Draw] = {}
+        self._settled: Container[int] = ()
+        self._reported: deque[Reported] = deque()
+        self._reported_before: set[str] = set()  # of groups that are judged again
+        self._wound = 0  # as many draws need no task of the source any more
+
+    async def remember(
+        self, recorded: dict[int, Draw], settled: Container[int], reported: Iterable[Reported] = ()
+    ) -> None:
+        """What was drawn in an earlier process is drawn again, but for the numbers that are settled.
+
+        The source is wound forward, with what was `reported` to it in between; or it resumes by itself.
+        """
+        self._recorded, self._settled, self._reported = recorded, settled, deque(reported)
+        self._reported_before = {one.group.id for one in self._reported if one.index not in settled}
+        resume = getattr(self._source, "resume", None)
+        if recorded and callable(resume):
+            while self._wound in recorded:
+                self._wound += 1
+            resumed = resume(self._wound)
+            if inspect.isawaitable(resumed):
+                await resumed
+            self._tasks = _iterator(self._source)  # anew: it may look where to begin as soon as it is asked for one
+        elif self.chooses and isinstance(self._tasks, Iterator):  # an async one may wait for groups to be judged
+            while self._wound in recorded:
+                self._report_until(self._wound)
+                next(self._tasks, None)
+                self._wound += 1
+                if self._wound % _SKIPPED_AT_ONCE == 0:
+                    await anyio.lowlevel.checkpoint()
+        self._report_until(self._wound)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the source of tasks wants to know what is finished."""
+        return self._finished is not None
+
+    def note_judged(self, group: Group) -> None:
+        self.shares.note_judged(group)
+        self._tell(group)
+
+    def note_stale(self, group: Group) -> None:
+        """A group that was not judged before is over now, too."""
+        self.shares.note_stale(group)
+        if group.verdict is None:
+            self._tell(group)
+
+    def _tell(self, group: Group) -> None:
+        """Report a group to the source, once."""
+        if group.id in self._reported_before:
+            self._reported_before.discard(group.id)
+        else:
+            self._report(group)
+
+    @property
+    def count(self) -> int:
+        return self._index
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether something was given back, and not drawn again yet."""
+        return bool(self._returned)
+
+    def __aiter__(self) -> AsyncIterator[Draw]:
+        return self
+
+    async def __anext__(self) -> Draw:
+        if self._returned:
+            return heapq.heappop(self._returned)
+        while (draw := await self._draw()).index in self._settled:
+            if draw.index % _SKIPPED_AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
+        return draw
+
+    async def _draw(self) -> Draw:
+        task = None if self._index < self._wound else await self._pulled()
+        index, self._index = self._index, self._index + 1
+        recorded = self._recorded.pop(index, None)
+        if not self._recorded:
+            self._recorded = {}  # a dict never shrinks
+        self._report_until(self._index)
+        if recorded is not None and (task is None or self.chooses):  # it may choose otherwise now
+            self.shares.note_drawn(recorded.tag)
+            return recorded
+        assert task is not None
+        tag = self._next_tag(recorded) if task.tag is None else task.tag
+        if tag not in self.shares.tags:
+            raise UsageError(f"task {index}: no env has the tag {tag!r}{nearest(tag, self.shares.tags)}")
+        self.shares.note_drawn(tag)
+        seed = (
+            sampling_seed(self._seed, "env", index) if task.seed is None else whole(f"task {index}: seed", task.seed, 0)
+        )
+        draw = Draw(index, f"{DRAWN}{index}", seed, task.task, tag)
+        if recorded is not None and to_plain(_contents(draw)) != to_plain(_contents(recorded)):
+            raise UsageError(
+                f"tasks are not those that the run began with: task {draw.index} was {recorded.task!r:.100}, and is "
+                f"{draw.task!r:.100}"
+            )
+        return draw
+
+    def give_back(self, draws: Iterable[Draw]) -> None:
+        """What was drawn and not used comes first the next time."""
+        for draw in draws:
+            heapq.heappush(self._returned, draw)
+
+    async def _pulled(self) -> Task | None:
+        """The source's next task; None at its end, if there is a recorded draw in its place."""
+        try:
+            return await self._next_task()
+        except StopAsyncIteration:
+            recorded = self._recorded.get(self._index)
+            if recorded is None:
+                raise
+            if not self.chooses:
+                raise UsageError(
+                    f"tasks are not those that the run began with: they end before task {recorded.index}, which was "
+                    f"{recorded.task!r:.100}"
+                ) from None
+            return None
+
+    def _report_until(self, drawn: int) -> None:
+        """Report what an earlier process had reported when it had drawn so many."""
+        while self._reported and self._reported[0].drawn <= drawn:
+            self._report(self._reported.popleft().group)
+
+    def _report(self, group: Group) -> None:
+        if self._finished is not None and inspect.isawaitable(told := self._finished(group)):
+            if inspect.iscoroutine(told):
+                told.close()
+            raise UsageError("tasks: finished(group) gave an awaitable, which nobody awaits: it must not be async")
+
+    async def _next_task(self) -> Task:
+        if self._tasks is None:
+            return Task()
+        if isinstance(self._tasks, AsyncIterator):
+            task = await self._next_of(self._tasks)
+        else:
+            try:
+                task = next(self._tasks)
+            except StopIteration:
+                raise StopAsyncIteration from None
+        return task if isinstance(task, Task) else Task(task)
+
+    async def _next_of(self, tasks: AsyncIterator[Any]) -> Any:
+        """The next of an async source, pulled in a task of its own: cancelled, a generator would be at its end."""
+        if self._background is None:
+            return await anext(tasks)
+        if not self._is_pulled:
+            self._is_pulled = True
+            self._background.start_soon(self._pull, tasks)
+        while not self._ready:
+            if self._failure is not None:
+                raise self._failure
+            self._wanted.set()
+            await self._arrived.wait()
+        return self._ready.popleft()
+
+    async def _pull(self, tasks: AsyncIterator[Any]) -> None:
+        """Whenever a task is wanted, get one; not earlier, since the source may choose by what is finished by then."""
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted = anyio.Event()
+                self._ready.append(await anext(tasks))
+                self._tell_arrival()
+        except Exception as error:  # noqa: BLE001 (raised where tasks are awaited, the end among them)
+            self._failure = error
+        finally:
+            self._tell_arrival()
+            if hasattr(tasks, "aclose"):
+                with anyio.move_on_after(_CLOSE_GRACE, shield=True):
+                    await tasks.aclose()
+
+    def _tell_arrival(self) -> None:
+        self._arrived.set()
+        self._arrived = anyio.Event()
+
+    def _next_tag(self, recorded: Draw | None) -> str:
+        is_fixed = recorded is not None and self.shares.depend_on_timing
+        return recorded.tag if recorded is not None and is_fixed else self.shares.next_tag()
+
+
+def _contents(draw: Draw) -> list[Any]:
+    return [draw.seed, draw.tag, draw.task]
+
+
+def as_iterable(tasks: Any) -> Iterable[Any] | None:
+    """Anything that can be iterated over, map-style datasets included, but no text; None if it is none."""
+    if isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
+        return tasks
+    if all(hasattr(type(tasks), name) for name in ("__len__", "__getitem__")) and not isinstance(tasks, str | bytes):
+        return (tasks[index] for index in range(len(tasks)))
+    return None
+
+
+def _iterator(tasks: Any) -> Iterator[Any] | AsyncIterator[Any]:
+    if isinstance(tasks, AsyncIterable):
+        return aiter(tasks)
+    if (iterable := as_iterable(tasks)) is None:
+        raise UsageError(f"tasks={tasks!r:.100} is neither a list of tasks nor another source of them")
+    return iter(iterable)

@@ -1,0 +1,1 @@
+"""How replies are read, and any Gymnasium space as text."""
