@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
-from asyncrollout.validation import whole
+from asyncrollout.validation import check_int
 
 Floats = NDArray[np.float32]
 
@@ -50,7 +50,7 @@ class Bamdp:
     def __init__(self, env: TaskEnv, episodes_per_task: int = 1, *, oracle: bool = False) -> None:
         import gymnasium.spaces  # noqa: PLC0415 (a fifth of a second, paid only by those who use it)
 
-        whole("episodes_per_task", episodes_per_task, 1)
+        check_int("episodes_per_task", episodes_per_task, 1)
         if not isinstance(oracle, bool):
             raise UsageError(f"oracle={oracle!r} is neither True nor False")
         self.env = env

@@ -38,7 +38,7 @@ def has_snapshots(thing: Any) -> bool:
     return all(callable(getattr(type(thing), name, None)) for name in ("snapshot", "restore"))
 
 
-class Recorded(Protocol):
+class EnvRecording(Protocol):
     """What films an env that is opened with it; see `asyncrollout.video`."""
 
     @property

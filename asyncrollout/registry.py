@@ -14,7 +14,7 @@ from typing import Any
 
 from asyncrollout.errors import UnknownEnvError, UsageError
 from asyncrollout.types import Placement
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 ENTRY_POINT_GROUP = "asyncrollout.envs"
 GYMNASIUM = "gymnasium:"
@@ -89,7 +89,7 @@ def find_env(env: EnvRef) -> EnvSpec:
         return EnvSpec(name=name, factory=name)
     as_gymnasium = [GYMNASIUM + name] if re.search(r"-v\d+$", name) else []
     forms = "(an env is named by its registered name, 'gymnasium:<id>' or 'module:Class')"
-    raise UnknownEnvError(f"no env is called {name!r}{nearest(name, [*env_names(), *as_gymnasium])} {forms}")
+    raise UnknownEnvError(f"no env is called {name!r}{did_you_mean(name, [*env_names(), *as_gymnasium])} {forms}")
 
 
 def _spec_of(factory: Any) -> EnvSpec:
@@ -137,7 +137,7 @@ def load_factory(factory: Factory) -> Callable[..., Any]:
     target: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
         if not hasattr(target, part):
-            raise UsageError(f"module {module_name!r} has no {attribute!r}{nearest(part, dir(target))}")
+            raise UsageError(f"module {module_name!r} has no {attribute!r}{did_you_mean(part, dir(target))}")
         target = getattr(target, part)
     if not callable(target):
         raise UsageError(f"{factory!r} is a {type(target).__name__}, not something that makes an env")

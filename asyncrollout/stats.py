@@ -24,7 +24,7 @@ class Estimate(msgspec.Struct, frozen=True):
     high: float | None = None
 
 
-class Played(msgspec.Struct, frozen=True):
+class ComparedGroup(msgspec.Struct, frozen=True):
     """A group, as far as it is compared. `what` is equal in two runs if both played the same.
 
     Means of turns and tokens, like rewards, are those of members that have an outcome.
@@ -68,7 +68,7 @@ class Difference(msgspec.Struct, frozen=True):
     pass_at: dict[int, Estimate]
 
 
-def summarize(groups: Sequence[Played], ks: Iterable[int]) -> RunFigures:
+def summarize(groups: Sequence[ComparedGroup], ks: Iterable[int]) -> RunFigures:
     """The figures of a run. All groups count, dropped ones, too: what a filter keeps is no fair sample."""
     valid = [group for group in groups if group.rewards]
     return RunFigures(
@@ -83,7 +83,7 @@ def summarize(groups: Sequence[Played], ks: Iterable[int]) -> RunFigures:
     )
 
 
-def difference(base: Sequence[Played], other: Sequence[Played], ks: Iterable[int]) -> Difference:
+def difference(base: Sequence[ComparedGroup], other: Sequence[ComparedGroup], ks: Iterable[int]) -> Difference:
     """How `other` differs from `base`: by pairs, if at least half of the smaller run is also in the other one.
 
     What makes a task easy or hard is then the same on both sides, and only what is left makes the interval wide.
@@ -161,17 +161,17 @@ def student_t(freedom: float) -> float:
     return z + math.fsum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
-def _pass_rate(groups: Sequence[Played], k: int) -> Estimate:
+def _pass_rate(groups: Sequence[ComparedGroup], k: int) -> Estimate:
     values = _at(groups, k)
     return share(values, sum(len(group.rewards) for group in groups if len(group.rewards) >= k) / k)
 
 
-def _at(groups: Sequence[Played], k: int) -> list[float]:
+def _at(groups: Sequence[ComparedGroup], k: int) -> list[float]:
     """Groups with fewer than `k` outcomes are left out."""
     return [group.pass_at(k) for group in groups if len(group.rewards) >= k]
 
 
-def _paired(pairs: Sequence[tuple[Played, Played]], k: int) -> list[float]:
+def _paired(pairs: Sequence[tuple[ComparedGroup, ComparedGroup]], k: int) -> list[float]:
     return [b.pass_at(k) - a.pass_at(k) for a, b in pairs if min(len(a.rewards), len(b.rewards)) >= k]
 
 

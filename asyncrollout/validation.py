@@ -23,13 +23,13 @@ def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs:
             if name not in known:
-                raise UsageError(f"{owner} takes no {name}={nearest(name, known)}")
+                raise UsageError(f"{owner} takes no {name}={did_you_mean(name, known)}")
         return function(*args, **kwargs)
 
     return checked
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the closest valid names, or all of them where none is close."""
     names = [name for name in known if not name.startswith("_")]
     close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
@@ -39,19 +39,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return "; available: " + ", ".join(names[:12]) if names else ""
 
 
-def one_of(name: str, value: object, valid: Iterable[str]) -> None:
+def check_choice(name: str, value: object, valid: Iterable[str]) -> None:
     valid = [*valid]
     if value not in valid:
-        raise UsageError(f"{name}={value!r} is not valid{nearest(str(value), valid)}")
+        raise UsageError(f"{name}={value!r} is not valid{did_you_mean(str(value), valid)}")
 
 
-def whole(name: str, value: object, least: int) -> int:
+def check_int(name: str, value: object, least: int) -> int:
     """The number, as Python's own: numpy's integers are valid, too."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise UsageError(f"{name}={value!r} is not a whole number from {least}")
     return int(value)
 
 
-def seconds(name: str, value: object) -> None:
+def check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise UsageError(f"{name}={value!r} is not a number of seconds above 0")

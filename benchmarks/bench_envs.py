@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from asyncrollout import TextOptions, find_env
 from asyncrollout.pool.worker.env_runner import run_now
-from asyncrollout.pool.worker.text import Dialogue
+from asyncrollout.pool.worker.text import TextDialogue
 from asyncrollout.registry import load_factory
 from asyncrollout.testing.text import HOSTILE, hostile_forms
 from benchmarks.tables import aligned
@@ -83,7 +83,7 @@ class Played:
         spec = find_env(name)
         self.env: Any = load_factory(spec.factory)(**{**spec.kwargs, **kwargs})
         self.text: Any = load_factory(spec.text_interface)(self.env, TextOptions())
-        self.dialogue = Dialogue(self.text, TextOptions(), expert=False)
+        self.dialogue = TextDialogue(self.text, TextOptions(), expert=False)
         self.resets: list[float] = []
         self.replies = {seed: self._episode(seed) for seed in SEEDS}
 

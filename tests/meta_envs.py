@@ -264,7 +264,7 @@ class Homesick(Whereabouts):
     """Stands still in other processes."""
 
     def act(self, obs: Any, deterministic: bool) -> Any:
-        if os.getpid() != self.home:  # type: ignore[attr-defined]
+        if os.getpid() != self.host:  # type: ignore[attr-defined]
             threading.Event().wait(PATIENCE)
         return super().act(obs, deterministic)
 

@@ -1,4 +1,4 @@
-"""Models of LLM servers in virtual time, which drive the very `Limit` that real calls go by.
+"""Models of LLM servers in virtual time, which drive the very `ConcurrencyLimit` that real calls go by.
 
 Every server computes at most `slots` calls at once, each at `base + per_call * n` seconds per token if there are n,
 and queues the rest, or refuses them. Callers are many: whenever the limit admits a call, there is one.
@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from asyncrollout.policies.openai.concurrency import Limit, work_of
+from asyncrollout.policies.openai.concurrency import ConcurrencyLimit, work_of
 
 _REFUSED_AFTER = 0.005  # seconds; a refusal is quick
 _PREFILL = 1 / 40  # tokens of a reply that a token of a prompt costs this server; `work_of` believes something else
@@ -92,7 +92,7 @@ class _Call:
 class Simulation:
     """One server under one limit."""
 
-    def __init__(self, model: Model, limit: Limit, seed: int = 0) -> None:
+    def __init__(self, model: Model, limit: ConcurrencyLimit, seed: int = 0) -> None:
         self.outcome = Outcome()
         self._model, self._limit = model, limit
         self._rng = np.random.default_rng(seed)
@@ -247,7 +247,9 @@ FIXED = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 100, 128, 160, 200, 256, 30
 
 def throughput(model: Model, fixed: int | None = None, seed: int = 0) -> Outcome:
     """Of the adaptive limit, or of a fixed one."""
-    return Simulation(model, Limit(4096) if fixed is None else Limit(fixed, adaptive=False), seed).run()
+    return Simulation(
+        model, ConcurrencyLimit(4096) if fixed is None else ConcurrencyLimit(fixed, adaptive=False), seed
+    ).run()
 
 
 def best_fixed(model: Model, candidates: list[int] = FIXED) -> tuple[int, float]:

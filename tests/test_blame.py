@@ -20,9 +20,9 @@ import pytest
 from asyncrollout import EnvCrashed, EnvPool, EnvSpec, EnvTimeout, Outcome
 from asyncrollout.pool import blame, quarantine
 from asyncrollout.pool.blame import Acquittals, Blame
-from asyncrollout.pool.hosts import Clock, Limits, Lost
+from asyncrollout.pool.hosts import DurationWindow, HostLost, PoolLimits
 from asyncrollout.pool.process import watchdog
-from asyncrollout.pool.process.observed_time import ObservedTime, Usage
+from asyncrollout.pool.process.observed_time import CpuUsage, ObservedTime
 from asyncrollout.pool.wire.codec import Op
 from tests.playing import pid_of
 from tests.scripts.processes import LIMIT, ROOT, spoil_starts, until
@@ -47,14 +47,14 @@ from tests.waiting import freeze
 
 uvloop_only = pytest.mark.asyncio(loop_factories=["uvloop"])
 
-BYSTANDER = Lost("crash")
-SHARED = Lost("crash", suspects=3)
-CRASH = Lost("crash", suspects=1)
+BYSTANDER = HostLost("crash")
+SHARED = HostLost("crash", suspects=3)
+CRASH = HostLost("crash", suspects=1)
 
 
-def kill(strays: int = 0, suspects: int = 1) -> Lost:
+def kill(strays: int = 0, suspects: int = 1) -> HostLost:
     """While so many kills of idle workers were counted in the pool."""
-    return Lost("crash", suspects=suspects, from_outside=True, idle_kills=strays)
+    return HostLost("crash", suspects=suspects, from_outside=True, idle_kills=strays)
 
 
 # What counts
@@ -129,7 +129,7 @@ def test_a_bystander_is_restored_as_long_as_it_makes_progress() -> None:
 
 def test_several_suspects_are_halved_and_none_of_them_is_convicted() -> None:
     mine = Blame(0, Acquittals())
-    crowd = Lost("crash", suspects=16)
+    crowd = HostLost("crash", suspects=16)
     found = []
     for _ in range(6):
         assert not mine.add(crowd, Op.STEP)
@@ -382,7 +382,7 @@ async def test_deaths_without_end_and_without_progress_are_an_error(monkeypatch:
         for _ in range(6):  # each of them with a step in between
             os.kill(pid_of(pool, env), signal.SIGKILL)
             await env.step(1)
-        seat = env.seat
+        seat = env.binding
         for _ in range(3):
             seat._accept(BYSTANDER, Op.STEP)
         with pytest.raises(EnvCrashed, match="for the 4th time in a row without a call of this env completed"):
@@ -428,11 +428,11 @@ async def test_envs_that_keep_killing_workers_get_one_of_their_own(
         another = await open_reset(pool, FAULTY, 2)
         assert another.worker == crasher.worker
         assert (await open_reset(pool, COUNTER, 1, beside=crasher)).worker != crasher.worker
-        restored, places = pool.stats().restored, [env.seat.id for env in others]
+        restored, places = pool.stats().restored, [env.binding.id for env in others]
         for number in range(6, 9):
             await crasher.step(crash(number))
             await pool.step_many(others, [1] * 6)
-        assert places == [env.seat.id for env in others]
+        assert places == [env.binding.id for env in others]
         assert pool.stats().restored == restored + 3
         monkeypatch.setattr(quarantine, "_QUIET", 0.0)  # as if it had been quiet for long
         assert not pool.stats().quarantined
@@ -458,9 +458,9 @@ async def test_with_one_worker_there_is_no_quarantine_to_leave(tmp_path: Path) -
             await crasher.step(["once", str(tmp_path / f"{number}"), "exit", 3])
         assert pool.stats().quarantined == ("faulty",)
         await other.reset(seed=1)
-        place = other.seat.id
+        place = other.binding.id
         await other.reset(seed=2)
-        assert other.seat.id == place
+        assert other.binding.id == place
         assert not pool.stats().moved
 
 
@@ -607,12 +607,12 @@ def test_a_worker_that_gets_no_cpu_is_not_taken_for_slow(
 ) -> None:
     """It has so many times its limit; the scheduler of a test's machine is not to be relied on."""
     now = start = 1_000.0
-    monkeypatch.setattr(watchdog, "usage", lambda _: Usage(state, share * (now - start)))
+    monkeypatch.setattr(watchdog, "usage", lambda _: CpuUsage(state, share * (now - start)))
     watch: Any = SimpleNamespace(time=SimpleNamespace(since=lambda since, now: now - since))
     link: Any = SimpleNamespace(pid=1, pending={7: (None, Op.STEP, None, None)})
     page: Any = SimpleNamespace(running=lambda: [(7, start)])
-    dog = watchdog.Watchdog(Limits(step=10.0, reset=10.0), watch, Clock())
+    dog = watchdog.Watchdog(PoolLimits(step=10.0, reset=10.0), watch, DurationWindow())
     while (doom := dog.look(link, page, now)) is None:
         now += 0.1
-    assert doom == watchdog.Doom("timeout", {7})
+    assert doom == watchdog.KillReason("timeout", {7})
     assert now - start == pytest.approx(10 * limits, abs=0.25)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from asyncrollout.cli.terminal.live import Board, Outlet, line, live
 from asyncrollout.cli.terminal.numbers import as_record, count, harmless, number, rate, seconds, share, summary
-from asyncrollout.telemetry import Figures
+from asyncrollout.telemetry import RunMetrics
 from asyncrollout.types import Durations
 from tests.playing import PATIENCE
 from tests.waiting import all_tasks_blocked
@@ -29,8 +29,8 @@ EVIL = "\x1b[31m\x1b]0;owned\x07\x9b2J[red]a\u202eb\r\n\x00[/red][link=x]"
 SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 WIDTHS = [30, 45, 60, 80, 120, 200]
 
-EARLY = Figures(wanted_batches=10, wanted_groups=640)
-LATE = Figures(
+EARLY = RunMetrics(wanted_batches=10, wanted_groups=640)
+LATE = RunMetrics(
     seconds=123_456.7,
     eta=98_765.4,
     batches=9,
@@ -67,18 +67,18 @@ LATE = Figures(
     reward_trend="down",
     reward_history=tuple(float(value % 7) for value in range(32)),
 )
-HOSTILE = Figures(dropped={EVIL: 3, EVIL + "\u0301" * 100_000: 2}, errors={EVIL: 1}, reward_history=(1.0, 2.0))
+HOSTILE = RunMetrics(dropped={EVIL: 3, EVIL + "\u0301" * 100_000: 2}, errors={EVIL: 1}, reward_history=(1.0, 2.0))
 
 
 class Reader:
     """Gives figures, and tells when they have been asked for several times."""
 
-    def __init__(self, figures: Figures, times: int = 3) -> None:
+    def __init__(self, figures: RunMetrics, times: int = 3) -> None:
         self._figures = figures
         self._left = times
         self._enough = anyio.Event()
 
-    def __call__(self) -> Figures:
+    def __call__(self) -> RunMetrics:
         self._left -= 1
         if self._left <= 0:
             self._enough.set()
@@ -124,7 +124,7 @@ def pipe() -> Iterator[tuple[int, IO[str]]]:
         yield reading, file
 
 
-def drawn(figures: Figures, width: int, title: str = "sokoban", encoding: str = "utf-8") -> list[str]:
+def drawn(figures: RunMetrics, width: int, title: str = "sokoban", encoding: str = "utf-8") -> list[str]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     outlet = cast("IO[str]", Outlet(file))
     console = Console(file=outlet, force_terminal=True, width=width, color_system="truecolor")

@@ -30,10 +30,10 @@ from asyncrollout import (
 )
 from asyncrollout.journal.events import Began
 from asyncrollout.journal.records import RunRecords
-from asyncrollout.report.compared_run import Side, decide, read_side
+from asyncrollout.report.compared_run import ComparedRun, decide, read_side
 from asyncrollout.stats import (
+    ComparedGroup,
     Estimate,
-    Played,
     difference,
     mean,
     pass_at,
@@ -55,8 +55,8 @@ def coverage(truth: float, estimate: Callable[[], Estimate]) -> float:
     return sum(one.low <= truth <= one.high for one in found) / len(found)  # type: ignore[operator]
 
 
-def group(number: int, successes: int, rewards: list[float], tag: str = "env") -> Played:
-    return Played(f"g{number}", tag, tuple(rewards), successes, 0, 1.0, 1.0, kept=True)
+def group(number: int, successes: int, rewards: list[float], tag: str = "env") -> ComparedGroup:
+    return ComparedGroup(f"g{number}", tag, tuple(rewards), successes, 0, 1.0, 1.0, kept=True)
 
 
 @pytest.mark.parametrize("groups", [4, 10, 60])
@@ -77,7 +77,7 @@ def test_intervals_of_pass_rates_hold_near_0_and_1_too(a: float, b: float, k: in
     draw = np.random.default_rng([groups, k])
     truth = 1 - math.exp(math.lgamma(b + k) + math.lgamma(a + b) - math.lgamma(b) - math.lgamma(a + b + k))
 
-    def played() -> list[Played]:
+    def played() -> list[ComparedGroup]:
         successes = (draw.random((groups, 8)) < draw.beta(a, b, size=(groups, 1))).sum(1).tolist()
         return [group(number, count, [0.0] * 8) for number, count in enumerate(successes)]
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_known_is_none() -> None:
         pass_at(2, 1, 3)
 
 
-def sides(directory: Path, *groups: Group, **given: Any) -> list[Played]:
+def sides(directory: Path, *groups: Group, **given: Any) -> list[ComparedGroup]:
     """The groups as they are read from a run that was given these options."""
     began = Began(at=BEGAN, given=given)
     return read_side(write_run(directory, [*groups], [began, *events_of([*groups])[1:]]), "run").played
@@ -190,7 +190,7 @@ def test_runs_are_compared_by_what_their_env_reports_in_any_of_them(tmp_path: Pa
     said = [Turn("state", info={"success": success}, reward=0.1) for success in (True, False)]
     told = [played("g0", member, turns=[turn]) for member, turn in enumerate(said)]
 
-    def side(name: str, members: list[Trajectory]) -> Side:
+    def side(name: str, members: list[Trajectory]) -> ComparedRun:
         group = Group("g0", members, "maze", Verdict(keep=True))
         return read_side(write_run(tmp_path / name, [group]), name)
 

@@ -105,10 +105,10 @@ def test_mirrored_structs_are_as_the_originals() -> None:
     assert defaults(schema.Normalization) == {name: normalize[name] for name in ("grouping", "method")}
     assert get_args(schema.Normalization.__annotations__["method"]) == get_args(rewards.Method)
     assert [*get_args(schema.AdvantageName)] == _NAMES
-    assert defaults(schema.Record) == {
+    assert defaults(schema.VideoOptions) == {
         name: value for name, value in parameters(VideoRecorder).items() if name != "directory"
     }
-    assert get_args(schema.Record.__annotations__["keep"]) == get_args(Keep)
+    assert get_args(schema.VideoOptions.__annotations__["keep"]) == get_args(Keep)
 
 
 @pytest.mark.parametrize("kind", get_args(schema.Keep), ids=lambda kind: kind.__name__)
@@ -246,7 +246,7 @@ def told_defaults(kind: inspect_types.Type, path: tuple[str, ...] = ()) -> Itera
 
 
 def _written(field: inspect_types.Field) -> str:
-    if field.default_factory is dict or isinstance(field.default, ar.Sampling | ar.Limits | schema.Part):
+    if field.default_factory is dict or isinstance(field.default, ar.Sampling | ar.Limits | schema.ConfigPart):
         return "solver" if isinstance(field.default, schema.Solver) else "{}"
     return field.default if isinstance(field.default, str) and field.default else json.dumps(field.default)
 

@@ -27,7 +27,7 @@ from asyncrollout.dropin.ragen import (
     make_environments,
     validate_environment_config,
 )
-from asyncrollout.dropin.ragen.settings import Plan
+from asyncrollout.dropin.ragen.settings import EnvPlan
 from tests.ragen_envs import WORDS, config, registered, worker_pids  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -123,7 +123,7 @@ def test_a_hundred_containers_leave_nothing() -> None:
 
 
 async def test_the_same_calls_are_coroutines() -> None:
-    plans = [Plan("sokoban", "sokoban", index // 3, {}) for index in range(12)]
+    plans = [EnvPlan("sokoban", "sokoban", index // 3, {}) for index in range(12)]
     async with EnvironmentContainer(plans, group_n=3, seed=42, workers=1) as container:
         found = await container.reset_all(), await container.step_all(ACTIONS)
     synchronous = sokoban(parallel=False)

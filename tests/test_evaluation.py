@@ -19,11 +19,11 @@ from asyncrollout.cli.app import main
 from asyncrollout.dropin.rlinf.config import VIDEO_DIRECTORY, Eval, VideoCfg, parse_evaluation, read_evaluation
 from asyncrollout.dropin.rlinf.plan import make_plan
 from asyncrollout.dropin.rlinf.playing import Manner, play
-from asyncrollout.dropin.rlinf.results import Episode, summarize
+from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, summarize
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation
 from asyncrollout.video.encoder import find_ffmpeg
-from asyncrollout.video.episode_writer import Reel
+from asyncrollout.video.episode_writer import EpisodeWriter
 from asyncrollout.video.files import claim, new_part, new_take
 from tests.evaluation_envs import STEP
 from tests.films import decode, is_whole, names
@@ -278,7 +278,7 @@ def test_what_a_killed_evaluation_left_behind_is_made_whole_and_set_aside(evalua
     VIDEOS.mkdir(parents=True)
     for at in range(2):
         part = new_part(VIDEOS, f"behavior_video_rank0_gpu0_env{at}", new_take())
-        reel = Reel(part, fps=5, ffmpeg=find_ffmpeg(), max_bytes=None)
+        reel = EpisodeWriter(part, fps=5, ffmpeg=find_ffmpeg(), max_bytes=None)
         reel.write(np.full((32, 32, 3), 10, dtype=np.uint8))
         reel.end()
         reel.wait()
@@ -330,7 +330,7 @@ async def test_a_slow_env_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.
         def open(self, session: str, seed: int) -> Player:
             return Player(session)
 
-    def on_episode(episode: Episode) -> None:
+    def on_episode(episode: EvaluatedEpisode) -> None:
         ended.append(episode.env)
         if len(ended) == 2:
             others_done.set()
@@ -393,9 +393,9 @@ def test_more_processes_than_envs_are_not_started(most: int) -> None:
 
 
 def test_figures_leave_out_what_failed() -> None:
-    won = Episode("a", 0, 0, 0, 0, 0, "t", success=True, reward=1.0, steps=10)
-    lost = Episode("b", 0, 0, 1, 0, 1, "t", success=False, reward=0.0, steps=20)
-    failed = Episode("c", 0, 0, 2, 0, 2, "t", error="EnvError: x")
+    won = EvaluatedEpisode("a", 0, 0, 0, 0, 0, "t", success=True, reward=1.0, steps=10)
+    lost = EvaluatedEpisode("b", 0, 0, 1, 0, 1, "t", success=False, reward=0.0, steps=20)
+    failed = EvaluatedEpisode("c", 0, 0, 2, 0, 2, "t", error="EnvError: x")
     found = summarize([won, lost, failed])
     assert (found.episodes, found.failed) == (3, 1)
     assert [found.success.mean, found.reward.mean, found.steps.mean] == [0.5, 0.5, 15.0]

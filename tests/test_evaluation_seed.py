@@ -10,7 +10,7 @@ import pytest
 
 from asyncrollout.cli.app import main
 from asyncrollout.dropin.rlinf.config import parse_evaluation
-from asyncrollout.dropin.rlinf.ranks import Worker
+from asyncrollout.dropin.rlinf.ranks import RankedWorker
 from asyncrollout.video import VideoWriter
 from asyncrollout_envs.sensors import find_pictures, tile
 from tests.films import decode, is_whole
@@ -149,8 +149,8 @@ def test_switch_is_read_as_it_is_written() -> None:
 
 def test_rollout_is_placed_beside_env() -> None:
     cluster = parse_evaluation(EXAMPLE_1).cluster
-    assert cluster.workers("env") == (Worker(0, (0,)), Worker(1, (1,)))
-    assert cluster.workers("rollout") == (Worker(0, (2,)), Worker(1, (3,)))
+    assert cluster.workers("env") == (RankedWorker(0, (0,)), RankedWorker(1, (1,)))
+    assert cluster.workers("rollout") == (RankedWorker(0, (2,)), RankedWorker(1, (3,)))
 
 
 BEFORE_WRITER = """

@@ -24,7 +24,7 @@ from asyncrollout import (
 )
 from asyncrollout.journal.policy import _digests
 from asyncrollout.rollouts.episode import group as groups_of_rollouts
-from asyncrollout.rollouts.sampling.batch_buffer import Tray
+from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer
 from asyncrollout.trajectories import Group, Verdict
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
@@ -79,7 +79,7 @@ async def test_staleness_is_looked_at_as_often_for_many_groups_as_for_few(
 @pytest.mark.parametrize("seed", range(5))
 def test_kept_groups_are_in_order_at_every_moment(seed: int) -> None:
     rng = random.Random(seed)
-    tray = Tray(None, "raise", lambda group: (int(group.id[1:]) % 3, int(group.id[1:])))
+    tray = BatchBuffer(None, "raise", lambda group: (int(group.id[1:]) % 3, int(group.id[1:])))
     tray.needed = 1_000
     kept = []
     for index in rng.sample(range(60), 60):

@@ -455,11 +455,11 @@ async def test_a_new_worker_is_not_taken_for_stuck_before_its_first_call(monkeyp
                 await env.reset(seed=0)
 
         async with anyio.create_task_group() as tasks:
-            freeze(rank.home.pid)
+            freeze(rank.host.pid)
             tasks.start_soon(play)
-            await until(lambda: bool(rank.home.pending))
+            await until(lambda: bool(rank.host.pending))
             rank.watch(time.monotonic())
-            os.kill(rank.home.pid, signal.SIGCONT)
+            os.kill(rank.host.pid, signal.SIGCONT)
         assert pool.stats().restarts == 0
 
 

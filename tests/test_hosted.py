@@ -9,32 +9,32 @@ import pytest
 from asyncrollout import EnvDiverged, EnvError, EnvSpec, Observation, RolloutError, TextOptions, UsageError
 from asyncrollout.pool.wire.digest import digest, outcome_digest
 from asyncrollout.pool.wire.failure import clip, failure
-from asyncrollout.pool.wire.replay_log import Called, Life, Past, Played
-from asyncrollout.pool.worker.env_runner import HostedEnv, Opening, run_now
+from asyncrollout.pool.wire.replay_log import Life, RecordedCall, ReplayedEpisode, ReplayLog
+from asyncrollout.pool.worker.env_runner import EnvRunner, OpenRequest, run_now
 from asyncrollout.pool.worker.replay import replay
 from tests.tiny_envs import Counter, CounterText, Nondeterministic, OddError, SnapshotCounter
 
 SPEC = EnvSpec(name="counter", factory=Counter, text=CounterText)
 
 
-def hosted(spec: EnvSpec = SPEC, *, text: bool = True, expert: bool = False, **options: Any) -> HostedEnv:
-    return HostedEnv(Opening(spec, text, expert, TextOptions(**options)))
+def hosted(spec: EnvSpec = SPEC, *, text: bool = True, expert: bool = False, **options: Any) -> EnvRunner:
+    return EnvRunner(OpenRequest(spec, text, expert, TextOptions(**options)))
 
 
-def started(**options: Any) -> HostedEnv:
+def started(**options: Any) -> EnvRunner:
     env = hosted(**options)
     run_now(env.reset(7, None))
     return env
 
 
-def snapshot_of(env: HostedEnv) -> bytes:
+def snapshot_of(env: EnvRunner) -> bytes:
     state = run_now(env.snapshot())
     assert state is not None
     return state
 
 
-def past(done: list[Any], digests: list[int | None], *setup: Called) -> Past:
-    return Past([*setup], Played(seed=7, done=done, digests=digests))
+def past(done: list[Any], digests: list[int | None], *setup: RecordedCall) -> ReplayLog:
+    return ReplayLog([*setup], ReplayedEpisode(seed=7, done=done, digests=digests))
 
 
 def direct(*actions: int) -> list[int]:
@@ -231,10 +231,10 @@ def test_bad_action_is_told_with_the_space(action: Any) -> None:
 
 def test_call_reaches_interface_env_and_attributes() -> None:
     env = started()
-    assert run_now(env.call(Called("anchor"))) == ("total", 0)
-    assert run_now(env.call(Called("add", (5,)))) == 5
-    assert run_now(env.call(Called("set_bonus", kwargs={"bonus": 2.0}))) == 2.0
-    assert run_now(env.call(Called("total"))) == 5
+    assert run_now(env.call(RecordedCall("anchor"))) == ("total", 0)
+    assert run_now(env.call(RecordedCall("add", (5,)))) == 5
+    assert run_now(env.call(RecordedCall("set_bonus", kwargs={"bonus": 2.0}))) == 2.0
+    assert run_now(env.call(RecordedCall("total"))) == 5
 
 
 @pytest.mark.parametrize(
@@ -243,15 +243,15 @@ def test_call_reaches_interface_env_and_attributes() -> None:
 )
 def test_call_refuses(method: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
-        run_now(started().call(Called(method)))
+        run_now(started().call(RecordedCall(method)))
     assert told in str(caught.value)
 
 
 def test_replay_brings_a_new_env_to_the_same_state() -> None:
     env = started()
     first = run_now(hosted().reset(7, None))
-    done = ["add 1", Called("add", (5,)), "jump", "add 2"]
-    results = [run_now(env.call(entry) if isinstance(entry, Called) else env.step(entry)) for entry in done]
+    done = ["add 1", RecordedCall("add", (5,)), "jump", "add 2"]
+    results = [run_now(env.call(entry) if isinstance(entry, RecordedCall) else env.step(entry)) for entry in done]
     digests = [outcome_digest(first), *(None if isinstance(seen, int) else outcome_digest(seen) for seen in results)]
     ticks: list[int] = []
     twin = hosted()
@@ -278,16 +278,20 @@ def test_replay_that_raises_is_told() -> None:
 
 def test_setup_is_replayed_before_the_reset() -> None:
     env = hosted(text=False)
-    run_now(replay(env, past([], [None], Called("set_bonus", (100.0,))), lambda: None))
+    run_now(replay(env, past([], [None], RecordedCall("set_bonus", (100.0,))), lambda: None))
     assert run_now(env.step(1))[1] == direct(1)[0] + 100
 
 
 def test_each_part_of_a_life_has_its_own_time() -> None:
-    earlier = Played(seed=1, done=["add 1", Called("add", (5,))], digests=[None] * 3)
-    life: Life = [Called("set_bonus", (1.0,)), earlier, Called("set_bonus", (2.0,), keep=True)]
+    earlier = ReplayedEpisode(seed=1, done=["add 1", RecordedCall("add", (5,))], digests=[None] * 3)
+    life: Life = [RecordedCall("set_bonus", (1.0,)), earlier, RecordedCall("set_bonus", (2.0,), keep=True)]
     ticks: list[int] = []
     fields = run_now(
-        replay(hosted(), Past(life, Played(seed=7, done=["add 1"], digests=[None] * 2)), lambda: ticks.append(1))
+        replay(
+            hosted(),
+            ReplayLog(life, ReplayedEpisode(seed=7, done=["add 1"], digests=[None] * 2)),
+            lambda: ticks.append(1),
+        )
     )
     assert len(ticks) == 1 + 3 + 1 + 2
     assert fields is not None
@@ -311,8 +315,8 @@ class Film:
 def test_earlier_episodes_are_not_filmed_again() -> None:
     env = hosted()
     env.camera = film = Film()  # type: ignore[assignment]
-    earlier = Played(seed=1, done=["add 1", Called("add", (5,))], digests=[None] * 3, episode=3)
-    run_now(replay(env, Past([earlier], Played(seed=7, digests=[None], episode=4)), lambda: None))
+    earlier = ReplayedEpisode(seed=1, done=["add 1", RecordedCall("add", (5,))], digests=[None] * 3, episode=3)
+    run_now(replay(env, ReplayLog([earlier], ReplayedEpisode(seed=7, digests=[None], episode=4)), lambda: None))
     assert film.begun == [4]
 
 

@@ -39,8 +39,8 @@ from asyncrollout.journal.events import (
     TakenBack,
     encode,
 )
-from asyncrollout.journal.group_numbers import Numbers
-from asyncrollout.journal.history import Past
+from asyncrollout.journal.group_numbers import GroupNumbers
+from asyncrollout.journal.history import RunHistory
 from asyncrollout.journal.policy import _digests
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.trajectories import StopReason
@@ -456,7 +456,7 @@ async def test_figures_and_ledger_of_a_resumed_run_balance(tmp_path: Path, resum
 
 
 def test_numbers_are_a_set_however_they_come() -> None:
-    numbers = Numbers([3, 0, 1, 7])
+    numbers = GroupNumbers([3, 0, 1, 7])
     assert [number for number in range(9) if number in numbers] == [0, 1, 3, 7]
     numbers.add(2)
     numbers.add(2)
@@ -534,7 +534,7 @@ async def test_numbers_of_batches_that_were_left_out_are_not_given_twice(tmp_pat
 
 
 def test_batch_that_is_taken_back_beside_others_comes_later() -> None:
-    past = Past()
+    past = RunHistory()
     delivered = [Delivered(batch=number, groups=[f"g{number}"]) for number in range(3)]
     told: list[AnyEvent] = [Began(), *delivered, Began(batch=0), *delivered[:2], TakenBack(batch=0), delivered[0]]
     for event in told:
@@ -546,7 +546,7 @@ def test_batch_that_is_taken_back_beside_others_comes_later() -> None:
 
 def test_verdicts_of_a_round_that_was_given_up_are_none() -> None:
     """Its filter's verdicts were not all told; the next verdict does not complete them."""
-    past = Past()
+    past = RunHistory()
     judged = [Judged(group="g0", keep=True, reason="", more=1), Judged(group="g2", keep=True, reason="")]
     told: list[AnyEvent] = [Began(), judged[0], Cancelled(group="g0"), judged[1]]
     for event in told:

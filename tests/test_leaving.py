@@ -39,9 +39,9 @@ from asyncrollout.dropin.ragen.states import AsyncEnvStateManager
 from asyncrollout.journal.run import open_journal
 from asyncrollout.journal.writer import Writer
 from asyncrollout.service.server import EnvServer
-from asyncrollout.telemetry.exporter import Reporting
+from asyncrollout.telemetry.exporter import MetricsExporter
 from asyncrollout.video.recorder import VideoRecorder
-from asyncrollout.viewer.run_index import Shelf
+from asyncrollout.viewer.run_index import RunIndex
 from asyncrollout.viewer.server import serving
 from tests.playing import COUNTER, PATIENCE
 from tests.ragen_envs import config, registered  # noqa: F401 (a fixture)
@@ -145,7 +145,7 @@ class Managers:
         return open_journal(self._new_directory(), {}, resume=False)
 
     async def reporting(self) -> Manager:
-        return Reporting([], lambda: pytest.fail("nobody asks"))
+        return MetricsExporter([], lambda: pytest.fail("nobody asks"))
 
     async def ragen_states(self) -> Manager:
         return AsyncEnvStateManager(config("walk", groups=1, size=1, use_multiprocessing=False))
@@ -157,7 +157,7 @@ class Managers:
         return opened_members(EnvPool(backend="inline"), [COUNTER], [None], [1])
 
     async def viewer(self) -> Manager:
-        return serving(Shelf([self._directory]), None)
+        return serving(RunIndex([self._directory]), None)
 
     async def display(self) -> Manager:
         from rich.console import Console
@@ -568,7 +568,7 @@ async def test_many_at_once_may_be_left_in_any_way() -> None:
 
 COVERED = {
     "AsyncEnvStateManager", "Background", "BatchedPolicy", "EnvHandle", "EnvPool", "EnvServer", "EnvService", "Fleet",
-    "OpenAIPolicy", "Reporting", "Rollouts", "Sessions", "VideoRecorder", "Writer",
+    "OpenAIPolicy", "MetricsExporter", "Rollouts", "Sessions", "VideoRecorder", "Writer",
 }  # fmt: skip
 WITHOUT_TASKS = {"Connection", "Direct"}
 

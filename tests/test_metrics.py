@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout.errors import EnvError, ProviderError, RolloutError
-from asyncrollout.telemetry import Figures, JsonLines, Meter, Standing, flat
+from asyncrollout.telemetry import Gauges, JsonLines, MetricsCollector, RunMetrics, flat
 from asyncrollout.telemetry.collector import compare
 from asyncrollout.trajectories import Group, StopReason, Trajectory, Turn, Verdict
 from asyncrollout.types import Usage
@@ -71,7 +71,7 @@ def test_figures_are_what_summing_everything_up_gives(
     events: list[tuple[float, Any]], start: float, wait: float, stale: int
 ) -> None:
     clock = Clock(start)
-    meter = Meter(clock)
+    meter = MetricsCollector(clock)
     seen: list[tuple[float, Any]] = []
     for gap, event in events:
         clock.now += gap
@@ -92,7 +92,7 @@ def test_figures_are_what_summing_everything_up_gives(
     for _ in range(never_judged):
         meter.dropped_stale(Group("g", []))
     now = clock.now + wait
-    figures = meter.read(now, Standing(stale=stale, playing=7, wanted_batches=3, wanted_groups=15))
+    figures = meter.read(now, Gauges(stale=stale, playing=7, wanted_batches=3, wanted_groups=15))
 
     played = [event for _, event in seen if isinstance(event, Turn)]
     ended = [event for _, event in seen if isinstance(event, Trajectory)]
@@ -135,10 +135,10 @@ def test_figures_are_what_summing_everything_up_gives(
 
 
 def test_percentiles_are_those_of_recent_calls() -> None:
-    meter = Meter()
+    meter = MetricsCollector()
     for seconds in range(3_000):
         meter.played(turn(float(seconds)))
-    taken = meter.read(0.0, Standing()).policy_seconds
+    taken = meter.read(0.0, Gauges()).policy_seconds
     recent = np.arange(3_000 - 1_024, 3_000)
     assert (taken.count, taken.max) == (1_024, 2_999)
     assert taken.p50 == pytest.approx(np.percentile(recent, 50), abs=1)
@@ -147,57 +147,57 @@ def test_percentiles_are_those_of_recent_calls() -> None:
 
 def test_rates_are_those_of_the_last_thirty_seconds() -> None:
     clock = Clock(0.25)
-    meter = Meter(clock)
+    meter = MetricsCollector(clock)
     for tokens in range(200):
         clock.now += 0.5
         meter.played(turn(tokens=tokens))
         first = math.floor(clock.now) - 29
         recent = [earlier for earlier in range(tokens + 1) if 0.75 + earlier / 2 >= first]
         span = clock.now - max(first, 0.25)
-        figures = meter.read(clock.now, Standing())
+        figures = meter.read(clock.now, Gauges())
         assert figures.turns_per_second == pytest.approx(len(recent) / span)
         assert figures.tokens_per_second == pytest.approx(sum(recent) / span)
-    assert meter.read(clock.now + 60, Standing()).tokens_per_second == 0
+    assert meter.read(clock.now + 60, Gauges()).tokens_per_second == 0
 
 
 def test_without_a_goal_there_is_no_eta() -> None:
-    meter = Meter()
+    meter = MetricsCollector()
     for _ in range(10):
         meter.judged(group(1.0))
-    figures = meter.read(100.0, Standing())
+    figures = meter.read(100.0, Gauges())
     assert (figures.eta, figures.wanted_batches, figures.wanted_groups) == (None, None, None)
 
 
 def test_the_eta_follows_the_recent_pace() -> None:
     clock = Clock()
-    meter = Meter(clock)
+    meter = MetricsCollector(clock)
     for gap in [10.0] * 2_000 + [1.0] * 2_000:  # it becomes ten times as fast
         clock.now += gap
         meter.judged(group(1.0))
-    assert meter.read(clock.now, Standing(wanted_groups=4_600)).eta == pytest.approx(600)
+    assert meter.read(clock.now, Gauges(wanted_groups=4_600)).eta == pytest.approx(600)
 
 
 def test_what_an_earlier_run_did_tells_nothing_of_the_pace() -> None:
     clock = Clock()
-    meter = Meter(clock)
+    meter = MetricsCollector(clock)
     for index in range(500):
         known = Group(f"{index}", [msgspec.structs.replace(trajectory(1.0), uid=f"{index}.0")])
         meter.recalled(known.trajectories[0])
         meter.judged(known)
-    assert meter.read(1.0, Standing(wanted_groups=600)).eta is None
+    assert meter.read(1.0, Gauges(wanted_groups=600)).eta is None
     for _ in range(10):
         clock.now += 3.0
         meter.judged(group(1.0))
-    figures = meter.read(clock.now, Standing(wanted_groups=600))
+    figures = meter.read(clock.now, Gauges(wanted_groups=600))
     assert (figures.kept, figures.rollouts) == (510, 500)
     assert figures.eta == pytest.approx(90 * 3)
 
 
 def test_reasons_without_end_are_counted_together() -> None:
-    meter = Meter()
+    meter = MetricsCollector()
     for index in range(1_000):
         meter.judged(group(1.0, keep=False, reason=f"std is {index}"))
-    dropped = meter.read(0.0, Standing()).dropped
+    dropped = meter.read(0.0, Gauges()).dropped
     assert len(dropped) == 33
     assert dropped["others"] == 1_000 - 32
 
@@ -231,26 +231,26 @@ def test_rounding_is_no_trend() -> None:
 
 @given(st.lists(numbers, min_size=1, max_size=400))
 def test_the_history_is_short_and_has_everything(rewards: list[float]) -> None:
-    meter = Meter()
+    meter = MetricsCollector()
     for reward in rewards:
         meter.judged(group(reward))
     each = 1
     while each * 32 < len(rewards):
         each *= 2
     joined = [np.mean(rewards[start : start + each]) for start in range(0, len(rewards), each)]
-    assert meter.read(0.0, Standing()).reward_history == pytest.approx(joined)
+    assert meter.read(0.0, Gauges()).reward_history == pytest.approx(joined)
 
 
 def test_a_sink_gets_numbers_by_name(tmp_path: Path) -> None:
     clock, draw = Clock(), random.Random(0)
-    meter = Meter(clock)
+    meter = MetricsCollector(clock)
     for index in range(64):
         clock.now += 1.0
         meter.played(turn(0.5, 10))
         meter.ended(trajectory(0.0, 2))
         meter.judged(group(draw.random() + index, keep=index % 2 == 0, reason="constant\n"))
-    figures = meter.read(64.0, Standing(version=3))
-    for one in (figures, Figures()):
+    figures = meter.read(64.0, Gauges(version=3))
+    for one in (figures, RunMetrics()):
         JsonLines(tmp_path / "metrics.jsonl").write(flat(one))
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert written[0] == flat(figures)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import Generation, ProviderError, Request, Sampling, Usage, UsageError
-from asyncrollout.policies.openai.codec import Mode, ServerKind, Stops, decode, encode, stops_of
+from asyncrollout.policies.openai.codec import Mode, ServerKind, StopSequences, decode, encode, stops_of
 from asyncrollout.policies.openai.responses import AbortedReplyError, refusal
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -125,28 +125,28 @@ def test_token_ids_of_each_kind_of_server() -> None:
 @pytest.mark.parametrize(
     ("fields", "stops", "early"),
     [
-        ({"stop_reason": None}, Stops(("x",)), False),
-        ({"stop_reason": "x"}, Stops(("x",)), True),
-        ({"stop_reason": 7}, Stops(("x",), (7,)), True),
-        ({"stop_reason": 7}, Stops(("x",)), False),
-        ({"matched_stop": 7}, Stops(), False),
-        ({"matched_stop": "x"}, Stops(("x",)), True),
-        ({}, Stops(("x",)), True),
-        ({}, Stops((), (7,)), True),
-        ({}, Stops(), False),
-        ({"finish_reason": "length"}, Stops(("x",)), False),
-        ({"finish_reason": "tool_calls", "stop_reason": "x"}, Stops(("x",)), True),
+        ({"stop_reason": None}, StopSequences(("x",)), False),
+        ({"stop_reason": "x"}, StopSequences(("x",)), True),
+        ({"stop_reason": 7}, StopSequences(("x",), (7,)), True),
+        ({"stop_reason": 7}, StopSequences(("x",)), False),
+        ({"matched_stop": 7}, StopSequences(), False),
+        ({"matched_stop": "x"}, StopSequences(("x",)), True),
+        ({}, StopSequences(("x",)), True),
+        ({}, StopSequences((), (7,)), True),
+        ({}, StopSequences(), False),
+        ({"finish_reason": "length"}, StopSequences(("x",)), False),
+        ({"finish_reason": "tool_calls", "stop_reason": "x"}, StopSequences(("x",)), True),
     ],
 )
-def test_where_a_reply_stopped(fields: dict[str, Any], stops: Stops, early: bool) -> None:
+def test_where_a_reply_stopped(fields: dict[str, Any], stops: StopSequences, early: bool) -> None:
     content = json.dumps(answer(**fields)).encode()
     assert decode(content, logprobs=True, stops=stops).stopped_early == early
 
 
 def test_all_texts_and_tokens_to_stop_at() -> None:
     given = Sampling(stop=("a",), extra={"stop": "b", "stop_token_ids": [1]}), Sampling(extra={"stop": ["c"]})
-    assert stops_of(*given) == Stops(("a", "b", "c"), (1,))
-    assert stops_of(Sampling()) == Stops()
+    assert stops_of(*given) == StopSequences(("a", "b", "c"), (1,))
+    assert stops_of(Sampling()) == StopSequences()
 
 
 @pytest.mark.parametrize("message", [{"message": {"content": ""}}, {"message": None, "text": ""}])
@@ -155,7 +155,7 @@ def test_llamacpp_ends_at_once_without_telling_a_token(message: dict[str, Any]) 
     content = json.dumps({**answer(**message, logprobs=None), **usage}).encode()
     found = decode(content, logprobs=True, kind="llamacpp")
     assert (found.token_ids, found.logprobs) == ([], [])
-    assert decode(content, logprobs=True, kind="llamacpp", stops=Stops(("x",))).token_ids is None
+    assert decode(content, logprobs=True, kind="llamacpp", stops=StopSequences(("x",))).token_ids is None
     assert decode(content, logprobs=True, kind="openai").token_ids is None
     assert decode(content, logprobs=False, kind="llamacpp").logprobs is None
 
@@ -316,30 +316,32 @@ def test_token_ids_of_another_text() -> None:
 @pytest.mark.parametrize(
     ("fields", "stops"),
     [
-        ({"message": {"content": None, "tool_calls": [CALL]}, "finish_reason": "tool_calls"}, Stops()),
-        ({"message": {"content": None, "reasoning_content": "Hi there"}, "finish_reason": "length"}, Stops()),
-        ({"message": {"content": None, "reasoning": "Hi there"}}, Stops()),
-        ({"message": {"content": None}, "finish_reason": "content_filter"}, Stops()),
-        ({"message": {"content": None}, "logprobs": entries("<|im_end|>")}, Stops()),
-        ({"message": {"content": ""}, "logprobs": entries("\n\n", "</s>")}, Stops()),
-        ({"message": {"content": None}, "logprobs": SPECIAL}, Stops()),
-        ({"message": {"content": None}, "logprobs": entries("token_id:5", "token_id:6")}, Stops()),
-        ({"message": {"content": None}, "logprobs": {"content": [{"logprob": -1}]}}, Stops()),
-        ({"message": {"content": ""}, "logprobs": entries("Hi", " there")}, Stops(("Hi",))),
-        ({"message": {"content": ""}, "logprobs": entries(" Hi", " there")}, Stops(("Hi",))),
-        ({"message": {"content": ""}, "logprobs": entries("\n", "Hi")}, Stops(("\n",))),
-        ({"message": {"content": ""}, "stop_reason": "Hi"}, Stops()),
-        ({"logprobs": entries("<think>", "hm", "</think>", "Hi", " there", "<|im_end|>")}, Stops()),
-        ({"logprobs": entries("Hi", "<|sep|>", " there")}, Stops()),
-        ({"logprobs": entries("Hi", " there", " Bye")}, Stops((" Bye",))),
-        ({"logprobs": entries("\u0120Hi", "\u0120there")}, Stops()),
-        ({"logprobs": entries("token_id:5", "token_id:6")}, Stops()),
-        ({"message": {"content": "\N{GRINNING FACE}"}, "logprobs": entries("\ufffd", "\ufffd")}, Stops()),
-        ({"message": {"content": "Hi", "tool_calls": [CALL]}, "logprobs": entries("<call>", "f")}, Stops()),
+        ({"message": {"content": None, "tool_calls": [CALL]}, "finish_reason": "tool_calls"}, StopSequences()),
+        ({"message": {"content": None, "reasoning_content": "Hi there"}, "finish_reason": "length"}, StopSequences()),
+        ({"message": {"content": None, "reasoning": "Hi there"}}, StopSequences()),
+        ({"message": {"content": None}, "finish_reason": "content_filter"}, StopSequences()),
+        ({"message": {"content": None}, "logprobs": entries("<|im_end|>")}, StopSequences()),
+        ({"message": {"content": ""}, "logprobs": entries("\n\n", "</s>")}, StopSequences()),
+        ({"message": {"content": None}, "logprobs": SPECIAL}, StopSequences()),
+        ({"message": {"content": None}, "logprobs": entries("token_id:5", "token_id:6")}, StopSequences()),
+        ({"message": {"content": None}, "logprobs": {"content": [{"logprob": -1}]}}, StopSequences()),
+        ({"message": {"content": ""}, "logprobs": entries("Hi", " there")}, StopSequences(("Hi",))),
+        ({"message": {"content": ""}, "logprobs": entries(" Hi", " there")}, StopSequences(("Hi",))),
+        ({"message": {"content": ""}, "logprobs": entries("\n", "Hi")}, StopSequences(("\n",))),
+        ({"message": {"content": ""}, "stop_reason": "Hi"}, StopSequences()),
+        ({"logprobs": entries("<think>", "hm", "</think>", "Hi", " there", "<|im_end|>")}, StopSequences()),
+        ({"logprobs": entries("Hi", "<|sep|>", " there")}, StopSequences()),
+        ({"logprobs": entries("Hi", " there", " Bye")}, StopSequences((" Bye",))),
+        ({"logprobs": entries("\u0120Hi", "\u0120there")}, StopSequences()),
+        ({"logprobs": entries("token_id:5", "token_id:6")}, StopSequences()),
+        ({"message": {"content": "\N{GRINNING FACE}"}, "logprobs": entries("\ufffd", "\ufffd")}, StopSequences()),
+        ({"message": {"content": "Hi", "tool_calls": [CALL]}, "logprobs": entries("<call>", "f")}, StopSequences()),
     ],
 )
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_tokens_that_cannot_be_held_against_a_text(fields: dict[str, Any], stops: Stops, with_ids: bool) -> None:
+def test_tokens_that_cannot_be_held_against_a_text(
+    fields: dict[str, Any], stops: StopSequences, with_ids: bool
+) -> None:
     given = answer(**fields)
     told = given["choices"][0]["logprobs"]["content"]
     if with_ids:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrollout.policies.openai.concurrency import Limit, work_of
+from asyncrollout.policies.openai.concurrency import ConcurrencyLimit, work_of
 from asyncrollout.policies.openai.retries import LONGEST_WAIT, backoff, failure_of, read_retry_after
 from tests.server_models import MODELS, Model, Simulation, best_fixed, throughput
 
 
-def grown(limit: Limit, rounds: int, *, at: float = 0.0, latency: float = 1.0) -> float:
+def grown(limit: ConcurrencyLimit, rounds: int, *, at: float = 0.0, latency: float = 1.0) -> float:
     """Let full rounds of calls succeed; the time at the end."""
     for _ in range(rounds):
         for _ in range(limit.now):
@@ -23,13 +23,13 @@ def grown(limit: Limit, rounds: int, *, at: float = 0.0, latency: float = 1.0) -
 
 
 def test_limit_doubles_at_first() -> None:
-    limit = Limit(1_000, start=16)
+    limit = ConcurrencyLimit(1_000, start=16)
     grown(limit, 6)
     assert limit.now >= 128
 
 
 def test_limit_stays_within_its_bounds() -> None:
-    limit = Limit(20, start=4)
+    limit = ConcurrencyLimit(20, start=4)
     at = grown(limit, 20)
     assert limit.now in (14, 20)  # where fewer are tried now and then
     for _ in range(40):
@@ -39,7 +39,7 @@ def test_limit_stays_within_its_bounds() -> None:
 
 
 def test_refusals_of_one_round_cut_once() -> None:
-    limit = Limit(1_000, start=64)
+    limit = ConcurrencyLimit(1_000, start=64)
     for _ in range(10):
         limit.refused(0.0, 1.0, None)
     assert limit.now == 32
@@ -48,7 +48,7 @@ def test_refusals_of_one_round_cut_once() -> None:
 
 
 def test_calls_from_before_a_cut_do_not_grow_it() -> None:
-    limit = Limit(1_000, start=16)
+    limit = ConcurrencyLimit(1_000, start=16)
     limit.refused(0.0, 1.0, None)
     for _ in range(100):
         limit.succeeded(0.5, 1.5)
@@ -56,7 +56,7 @@ def test_calls_from_before_a_cut_do_not_grow_it() -> None:
 
 
 def test_growth_that_more_calls_do_not_pay_for_is_taken_back() -> None:
-    limit = Limit(10_000, start=16)
+    limit = ConcurrencyLimit(10_000, start=16)
     at = grown(limit, 1)
     reached = limit.now
     assert reached == 32
@@ -68,14 +68,14 @@ def test_growth_that_more_calls_do_not_pay_for_is_taken_back() -> None:
 
 
 def test_limit_doubles_again_after_a_refusal() -> None:
-    limit = Limit(10_000, start=16)
+    limit = ConcurrencyLimit(10_000, start=16)
     limit.refused(0.0, 1.0, None)
     grown(limit, 20, at=2.0)
     assert limit.now >= 128
 
 
 def test_refusal_by_chance_costs_a_good_limit_nothing() -> None:
-    limit = Limit(10_000, start=16)
+    limit = ConcurrencyLimit(10_000, start=16)
     at = grown(limit, 5)
     before = limit.now
     limit.refused(at, at, None)
@@ -85,7 +85,7 @@ def test_refusal_by_chance_costs_a_good_limit_nothing() -> None:
 
 
 def test_server_errors_pause_the_growth_for_a_while_only() -> None:
-    limit = Limit(1_000, start=8)
+    limit = ConcurrencyLimit(1_000, start=8)
     limit.failed(10.0)
     grown(limit, 3, at=10.0, latency=0.1)
     assert limit.now == 8
@@ -94,7 +94,7 @@ def test_server_errors_pause_the_growth_for_a_while_only() -> None:
 
 
 def test_errors_now_and_then_do_not_end_the_growth() -> None:
-    limit, at = Limit(1_000, start=8), 0.0
+    limit, at = ConcurrencyLimit(1_000, start=8), 0.0
     for _ in range(30):
         at = grown(limit, 1, at=at)
         limit.failed(at)
@@ -102,7 +102,7 @@ def test_errors_now_and_then_do_not_end_the_growth() -> None:
 
 
 def test_fixed_limit_stays() -> None:
-    limit = Limit(7, adaptive=False)
+    limit = ConcurrencyLimit(7, adaptive=False)
     grown(limit, 3)
     limit.refused(5.0, 6.0, 3.0)
     assert limit.now == 7
@@ -110,7 +110,7 @@ def test_fixed_limit_stays() -> None:
 
 
 def test_refusals_lower_what_a_fixed_limit_allows_for_a_while() -> None:
-    limit = Limit(128, adaptive=False)
+    limit = ConcurrencyLimit(128, adaptive=False)
     for _ in range(96):
         limit.refused(0.0, 0.01, None)
     assert limit.now == 128
@@ -122,7 +122,7 @@ def test_refusals_lower_what_a_fixed_limit_allows_for_a_while() -> None:
 
 
 def test_line_is_paused_as_a_whole_then_tried_by_one_call_and_opened_slowly() -> None:
-    limit = Limit(128, adaptive=False)
+    limit = ConcurrencyLimit(128, adaptive=False)
     for _ in range(96):
         limit.refused(0.0, 1.0, None)
     resumes = limit.not_before
@@ -136,7 +136,7 @@ def test_line_is_paused_as_a_whole_then_tried_by_one_call_and_opened_slowly() ->
 
 
 def test_refused_trial_of_the_line_doubles_its_pause() -> None:
-    limit, at, pauses = Limit(128, adaptive=False), 0.0, []
+    limit, at, pauses = ConcurrencyLimit(128, adaptive=False), 0.0, []
     for number in range(9):
         assert limit.admit(0, at)
         assert limit.refused(at, at, None) == (number > 0)
@@ -151,7 +151,7 @@ def test_refused_trial_of_the_line_doubles_its_pause() -> None:
 
 @pytest.mark.parametrize(("wait", "least"), [(0.0, 0.25), (0.1, 0.25), (30.0, 30.0)])
 def test_pause_is_at_least_what_the_server_says_and_never_none(wait: float, least: float) -> None:
-    limit = Limit(128)
+    limit = ConcurrencyLimit(128)
     limit.refused(0.0, 0.0, wait)
     assert limit.not_before == least
     for _ in range(20):
@@ -162,7 +162,7 @@ def test_pause_is_at_least_what_the_server_says_and_never_none(wait: float, leas
 
 
 def test_history_tells_every_change() -> None:
-    limit = Limit(1_000, start=4)
+    limit = ConcurrencyLimit(1_000, start=4)
     limit.refused(1.0, 2.0, None)
     limit.refused(2.0, 3.0, None)
     assert list(limit.history) == [(2.0, 2.0), (3.0, 1.0)]
@@ -175,7 +175,7 @@ def test_history_tells_every_change() -> None:
     )
 )
 def test_limit_is_always_a_sensible_number(events: list[tuple[str, float, float]]) -> None:
-    limit = Limit(64)
+    limit = ConcurrencyLimit(64)
     for kind, began, took in events:
         if kind == "succeeded":
             limit.succeeded(began, began + took)
@@ -230,7 +230,12 @@ def test_backoff_doubles_and_is_bounded() -> None:
 
 
 def serve(
-    limit: Limit, *, slots: int, rounds: int, callers: int = 10_000, tokens: Callable[[int], int] = lambda _: 1
+    limit: ConcurrencyLimit,
+    *,
+    slots: int,
+    rounds: int,
+    callers: int = 10_000,
+    tokens: Callable[[int], int] = lambda _: 1,
 ) -> None:
     """A server that does `slots` calls at a time, in as many seconds as they have tokens; the others wait."""
     now = 0.0
@@ -244,19 +249,19 @@ def serve(
 
 
 def test_limit_stops_where_more_calls_only_wait() -> None:
-    limit = Limit(4096, start=1)
+    limit = ConcurrencyLimit(4096, start=1)
     serve(limit, slots=8, rounds=200)
     assert 8 <= limit.now <= 32
 
 
 def test_limit_does_not_mind_longer_replies() -> None:
-    limit = Limit(4096, start=1)
+    limit = ConcurrencyLimit(4096, start=1)
     serve(limit, slots=1_000, rounds=30, tokens=lambda number: 10 * (number + 1))
     assert limit.now >= 700
 
 
 def test_limit_does_not_grow_while_nobody_needs_it() -> None:
-    limit = Limit(4096, start=16)
+    limit = ConcurrencyLimit(4096, start=16)
     serve(limit, slots=1_000, rounds=500, callers=4)
     assert limit.now == 16
 
@@ -296,13 +301,13 @@ def test_adaptive_limit_does_nine_tenths_of_the_work_of_the_best_fixed_one(model
 @pytest.mark.parametrize("name", ["20 quick calls first", "one 429 at the first call", "a 503 in a hundred calls"])
 def test_what_happens_at_first_does_not_hold_the_limit_down(name: str) -> None:
     (model,) = (replace(model, seconds=60.0) for model in MODELS if model.name == name)
-    limit = Limit(4096)
+    limit = ConcurrencyLimit(4096)
     Simulation(model, limit).run()
     assert limit.now >= 250
 
 
 def test_limit_can_be_bounded_later() -> None:
-    adaptive, fixed = Limit(100, start=16), Limit(100, adaptive=False)
+    adaptive, fixed = ConcurrencyLimit(100, start=16), ConcurrencyLimit(100, adaptive=False)
     assert adaptive.bound(8)
     assert adaptive.now == 8
     assert not fixed.bound(8)

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 
 from asyncrollout import OpenAIPolicy, ProviderError
 from asyncrollout.policies.holding import rollout_clock
-from asyncrollout.policies.openai.concurrency import Limit
+from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
 from asyncrollout.policies.openai.endpoint import Endpoint
-from asyncrollout.policies.openai.queue import Line, Waiter
+from asyncrollout.policies.openai.queue import QueuedRequest, RequestQueue
 from asyncrollout.policies.openai.routing import Router
 from tests.llm_faults import Answer, Hold
 from tests.llm_server import llm_server
@@ -289,7 +289,7 @@ async def test_wait_in_the_line_ends_with_the_deadline() -> None:
 
 
 def endpoint(name: str, most: int = 10) -> Endpoint:
-    return Endpoint(f"http://{name}/v1", Limit(most, adaptive=False), "openai")
+    return Endpoint(f"http://{name}/v1", ConcurrencyLimit(most, adaptive=False), "openai")
 
 
 def test_session_is_a_guest_after_one_refusal_and_leaves_after_two() -> None:
@@ -337,7 +337,7 @@ async def test_line_keeps_to_its_limits_and_loses_nobody(seed: int) -> None:
     rng = np.random.default_rng(seed)
     endpoints = [endpoint(str(number), most=int(rng.integers(1, 5))) for number in range(3)]
     router = Router(endpoints)
-    line = Line(endpoints, router)
+    line = RequestQueue(endpoints, router)
     served: list[int] = []
 
     async def call(number: int) -> None:
@@ -346,7 +346,7 @@ async def test_line_keeps_to_its_limits_and_loses_nobody(seed: int) -> None:
                 scopes.append(scope)
             found = router.find(str(number % 7))
             assert found is not None
-            waiter = Waiter(number, str(number % 7), None, ())
+            waiter = QueuedRequest(number, str(number % 7), None, ())
             place = found if line.enter_now(found) else await line.enter(waiter, found)
             try:
                 assert all(one.in_flight <= one.limit.now for one in endpoints)
@@ -380,12 +380,12 @@ async def test_line_keeps_to_its_limits_and_loses_nobody(seed: int) -> None:
 
 async def test_oldest_call_goes_first_however_late_it_joins_the_line() -> None:
     one = endpoint("one", most=1)
-    line = Line([one], Router([one]))
+    line = RequestQueue([one], Router([one]))
     assert line.enter_now(one)
     order: list[int] = []
 
     async def wait(number: int) -> None:
-        place = await line.enter(Waiter(number, "", None, ()), one)
+        place = await line.enter(QueuedRequest(number, "", None, ()), one)
         order.append(number)
         line.leave(place)
 

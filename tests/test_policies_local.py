@@ -26,7 +26,7 @@ from asyncrollout import (
     UsageError,
     local_llm,
 )
-from asyncrollout.policies.openai.codec import Mode, Stops, decode
+from asyncrollout.policies.openai.codec import Mode, StopSequences, decode
 from tests.playing import PATIENCE
 from tests.waiting import all_tasks_blocked
 
@@ -346,5 +346,5 @@ def test_tokens_are_all_known_or_none(
 
 def test_token_that_could_begin_a_stop_may_be_the_one_that_is_not_told() -> None:
     content = streamed([("U", 69), ("p", 96)], "stop", 3, chat=True)
-    assert decode(content, logprobs=True, stops=Stops(("<",))).token_ids is None
+    assert decode(content, logprobs=True, stops=StopSequences(("<",))).token_ids is None
     assert decode(content, logprobs=True).token_ids == [69, 96]

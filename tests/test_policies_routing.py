@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from asyncrollout import ClosedError, ContextError, OpenAIPolicy, ProviderError, Request, Sampling, UsageError
 from asyncrollout.policies.gate import Gate
-from asyncrollout.policies.openai.concurrency import Limit
+from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
 from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.policies.openai.routing import Router
 from tests.llm_faults import Answer, Cut, Hold
@@ -26,7 +26,7 @@ def port_of(server: LLMServer) -> int:
 
 
 def endpoint(name: str) -> Endpoint:
-    return Endpoint(f"http://{name}/v1", Limit(10, adaptive=False), "openai")
+    return Endpoint(f"http://{name}/v1", ConcurrencyLimit(10, adaptive=False), "openai")
 
 
 async def test_kind_is_not_settled_while_the_server_is_away() -> None:

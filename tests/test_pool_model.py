@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from asyncrollout import registry
-from asyncrollout.pool.hosts import Limits
+from asyncrollout.pool.hosts import PoolLimits
 from asyncrollout.pool.process import backend, rebalancing
 from asyncrollout.service import connection
 from tests.pool_model import User, play_program
@@ -58,7 +58,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls move away from those that take hundredths of a second, as others do from those that take seconds."""
-    monkeypatch.setattr(Limits, "soft", 0.01)
+    monkeypatch.setattr(PoolLimits, "soft", 0.01)
     monkeypatch.setattr(backend, "_WATCH_EVERY", 0.01)
     for module in (backend, rebalancing):
         monkeypatch.setattr(module, "SOON", 0.005)

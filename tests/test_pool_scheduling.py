@@ -11,10 +11,10 @@ import pytest
 
 from asyncrollout import EnvHandle, EnvPool, EnvSpec
 from asyncrollout.errors import ClosedError, EnvBuildError
-from asyncrollout.pool.binding import Seat
+from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.hosts import SOON, Reply
 from asyncrollout.pool.process.rebalancing import plan_moves, plan_recalls
-from asyncrollout.pool.process.worker_host import Link, Pending
+from asyncrollout.pool.process.worker_host import Pending, WorkerHost
 from asyncrollout.pool.wire.codec import Op
 from tests.playing import COUNTER, PATIENCE
 from tests.scripts.processes import until
@@ -105,7 +105,7 @@ async def test_a_quick_env_does_not_wait_for_slow_ones_before_it(diary: Path, ho
 async def test_envs_that_were_never_reset_are_not_taken_for_slow() -> None:
     work = []
 
-    class Asked(Seat):
+    class Asked(EnvBinding):
         def work(self, op: Op) -> float:
             work.append(super().work(op))
             return work[-1]
@@ -113,7 +113,7 @@ async def test_envs_that_were_never_reset_are_not_taken_for_slow() -> None:
     async with EnvPool(workers=1) as pool:
         await pool.open(COUNTER)
         handle = pool.open(COUNTER)
-        handle.seat.__class__ = Asked
+        handle.binding.__class__ = Asked
         await handle
     assert max(work) < SOON
 
@@ -256,16 +256,16 @@ class FakeLink:
         }
         self.page = FakePage((1, self.since) if self.calls else (0, 0.0))
 
-    remaining = Link.remaining
+    remaining = WorkerHost.remaining
 
 
 def recalls(link: FakeLink, now: float) -> list[int]:
-    return [call for _, call in plan_recalls([cast("Link", link)], now)]
+    return [call for _, call in plan_recalls([cast("WorkerHost", link)], now)]
 
 
 def planned(*links: FakeLink, now: float) -> list[list[int]]:
     moves = dict.fromkeys(range(len(links)), cast("list[int]", []))
-    for link, calls in plan_moves(cast("list[Link]", links), now, soft=1.0):
+    for link, calls in plan_moves(cast("list[WorkerHost]", links), now, soft=1.0):
         moves[list(links).index(cast("FakeLink", link))] = calls
     return list(moves.values())
 
@@ -287,8 +287,8 @@ def test_envs_that_are_recalled_keep_their_order() -> None:
         FakeLink([(Op.OPEN, FakeCaller(5.0, builds_slowly=True, id=number)) for number in numbers])
         for numbers in ((1, 3, 5), (2, 4, 6))
     ]
-    moves = plan_recalls(cast("list[Link]", [second, first]), 0.1)
-    assert [(link is cast("Link", first), call) for link, call in moves] == [
+    moves = plan_recalls(cast("list[WorkerHost]", [second, first]), 0.1)
+    assert [(link is cast("WorkerHost", first), call) for link, call in moves] == [
         (True, 2),
         (False, 2),
         (True, 3),

@@ -116,7 +116,7 @@ async def test_calls_that_were_cancelled_while_they_waited_are_skipped(
             async with anyio.create_task_group() as opening:
                 for _ in range(3):
                     opening.start_soon(pool.open(replace(HELD, runs=runs), diary=str(diary), worker=0).__aenter__)
-                await until(lambda: pool._backend is not None and pool._backend.homes[0].wait() > SOON)
+                await until(lambda: pool._backend is not None and pool._backend.hosts[0].wait() > SOON)
                 opening.cancel_scope.cancel()
             hold.unlink()
         await slow.step(1)

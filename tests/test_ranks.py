@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import UsageError
-from asyncrollout.dropin.rlinf.ranks import Seat, Worker, parse_placement, parse_ranks, spread, visible_devices
+from asyncrollout.dropin.rlinf.ranks import EnvSlot, RankedWorker, parse_placement, parse_ranks, spread, visible_devices
 
 
 def gpus_of(text: str | int, **kwargs: Any) -> list[tuple[int, ...]]:
@@ -77,7 +77,7 @@ def test_bad_texts_are_shown_with_the_reason(text: Any, why: str) -> None:
 
 @given(st.text(alphabet="0123456789-,: al", max_size=20))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[RankedWorker, ...] = ()
     told = ""
     try:
         workers = parse_ranks(text, gpus=2)
@@ -101,15 +101,15 @@ def test_what_is_written_is_read(parts: list[tuple[int, int, bool]]) -> None:
         written.append(f"{gpu}-{gpu + gpus - 1}:{rank}-{rank + processes - 1}")
         for at in range(processes):
             own = [gpu + at // each] if gpus_are_few else [gpu + at * each + more for more in range(each)]
-            expected.append(Worker(rank + at, tuple(own)))
+            expected.append(RankedWorker(rank + at, tuple(own)))
         gpu, rank = gpu + gpus + 1, rank + processes
     assert parse_ranks(",".join(written)) == tuple(expected)
 
 
 def test_components_share_keys() -> None:
     placed = parse_placement({"actor,inference": "0-1", "env": 2, "rollout": "3"})
-    assert placed["actor"] == placed["inference"] == (Worker(0, (0,)), Worker(1, (1,)))
-    assert placed["env"] == (Worker(0, (2,)),)
+    assert placed["actor"] == placed["inference"] == (RankedWorker(0, (0,)), RankedWorker(1, (1,)))
+    assert placed["env"] == (RankedWorker(0, (2,)),)
     assert placed.keys() == {"actor", "inference", "env", "rollout"}
 
 
@@ -139,7 +139,7 @@ def test_envs_are_spread_evenly_the_first_have_more(envs: int, workers: int) -> 
 
 
 def test_the_documents_distribution() -> None:
-    assert spread(4, parse_ranks("0-1")) == [Seat(0, 0, 0), Seat(0, 0, 1), Seat(1, 1, 0), Seat(1, 1, 1)]
+    assert spread(4, parse_ranks("0-1")) == [EnvSlot(0, 0, 0), EnvSlot(0, 0, 1), EnvSlot(1, 1, 0), EnvSlot(1, 1, 1)]
     assert [seat.video_id for seat in spread(3, parse_ranks("4-5"))] == [
         "rank0_gpu4_env0",
         "rank0_gpu4_env1",

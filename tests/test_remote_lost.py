@@ -15,9 +15,9 @@ from anyio.abc import TaskStatus
 from asyncrollout import ClosedError, EnvHandle, EnvPool, PoolError, RemoteEnvPool, UsageError, registry
 from asyncrollout.pool.wire.codec import Op
 from asyncrollout.service import connection, server
-from asyncrollout.service.access import Token, read_token
+from asyncrollout.service.access import AccessToken, read_token
 from asyncrollout.service.clients import Session
-from asyncrollout.service.messages import CLIENT_HEADER, LIVE, PATH, PIECE, Answer, Call, encode, read_frame
+from asyncrollout.service.messages import CLIENT_HEADER, LIVE, PATH, PIECE, RemoteCall, RemoteReply, encode, read_frame
 from asyncrollout.service.server import Caps, EnvServer
 from asyncrollout.testing import same
 from tests.cable import Cable
@@ -129,7 +129,7 @@ async def test_a_server_that_refuses_for_a_while() -> None:
             pool.open("counter") as env,
         ):
             await env.reset(seed=3)
-            valid, tokens[0] = tokens[0], Token(CANARY.encode(), expires=0)
+            valid, tokens[0] = tokens[0], AccessToken(CANARY.encode(), expires=0)
             await server.close_expired()
             for _ in range(3):
                 with pytest.raises(PoolError, match="401, this token expired at 1970"):
@@ -157,7 +157,7 @@ async def test_a_call_waits_for_a_server_as_long_as_the_patience_lasts() -> None
             RemoteEnvPool(server.url, token=CANARY, patience=10 * PATIENCE) as pool,
         ):
             host: Any = pool._backend._hosts[0]  # type: ignore[union-attr]
-            valid, expired = tokens[0], Token(CANARY.encode(), expires=0)
+            valid, expired = tokens[0], AccessToken(CANARY.encode(), expires=0)
             for token in (valid, expired):
                 tokens[0] = expired
                 await server.close_expired()
@@ -276,16 +276,16 @@ async def test_a_pool_that_is_here_again_while_its_old_connection_hangs() -> Non
         ):
             await old.receive_bytes()
             for env in (1, 2):
-                await old.send_bytes(msgspec.msgpack.encode([Call(env, 1, Op.OPEN, encode(["counter", {}]))]))
+                await old.send_bytes(msgspec.msgpack.encode([RemoteCall(env, 1, Op.OPEN, encode(["counter", {}]))]))
                 await old.receive_bytes()
             async with session.ws_connect(server.url + PATH) as new:
                 await new.receive_bytes()
                 assert (await old.receive()).type is aiohttp.WSMsgType.CLOSE
-                calls = [Call(0, 0, LIVE, encode([2])), Call(1, 2, Op.RENDER), Call(2, 2, Op.RENDER)]
+                calls = [RemoteCall(0, 0, LIVE, encode([2])), RemoteCall(1, 2, Op.RENDER), RemoteCall(2, 2, Op.RENDER)]
                 await new.send_bytes(msgspec.msgpack.encode(calls))
-                told: dict[int, Answer] = {}
+                told: dict[int, RemoteReply] = {}
                 while len(told) < 2:
-                    told |= {one.env: one for one in read_frame(await new.receive_bytes(), Answer)}
+                    told |= {one.env: one for one in read_frame(await new.receive_bytes(), RemoteReply)}
                 assert (told[1].gone, told[2].gone) == (True, False)
                 assert (await _stats(server))["environments"] == 1
 
@@ -299,7 +299,7 @@ async def test_names_of_envs_that_make_no_sense(nonsense: Any) -> None:
             session.ws_connect(server.url + PATH) as socket,
         ):
             await socket.receive_bytes()
-            await socket.send_bytes(msgspec.msgpack.encode([Call(0, 0, LIVE, encode(nonsense))]))
+            await socket.send_bytes(msgspec.msgpack.encode([RemoteCall(0, 0, LIVE, encode(nonsense))]))
             assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
@@ -365,9 +365,9 @@ async def test_pieces_that_make_no_sense() -> None:
         ):
             await socket.receive_bytes()
 
-            async def ask(number: int, op: int, payload: Any) -> Answer:
-                await socket.send_bytes(msgspec.msgpack.encode([Call(1, number, op, encode(payload))]))
-                (answer,) = read_frame(await socket.receive_bytes(), Answer)
+            async def ask(number: int, op: int, payload: Any) -> RemoteReply:
+                await socket.send_bytes(msgspec.msgpack.encode([RemoteCall(1, number, op, encode(payload))]))
+                (answer,) = read_frame(await socket.receive_bytes(), RemoteReply)
                 return answer
 
             assert (await ask(1, Op.OPEN, ["counter", {}])).failure is None

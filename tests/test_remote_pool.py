@@ -34,21 +34,21 @@ from asyncrollout import (
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.codec import Op
 from asyncrollout.service import channel, connection, remote_host
-from asyncrollout.service.access import Token, read_token
+from asyncrollout.service.access import AccessToken, read_token
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.messages import (
     CLIENT_HEADER,
     PATH,
     PROTOCOL,
-    Answer,
-    Call,
     Hello,
     Outbox,
+    RemoteCall,
+    RemoteReply,
     decode,
     encode,
     read_frame,
 )
-from asyncrollout.service.remote import Hosts
+from asyncrollout.service.remote import RemoteBackend
 from asyncrollout.service.server import Caps, EnvServer
 from asyncrollout.testing import same
 from asyncrollout.video import VideoRecorder
@@ -345,7 +345,7 @@ async def test_tokens() -> None:
         await server.close_expired()
         await env.step(1)
         assert pool.stats().workers[0].restarts == 0
-        tokens[0] = Token(CANARY.encode(), expires=0)
+        tokens[0] = AccessToken(CANARY.encode(), expires=0)
         await server.close_expired()
         with anyio.fail_after(PATIENCE), pytest.raises(PoolError, match="401, this token expired at 1970") as lost:
             await env.step(1)
@@ -612,28 +612,30 @@ async def test_nonsense_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
         async with session.ws_connect(server.url + PATH, headers=headers) as socket:
             await socket.receive_bytes()
             calls = [
-                Call(1, 1, Op.OPEN, encode(["counter", {}])),
-                Call(1, 2, Op.RESET, encode([1, None])),
-                Call(1, 3, Op.RESET, encode([1, None, 0, 0])),
-                Call(1, 4, Op.STEP, msgspec.Raw(evil)),
-                Call(1, 5, Op.STEP, msgspec.Raw(msgspec.msgpack.encode(msgspec.msgpack.Ext(2, b"xx")))),
-                Call(1, 6, Op.CALL, encode(["_show", (), {}, None])),
-                Call(1, 7, Op.CALL, encode([3, (), {}, None])),
-                Call(1, 8, 99, encode(None)),
-                Call(1, 9, Op.REPLAY, encode([[], [1, None, 0, None, 0, 7, [], None], False])),
-                Call(1, 10, Op.SNAPSHOT, encode(True)),
-                Call(2, 1, Op.OPEN, encode([["counter"], {}])),
-                Call(3, 1, Op.STEP, encode(1)),
+                RemoteCall(1, 1, Op.OPEN, encode(["counter", {}])),
+                RemoteCall(1, 2, Op.RESET, encode([1, None])),
+                RemoteCall(1, 3, Op.RESET, encode([1, None, 0, 0])),
+                RemoteCall(1, 4, Op.STEP, msgspec.Raw(evil)),
+                RemoteCall(1, 5, Op.STEP, msgspec.Raw(msgspec.msgpack.encode(msgspec.msgpack.Ext(2, b"xx")))),
+                RemoteCall(1, 6, Op.CALL, encode(["_show", (), {}, None])),
+                RemoteCall(1, 7, Op.CALL, encode([3, (), {}, None])),
+                RemoteCall(1, 8, 99, encode(None)),
+                RemoteCall(1, 9, Op.REPLAY, encode([[], [1, None, 0, None, 0, 7, [], None], False])),
+                RemoteCall(1, 10, Op.SNAPSHOT, encode(True)),
+                RemoteCall(2, 1, Op.OPEN, encode([["counter"], {}])),
+                RemoteCall(3, 1, Op.STEP, encode(1)),
             ]
-            told: dict[tuple[int, int], Answer] = {}
+            told: dict[tuple[int, int], RemoteReply] = {}
             for call in calls:
                 await socket.send_bytes(msgspec.msgpack.encode([call]))
-                (answer,) = read_frame(await socket.receive_bytes(), Answer)
+                (answer,) = read_frame(await socket.receive_bytes(), RemoteReply)
                 told[answer.env, answer.number] = answer
             assert [key for key, answer in told.items() if answer.failure is None] == [(1, 1), (1, 3), (1, 10), (3, 1)]
             assert told[3, 1].gone
             assert "unknown extension 5" in str(told[1, 4].failure)
-            await socket.send_bytes(msgspec.msgpack.encode([Call(3, 1, Op.STEP)] * 400))  # more answers than may wait
+            await socket.send_bytes(
+                msgspec.msgpack.encode([RemoteCall(3, 1, Op.STEP)] * 400)
+            )  # more answers than may wait
             while (await socket.receive()).type is aiohttp.WSMsgType.BINARY:
                 pass
             assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
@@ -687,10 +689,10 @@ async def test_frames_are_cut_to_size() -> None:
 
     outbox = Outbox()
     for number in range(10):
-        outbox.put(Call(1, number, Op.STEP, encode(bytes(300))))
+        outbox.put(RemoteCall(1, number, Op.STEP, encode(bytes(300))))
     await outbox.flush(send, 1000)
     assert all(len(frame) <= 1000 for frame in sent)
-    assert [call.number for frame in sent for call in read_frame(frame, Call)] == [*range(10)]
+    assert [call.number for frame in sent for call in read_frame(frame, RemoteCall)] == [*range(10)]
     await outbox.flush(send, 1000)
     assert len(sent) == 5
 
@@ -704,10 +706,10 @@ async def test_what_lives_at_a_server_is_not_filmed(tmp_path: Path) -> None:
 async def test_nobody_waits_for_a_server_to_be_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a pool of its own to see to that; to look again and again would block the loop."""
 
-    async def never(_self: Hosts) -> None:
+    async def never(_self: RemoteBackend) -> None:
         raise AssertionError("somebody waits")
 
-    monkeypatch.setattr(Hosts, "wait_idle", never)
+    monkeypatch.setattr(RemoteBackend, "wait_idle", never)
     async with remote(workers=1) as (_, pool), anyio.create_task_group() as tasks:
         for _ in range(3):
             tasks.start_soon(pool.open("counter").__aenter__)

@@ -34,7 +34,7 @@ from asyncrollout import (
 )
 from asyncrollout.errors import like
 from asyncrollout.filters import BatchFilter
-from asyncrollout.rollouts.sampling.batch_buffer import Tray
+from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer
 from asyncrollout.trajectories import Move
 from tests.playing import PATIENCE
 from tests.test_rollouts import Model, rollouts, told
@@ -173,12 +173,12 @@ async def test_draws_that_run_out_by_failures_tell_the_last_one() -> None:
 
 
 def test_dropped_groups_that_are_too_old_fill_nothing() -> None:
-    tray = Tray(2, "fill")
+    tray = BatchBuffer(2, "fill")
     tray.needed = 2
     tray.put(group(0, keep=False, version=0))
     tray.put(group(1, keep=False, version=3))
     assert [one.id for one in tray.remove_older(2)] == ["g0"]
-    assert [one.id for one in tray.spare] == ["g1"]
+    assert [one.id for one in tray.rejected] == ["g1"]
 
 
 async def test_batch_filter_judges_what_there_is_before_draws_run_out_and_at_the_end_of_tasks() -> None:

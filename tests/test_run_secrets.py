@@ -16,7 +16,7 @@ import pytest
 from asyncrollout import ChatAgent, EnvSpec, Failures, Limits, ProviderError, Rollouts, ScriptedPolicy, UsageError
 from asyncrollout.cli.app import main
 from asyncrollout.types import Generation, Request, Sampling
-from asyncrollout.viewer.run_index import Shelf
+from asyncrollout.viewer.run_index import RunIndex
 from asyncrollout.viewer.server import serving
 from tests.test_cli_runs import call
 from tests.tiny_envs import Counter
@@ -138,7 +138,7 @@ def test_no_key_is_in_a_run_of_the_command_line(place: Path) -> None:
 
 
 async def look_at_pages(runs: Path) -> None:
-    async with serving(Shelf([runs]), None) as address, aiohttp.ClientSession(address) as session:
+    async with serving(RunIndex([runs]), None) as address, aiohttp.ClientSession(address) as session:
         for page in ("/", "/runs.json", "/runs/mine/", "/metrics"):
             async with session.get(page) as answer:
                 assert_hidden(await answer.read(), page)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from asyncrollout import ExhaustedError, Group, Ledger, Share, StopReason, Task, Trajectory, UsageError, Verdict
 from asyncrollout.errors import EnvError
 from asyncrollout.filters import BatchFilter, reward_varies
-from asyncrollout.rollouts.sampling.admission import Load, Rules, may_start
-from asyncrollout.rollouts.sampling.batch_buffer import OnExhausted, Tray
-from asyncrollout.rollouts.sampling.batch_stats import Tally
-from asyncrollout.rollouts.sampling.filtering import Judge, KeepRate, check_filter
-from asyncrollout.rollouts.sampling.task_source import Draw, Draws
+from asyncrollout.rollouts.sampling.admission import AdmissionLoad, AdmissionRules, may_start
+from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer, OnExhausted
+from asyncrollout.rollouts.sampling.batch_stats import BatchStats
+from asyncrollout.rollouts.sampling.filtering import FilterRunner, KeepRate, check_filter
+from asyncrollout.rollouts.sampling.task_source import GroupRequest, TaskSource
 from asyncrollout.trajectories import Turn
 
 
@@ -41,12 +41,12 @@ def group(number: int, *rewards: float | None, keep: bool | None = None, version
 ONE = [Share("walk", "walk")]
 
 
-async def drawn(draws: Draws, count: int) -> list[Draw]:
+async def drawn(draws: TaskSource, count: int) -> list[GroupRequest]:
     return [await anext(draws) for _ in range(count)]
 
 
 async def test_draws_without_tasks_never_end_and_depend_on_the_seed_alone() -> None:
-    first, again, other = [await drawn(Draws(None, seed, ONE), 50) for seed in (1, 1, 2)]
+    first, again, other = [await drawn(TaskSource(None, seed, ONE), 50) for seed in (1, 1, 2)]
     assert first == again
     assert [draw.id for draw in first] == [f"g{index}" for index in range(50)]
     assert len({draw.seed for draw in [*first, *other]}) == 100
@@ -58,7 +58,7 @@ async def test_draws_of_tasks() -> None:
         yield Task("b", seed=5)
 
     for tasks in (["a", Task("b", seed=5)], iter(["a", Task("b", seed=5)]), slowly()):
-        draws = Draws(tasks, 0, ONE)
+        draws = TaskSource(tasks, 0, ONE)
         first, second = await drawn(draws, 2)
         assert (first.task, second.task, second.seed) == ("a", "b", 5)
         with pytest.raises(StopAsyncIteration):
@@ -66,7 +66,7 @@ async def test_draws_of_tasks() -> None:
 
 
 async def test_draws_that_were_given_back_come_first_and_in_order() -> None:
-    draws = Draws(None, 0, ONE)
+    draws = TaskSource(None, 0, ONE)
     first = await drawn(draws, 5)
     draws.give_back([first[4], first[2], first[3]])
     assert [draw.index for draw in await drawn(draws, 5)] == [2, 3, 4, 5, 6]
@@ -75,7 +75,7 @@ async def test_draws_that_were_given_back_come_first_and_in_order() -> None:
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=5), st.integers(1, 200))
 async def test_shares_are_kept_at_every_moment(shares: list[float], count: int) -> None:
     mix = [Share("walk", f"t{place}", share) for place, share in enumerate(shares)]
-    tags = Counter(draw.tag for draw in await drawn(Draws(None, 0, mix), count))
+    tags = Counter(draw.tag for draw in await drawn(TaskSource(None, 0, mix), count))
     for share in mix:
         assert abs(tags[share.tag] - count * share.share / sum(shares)) < len(shares)
 
@@ -83,40 +83,40 @@ async def test_shares_are_kept_at_every_moment(shares: list[float], count: int) 
 @pytest.mark.parametrize("tasks", ["abc", 7, b"x"])
 def test_what_is_no_source_of_tasks(tasks: Any) -> None:
     with pytest.raises(UsageError, match="tasks="):
-        Draws(tasks, 0, ONE)
+        TaskSource(tasks, 0, ONE)
 
 
 async def test_task_for_an_unknown_tag() -> None:
     with pytest.raises(UsageError, match="did you mean 'walk'"):
-        await anext(Draws([Task(tag="wolk")], 0, ONE))
+        await anext(TaskSource([Task(tag="wolk")], 0, ONE))
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50), st.floats(0.02, 1), st.integers(0, 3))
 def test_admission_starts_what_will_be_needed(
     playing: int, over: int, buffered: int, rate: float, batches: int
 ) -> None:
-    rules = Rules(needed=8, batches=batches, most_playing=20)
-    starts = may_start(Load(playing, playing + over, buffered, 0), rules, rate)
+    rules = AdmissionRules(needed=8, batches=batches, most_playing=20)
+    starts = may_start(AdmissionLoad(playing, playing + over, buffered, 0), rules, rate)
     assert starts == (playing < 20 and rate * (playing + over) + buffered < 8 * batches)
 
 
 def test_admission_stops_at_the_draws_of_a_batch() -> None:
-    rules = Rules(needed=4, batches=1, most_playing=100, most_draws=12)
-    assert may_start(Load(2, 2, 0, 9), rules, 0.02)
-    assert not may_start(Load(2, 2, 0, 10), rules, 0.02)
+    rules = AdmissionRules(needed=4, batches=1, most_playing=100, most_draws=12)
+    assert may_start(AdmissionLoad(2, 2, 0, 9), rules, 0.02)
+    assert not may_start(AdmissionLoad(2, 2, 0, 10), rules, 0.02)
 
 
 def test_rounds_that_were_begun_are_completed() -> None:
-    rules = Rules(needed=8, batches=1, most_playing=100, in_rounds=True)
-    assert may_start(Load(1, 5, 7, 0), rules, 1.0)
-    assert not may_start(Load(1, 8, 7, 0), rules, 1.0)
+    rules = AdmissionRules(needed=8, batches=1, most_playing=100, in_rounds=True)
+    assert may_start(AdmissionLoad(1, 5, 7, 0), rules, 1.0)
+    assert not may_start(AdmissionLoad(1, 8, 7, 0), rules, 1.0)
 
 
 def test_judge_keeps_all_without_a_filter_and_counts_what_it_drops() -> None:
-    judge = Judge(None, KeepRate())
+    judge = FilterRunner(None, KeepRate())
     assert judge.rate.now == 1.0
     assert [one.verdict for one in judge.judge(group(0), 4)] == [Verdict(keep=True)]
-    judge = Judge(reward_varies, KeepRate())
+    judge = FilterRunner(reward_varies, KeepRate())
     for number in range(9):
         judge.judge(group(number, 1.0, 1.0 if number % 3 else 0.0), 4)
     assert judge.rate.dropped == {"constant_reward": 6}
@@ -133,7 +133,7 @@ def test_batch_filter_judges_whole_rounds() -> None:
         top = max(one.rewards.sum() for one in groups)
         return [Verdict(bool(one.rewards.sum() == top), "outranked") for one in groups]
 
-    judge = Judge(BatchFilter(best), KeepRate())
+    judge = FilterRunner(BatchFilter(best), KeepRate())
     assert judge.in_rounds
     judged = [judge.judge(group(number, float(number)), 3) for number in range(7)]
     assert [len(one) for one in judged] == [0, 0, 3, 0, 0, 3, 0]
@@ -154,20 +154,20 @@ def test_batch_filter_judges_whole_rounds() -> None:
 )
 def test_filters_that_fail_are_mistakes_of_the_caller(keep: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        Judge(keep, KeepRate()).judge(group(0), 1)
+        FilterRunner(keep, KeepRate()).judge(group(0), 1)
     with pytest.raises(UsageError, match="is not a filter"):
         check_filter(0.5)  # type: ignore[arg-type]
 
 
 def test_filter_may_say_yes_or_no() -> None:
-    (kept,) = Judge(lambda group: True, KeepRate()).judge(group(0), 1)  # type: ignore[arg-type]
+    (kept,) = FilterRunner(lambda group: True, KeepRate()).judge(group(0), 1)  # type: ignore[arg-type]
     assert kept.verdict == Verdict(keep=True)
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.sampled_from(["raise", "short", "fill"]))
 def test_every_group_leaves_the_tray_once(keeps: list[bool], needed: int, on_exhausted: OnExhausted) -> None:
     """Whatever is kept or dropped, nothing is lost and nothing comes twice, and no batch costs more than its draws."""
-    tray = Tray(3, on_exhausted)
+    tray = BatchBuffer(3, on_exhausted)
     tray.needed = needed
     left: list[str] = []
     for number, keep in enumerate(keeps):
@@ -178,31 +178,31 @@ def test_every_group_leaves_the_tray_once(keeps: list[bool], needed: int, on_exh
             assert tray.judged == 3 * needed
             if on_exhausted == "raise" or (on_exhausted == "short" and not tray.kept):
                 with pytest.raises(ExhaustedError, match=f"of {needed} groups were kept of {3 * needed} draws"):
-                    tray.make_do(needed)
+                    tray.take_exhausted(needed)
             else:
-                batch = tray.make_do(needed)
+                batch = tray.take_exhausted(needed)
                 assert 0 < len(batch) <= needed
                 assert on_exhausted == "short" or len(batch) == needed
                 left += [one.id for one in batch]
-            left += [one.id for one in tray.begin_anew()]
-    rest = [one.id for one in (*tray.kept, *tray.spare)]
+            left += [one.id for one in tray.start_next_batch()]
+    rest = [one.id for one in (*tray.kept, *tray.rejected)]
     assert sorted([*left, *rest]) == sorted(f"g{number}" for number in range(len(keeps)))
 
 
 def test_fill_marks_what_it_takes_and_leaves_failed_groups_out() -> None:
-    tray = Tray(2, "fill")
+    tray = BatchBuffer(2, "fill")
     tray.needed = 2
     assert tray.put(group(0, keep=True)) == []
     assert [one.id for one in tray.put(group(1, None, None, keep=False))] == ["g1"]
     tray.put(group(2, keep=False))
     tray.put(group(3, keep=False))
     assert tray.exhausted
-    filled = tray.make_do(2)
+    filled = tray.take_exhausted(2)
     assert [(one.id, one.verdict and one.verdict.keep) for one in filled] == [("g0", True), ("g2", False)]
 
 
 def test_groups_that_are_too_old_are_taken_out() -> None:
-    tray = Tray(None, "raise")
+    tray = BatchBuffer(None, "raise")
     tray.needed = 4
     for number, version in enumerate([0, 2, 1, 3]):
         tray.put(group(number, keep=True, version=version))
@@ -242,7 +242,7 @@ def test_ledger_says_who_is_stuck() -> None:
 
 
 def test_tally_tells_of_all_that_was_played() -> None:
-    tally = Tally()
+    tally = BatchStats()
     tally.add(group(0, 1.0, 0.0, keep=True))
     tally.add(group(1, 5.0, None, keep=False))
     assert tally.figures(tally.take()) == {
@@ -266,14 +266,14 @@ def test_tally_tells_of_all_that_was_played() -> None:
 
 def test_draws_of_a_batch_that_was_taken_are_not_those_of_the_next_one() -> None:
     """If the size of a batch changes, or groups become stale, it may be another batch than it was judged for."""
-    smaller = Tray(1, "raise")
+    smaller = BatchBuffer(1, "raise")
     smaller.needed = 2
     smaller.put(group(0, keep=True))
     smaller.needed = 1
     assert [one.id for one in smaller.take(1)] == ["g0"]
     assert not smaller.exhausted
 
-    older = Tray(1, "raise")
+    older = BatchBuffer(1, "raise")
     older.needed = 2
     for number, version in enumerate((0, 1, 1)):
         older.put(group(number, keep=True, version=version))

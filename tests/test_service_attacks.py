@@ -21,7 +21,7 @@ from asyncrollout.service import bodies, channel, connection_limits, server
 from asyncrollout.service.access import read_token
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.clients import Client
-from asyncrollout.service.messages import CLIENT_HEADER, MOST_PARTS, PATH, Answer, Call, encode, read_frame
+from asyncrollout.service.messages import CLIENT_HEADER, MOST_PARTS, PATH, RemoteCall, RemoteReply, encode, read_frame
 from asyncrollout.service.server import Caps
 from asyncrollout.service.sessions import Sessions
 from tests.playing import PATIENCE, Gate
@@ -53,7 +53,7 @@ async def test_a_frame_of_many_calls_is_refused_before_it_is_read() -> None:
     async with started() as served, connected(served.url) as stranger, RemoteEnvPool(served.url) as pool:
         async with pool.open("counter") as env:
             await env.reset(seed=1)
-            await stranger.send_bytes(msgspec.msgpack.encode([Call(1, 1, Op.STEP)] * 50_000))
+            await stranger.send_bytes(msgspec.msgpack.encode([RemoteCall(1, 1, Op.STEP)] * 50_000))
             closed = await stranger.receive()
             assert (closed.type, closed.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.PROTOCOL_ERROR)
             assert f"at most {MOST_PARTS} parts" in str(closed.extra)
@@ -70,7 +70,7 @@ async def test_calls_are_begun_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
     begun: list[int] = []
     begin = Sessions.begin
 
-    def noted(self: Sessions, client: Client, call: Call) -> None:
+    def noted(self: Sessions, client: Client, call: RemoteCall) -> None:
         begun.append(rounds)
         begin(self, client, call)
 
@@ -86,11 +86,11 @@ async def test_calls_are_begun_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
 
         tasks.start_soon(tick)
         for _ in range(3):
-            await stranger.send_bytes(msgspec.msgpack.encode([Call(1, 1, Op.STEP)] * 100))
-        answers: list[Answer] = []
+            await stranger.send_bytes(msgspec.msgpack.encode([RemoteCall(1, 1, Op.STEP)] * 100))
+        answers: list[RemoteReply] = []
         with anyio.fail_after(PATIENCE):
             while len(answers) < 300:
-                answers += read_frame(await stranger.receive_bytes(), Answer)
+                answers += read_frame(await stranger.receive_bytes(), RemoteReply)
         tasks.cancel_scope.cancel()
     assert all(answer.gone for answer in answers)
     assert len(begun) == 300
@@ -125,9 +125,9 @@ async def test_calls_of_remote_pools_count_against_the_requests(requests: int, m
 async def test_calls_that_are_too_many_are_refused() -> None:
     class Heard:
         def __init__(self) -> None:
-            self.answers: list[Answer] = []
+            self.answers: list[RemoteReply] = []
 
-        def send(self, answer: Answer) -> None:
+        def send(self, answer: RemoteReply) -> None:
             self.answers.append(answer)
 
         def leave(self) -> None:
@@ -140,7 +140,7 @@ async def test_calls_that_are_too_many_are_refused() -> None:
         heard = Heard()
         client = sessions.attach("0" * 32, heard)
         for env in range(4):
-            sessions.begin(client, Call(env, 1, Op.OPEN, encode(["counter", {}])))
+            sessions.begin(client, RemoteCall(env, 1, Op.OPEN, encode(["counter", {}])))
         assert [(answer.env, "2 calls are under way" in str(answer.failure)) for answer in heard.answers] == [
             (2, True),
             (3, True),
@@ -295,11 +295,11 @@ async def test_options_of_the_pool_are_refused_for_their_env_alone(tmp_path: Pat
         assert (status, FOLDER.search(str(told))) == (400, None)
         assert (await browser.post("/reset/good", {"seed": 1}))[0] == 200
         async with connected(browser.server.url) as stranger:
-            calls = [Call(env, 1, Op.OPEN, encode(["counter", {key: odd[key]}])) for env, key in enumerate(odd)]
+            calls = [RemoteCall(env, 1, Op.OPEN, encode(["counter", {key: odd[key]}])) for env, key in enumerate(odd)]
             await stranger.send_bytes(msgspec.msgpack.encode(calls))
-            answers: list[Answer] = []
+            answers: list[RemoteReply] = []
             while len(answers) < len(odd):
-                answers += read_frame(await stranger.receive_bytes(), Answer)
+                answers += read_frame(await stranger.receive_bytes(), RemoteReply)
             assert {answer.failure.raises for answer in answers if answer.failure} == {"UsageError"}
 
 

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from asyncrollout import MissingExtraError, Rollouts, ScriptedPolicy, UsageError
-from asyncrollout.telemetry import Figures, TensorBoard, Tracker, exporter, flat, prometheus_text
-from asyncrollout.telemetry.exporter import Reporting
+from asyncrollout.telemetry import RunMetrics, TensorBoard, Tracker, exporter, flat, prometheus_text
+from asyncrollout.telemetry.exporter import MetricsExporter
 from asyncrollout.telemetry.sinks import open_sinks
 from asyncrollout.types import Durations
 from tests.playing import PATIENCE
 from tests.rollout_envs import WALK
 
 SECRET = "canary-0123456789"
-FIGURES = Figures(
+FIGURES = RunMetrics(
     batches=3,
     wanted_batches=9,
     tokens=12_345_678,
@@ -67,10 +67,10 @@ class Broken:
     close = write  # which is called without an argument
 
 
-def counting() -> Callable[[], Figures]:
+def counting() -> Callable[[], RunMetrics]:
     """Figures of which each is one batch further."""
     read = iter(range(1_000))
-    return lambda: Figures(batches=next(read))
+    return lambda: RunMetrics(batches=next(read))
 
 
 def batches(sink: Kept) -> list[float]:
@@ -83,7 +83,7 @@ async def wait_for(event: threading.Event) -> None:
 
 async def test_a_sink_gets_figures_when_told_and_at_the_end() -> None:
     sink = Kept()
-    async with Reporting([sink], counting()) as metrics:
+    async with MetricsExporter([sink], counting()) as metrics:
         metrics.write()
         await wait_for(sink.stands)
     assert batches(sink) == [0, 1]
@@ -94,7 +94,7 @@ async def test_a_sink_gets_figures_when_told_and_at_the_end() -> None:
 async def test_a_sink_gets_figures_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "_EVERY", 0.001)
     sink = Kept()
-    async with Reporting([sink], counting()):
+    async with MetricsExporter([sink], counting()):
         await wait_for(sink.stands)
     assert sink.got
 
@@ -102,7 +102,7 @@ async def test_a_sink_gets_figures_every_few_seconds(monkeypatch: pytest.MonkeyP
 async def test_a_slow_sink_gets_the_figures_of_every_batch_and_delays_nobody() -> None:
     slow, quick = Kept(), Kept()
     slow.gate.clear()
-    async with Reporting([slow, quick], counting()) as metrics:
+    async with MetricsExporter([slow, quick], counting()) as metrics:
         metrics.write()
         await wait_for(slow.stands)
         for _ in range(100):
@@ -119,15 +119,15 @@ async def test_a_slow_sink_gets_only_the_newest_of_what_is_between_batches(monke
     slow.gate.clear()
     numbers = iter(range(1, 1_000_000))
 
-    def figures() -> Figures:
+    def figures() -> RunMetrics:
         if not slow.stands.is_set():  # its thread may be slow to start
-            return Figures(batches=0)
+            return RunMetrics(batches=0)
         number = next(numbers)
         if number >= 100:
             read.set()
-        return Figures(batches=number)
+        return RunMetrics(batches=number)
 
-    async with Reporting([slow], figures) as metrics:
+    async with MetricsExporter([slow], figures) as metrics:
         await wait_for(slow.stands)
         await wait_for(read)
         metrics.write()
@@ -142,7 +142,7 @@ async def test_what_waits_for_a_sink_is_bounded_and_told(monkeypatch: pytest.Mon
     slow = Kept()
     slow.gate.clear()
     with capture_logs() as logs:
-        async with Reporting([slow], counting()) as metrics:
+        async with MetricsExporter([slow], counting()) as metrics:
             metrics.write()
             await wait_for(slow.stands)
             for _ in range(10):
@@ -171,7 +171,7 @@ async def test_a_slow_sink_has_time_at_the_end_as_long_as_it_writes(monkeypatch:
 async def test_a_broken_sink_is_told_once_and_others_get_theirs() -> None:
     sink = Kept()
     with capture_logs() as logs:
-        async with Reporting([Broken(), sink], counting()) as metrics:
+        async with MetricsExporter([Broken(), sink], counting()) as metrics:
             for _ in range(5):
                 sink.stands.clear()
                 metrics.write()
@@ -186,7 +186,7 @@ async def test_a_sink_that_never_returns_is_left_behind(monkeypatch: pytest.Monk
     sink = Kept()
     sink.gate.clear()
     with capture_logs() as logs:
-        async with Reporting([sink], counting()) as metrics:
+        async with MetricsExporter([sink], counting()) as metrics:
             metrics.write()
             await wait_for(sink.stands)
     assert [log["event"] for log in logs] == ["sink_left"]
@@ -197,11 +197,11 @@ async def test_a_sink_that_never_returns_is_left_behind(monkeypatch: pytest.Monk
 async def test_a_run_that_is_cancelled_or_fails_closes_its_sinks() -> None:
     cancelled, failed = Kept(), Kept()
     with anyio.CancelScope() as scope:
-        async with Reporting([cancelled], counting()):
+        async with MetricsExporter([cancelled], counting()):
             scope.cancel()
             await anyio.sleep_forever()
     with pytest.raises(KeyError, match="mine"):
-        async with Reporting([failed], counting()):
+        async with MetricsExporter([failed], counting()):
             raise KeyError("mine")
     assert [(len(sink.got), sink.closed) for sink in (cancelled, failed)] == [(1, 1), (1, 1)]
 
@@ -368,13 +368,13 @@ def test_prometheus_gets_types_labels_and_escapes() -> None:
 
 
 def test_prometheus_knows_every_figure() -> None:
-    known = Figures(
+    known = RunMetrics(
         eta=1.0, success_rate=0.5, keep_rate=0.5, wanted_batches=1, wanted_groups=1,
         dropped={"x": 1}, errors={"env": 1}, reward_mean=1.0, reward_recent=1.0, reward_change=1.0, reward_trend="up",
     )  # fmt: skip
     named = {line.split()[2] for line in prometheus_text({"r": flat(known)}).splitlines() if line.startswith("# TYPE")}
     figures = {name.removeprefix("asyncrollout_").removesuffix("_total") for name in named}
-    assert figures == {*Figures.__struct_fields__} - {"reward_history"}
+    assert figures == {*RunMetrics.__struct_fields__} - {"reward_history"}
 
 
 @given(st.text(), st.text(), st.floats())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from asyncrollout import EnvSpec, Observation, Parsed, TextOptions, UsageError
 from asyncrollout.pool.wire.digest import outcome_digest
-from asyncrollout.pool.worker.env_runner import HostedEnv, Opening, run_now
+from asyncrollout.pool.worker.env_runner import EnvRunner, OpenRequest, run_now
 from asyncrollout.registry import make_gymnasium
 from asyncrollout.testing import check_env
 from asyncrollout.testing.text import HOSTILE, hostile_forms
@@ -703,11 +703,11 @@ def test_gymnasium_envs_are_played_by_text(gym_id: str) -> None:
             break
 
 
-def hosted(gym_id: str) -> HostedEnv:
+def hosted(gym_id: str) -> EnvRunner:
     spec = EnvSpec(
         name=gym_id, factory=make_gymnasium, kwargs={"id": gym_id}, text="asyncrollout.text.spaces:SpaceText"
     )
-    return HostedEnv(Opening(spec, text=True, expert=False, options=TextOptions()))
+    return EnvRunner(OpenRequest(spec, text=True, expert=False, options=TextOptions()))
 
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])  # the loop is a matter of the pool
@@ -728,7 +728,7 @@ def test_invalid_reply_leaves_the_env_where_it_was() -> None:
 
 def test_env_without_spaces_is_played_by_text() -> None:
     spec = EnvSpec(name="plain", factory=Plain, text="asyncrollout.text.spaces:SpaceText")
-    env = HostedEnv(Opening(spec, text=True, expert=False, options=TextOptions()))
+    env = EnvRunner(OpenRequest(spec, text=True, expert=False, options=TextOptions()))
     shown = run_now(env.reset(1, None))
     assert shown[0].text == "seed: 1\nsaid: nothing"
     prompt = shown[4]["system_prompt"]

@@ -24,7 +24,7 @@ from yarl import URL
 from asyncrollout import Group, UsageError, Verdict
 from asyncrollout.journal.events import Began
 from asyncrollout.telemetry import METRICS
-from asyncrollout.viewer.run_index import Shelf, last_figures
+from asyncrollout.viewer.run_index import RunIndex, last_figures
 from asyncrollout.viewer.server import serving
 from tests.chromium import needs_chromium, opened
 from tests.playing import PATIENCE
@@ -45,7 +45,7 @@ def quiet(directory: Path) -> None:
 
 @asynccontextmanager
 async def viewing(*places: Path) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
-    async with serving(Shelf(places), None) as address, aiohttp.ClientSession(address) as session:
+    async with serving(RunIndex(places), None) as address, aiohttp.ClientSession(address) as session:
         yield address, session
 
 
@@ -75,7 +75,7 @@ async def test_runs_are_listed_as_they_stand(tmp_path: Path) -> None:
 
 def test_each_run_has_a_name_of_its_own(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name, []) for name in ("a/run", "a/run (2)", "b/run", "c/run")]
-    found = Shelf([tmp_path / "a", tmp_path / "b", tmp_path / "c"]).runs()
+    found = RunIndex([tmp_path / "a", tmp_path / "b", tmp_path / "c"]).runs()
     assert found == dict(zip(("run", "run (2)", "run (3)", "run (4)"), paths, strict=True))
 
 
@@ -84,7 +84,7 @@ def test_figures_that_are_no_numbers_hide_no_others(tmp_path: Path) -> None:
     assert last_figures(tmp_path) == {"batches": 4}
 
 
-class Endless(Shelf):
+class Endless(RunIndex):
     """Looks for runs until it is told to stop."""
 
     def __init__(self) -> None:
@@ -157,10 +157,10 @@ async def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
         assert (await read(session, "/runs.json"))[0] == 200
     for port in (-1, 0, 80_000):
         with pytest.raises(UsageError, match=f"--port {port}: it must be a whole number from 1 to 65535"):
-            async with serving(Shelf([tmp_path]), port):
+            async with serving(RunIndex([tmp_path]), port):
                 pass
     with pytest.raises(UsageError, match="nowhere is not a directory"):
-        Shelf([tmp_path / "nowhere"])
+        RunIndex([tmp_path / "nowhere"])
 
 
 async def test_only_this_machine_is_served(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_only_this_machine_is_served(tmp_path: Path) -> None:
             assert answer.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
         port = int(address.rstrip("/").rpartition(":")[2])
         with pytest.raises(UsageError, match=f"port {port} cannot be used"):
-            async with serving(Shelf([tmp_path]), port):
+            async with serving(RunIndex([tmp_path]), port):
                 pass
 
 

@@ -29,7 +29,7 @@ from asyncrollout import (
     limited,
     run_rollout,
 )
-from asyncrollout.policies.gate import Gated
+from asyncrollout.policies.gate import GatedPolicy
 from asyncrollout.policies.holding import rollout_clock
 from tests.llm_faults import Answer, Hold
 from tests.llm_server import llm_server
@@ -162,7 +162,11 @@ async def test_versions_only_rise() -> None:
         tasks.start_soon(late)
         await all_tasks_blocked()
         go.set()
-    for policy in (Gated(Weighty()), BatchedPolicy(lambda requests: []), OpenAIPolicy("http://127.0.0.1:9/v1", "m")):
+    for policy in (
+        GatedPolicy(Weighty()),
+        BatchedPolicy(lambda requests: []),
+        OpenAIPolicy("http://127.0.0.1:9/v1", "m"),
+    ):
         policy.version = 4
         with pytest.raises(UsageError, match="below 4"):
             await policy.resume(3)
@@ -370,7 +374,7 @@ async def test_seconds_of_a_request_do_not_run_while_it_is_held_back() -> None:
         BatchedPolicy(lambda requests: ["go"] * len(requests)) as batched,
     ):
         policies: list[tuple[Any, Any]] = [(served, served), (batched, batched)]
-        gated = Gated(ScriptedPolicy(["go"]))
+        gated = GatedPolicy(ScriptedPolicy(["go"]))
         policies += [(gated, limited(gated, 1)), (served, fallback(limited(served, 1), batched))]
         for held, asked in policies:
             answers: list[Generation] = []
@@ -459,7 +463,7 @@ def test_time_of_calls_that_are_made_again_is_given_back_once(places: int, given
         return "go"
 
     async def play() -> float:
-        gated = Gated(limited(ScriptedPolicy(slow), places))
+        gated = GatedPolicy(limited(ScriptedPolicy(slow), places))
         with rollout_clock() as held:
             async with anyio.create_task_group() as tasks:
                 for _ in range(3):
@@ -673,7 +677,7 @@ async def test_agents_still_see_their_policy() -> None:
     class Named(Weighty):
         name = "mine"
 
-    policies: list[Any] = [Gated(Named()), ar.frozen(Named())]
+    policies: list[Any] = [GatedPolicy(Named()), ar.frozen(Named())]
     for policy in policies:
         assert policy.name == "mine"
         with pytest.raises(AttributeError):

@@ -21,7 +21,7 @@ import pytest
 
 from asyncrollout import EnvError, EnvPool, EnvSpec, PoolError, UsageError, find_env
 from asyncrollout.pool.wire import by_value, definitions
-from asyncrollout.pool.wire.definitions import Sent
+from asyncrollout.pool.wire.definitions import SentDefinitions
 from asyncrollout.rollouts.options import read_envs
 from asyncrollout.testing import same
 from tests.playing import ACTIONS, COUNTER, expected, play
@@ -359,7 +359,7 @@ async def test_classes_keep_their_full_names_and_slots_so_that_digests_agree() -
             assert outcome.observation.number == 3
             assert not hasattr(outcome.observation, "__dict__")
             twin = await env.fork()
-            digests |= {env.seat.history.last_digest, twin.seat.history.last_digest}
+            digests |= {env.binding.history.last_digest, twin.binding.history.last_digest}
     assert len(digests) == 1
 
 
@@ -393,7 +393,7 @@ def test_to_have_many_classes_costs_nothing_later(monkeypatch: pytest.MonkeyPatc
     class Local:
         pass
 
-    sent = Sent()
+    sent = SentDefinitions()
     by_value.dumps(Local, sent)
     sent.is_behind()
     monkeypatch.setattr(definitions, "classes_sent", None)  # nobody looks through them
@@ -405,7 +405,7 @@ def test_a_class_travels_once() -> None:
     class Local:
         text = "x" * 10_000
 
-    sent = Sent()
+    sent = SentDefinitions()
     first, second = (len(by_value.dumps([Local, Local()], sent)) for _ in range(2))
     assert first > 10_000 > 1_000 > second
 

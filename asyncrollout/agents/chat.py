@@ -20,7 +20,7 @@ from asyncrollout.protocols import Policy, ask_policy
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation, Observation, Outcome, Request, Sampling
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 log = get_logger(__name__)
 
@@ -72,7 +72,7 @@ class ChatAgent:
             )
         if isinstance(self.template, str) and self.template not in TEMPLATES:
             raise UsageError(
-                f"ChatAgent: template={self.template!r} is not valid{nearest(self.template, [*TEMPLATES])}"
+                f"ChatAgent: template={self.template!r} is not valid{did_you_mean(self.template, [*TEMPLATES])}"
             )
         if self.history is not None and (isinstance(self.history, bool) or self.history < 0):
             raise UsageError(f"ChatAgent: history={self.history!r} is neither None nor a number from 0")
@@ -223,7 +223,7 @@ def _read_ids(given: Any) -> tuple[int, ...]:
     is_list = given.ndim == 1 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
     if not is_list or isinstance(given, str | bytes):
         raise UsageError(f"ChatAgent: end_ids={given!r:.100} is not a list of token ids")
-    return tuple(validation.whole("ChatAgent: one of end_ids", token, 0) for token in given)
+    return tuple(validation.check_int("ChatAgent: one of end_ids", token, 0) for token in given)
 
 
 async def _encoded_picture(picture: Any) -> str:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from asyncrollout import advantages, rewards
-from asyncrollout.batches.flat_turns import Floats, Played
+from asyncrollout.batches.flat_turns import FlatTurns, Floats
 from asyncrollout.errors import UsageError
 from asyncrollout.types import total_reward
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 Advantage = str | Callable[..., ArrayLike] | None
 """A name from `asyncrollout.advantages`, a function `(scores, groups) -> advantages` of trajectories, or none."""
@@ -26,7 +26,7 @@ _NAMES = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pass_at_k", GIGP
 _DATA = frozenset({"scores", "groups", "valid", "group", "trajectory", "reward", "anchor", "episode_reward"})
 
 
-def normalized(played: Played, normalization: Normalization | None) -> Floats:
+def normalized(played: FlatTurns, normalization: Normalization | None) -> Floats:
     """The trajectories' rewards, as `rewards.normalize` gives them for these options."""
     if normalization is None:
         return played.reward
@@ -37,12 +37,12 @@ def normalized(played: Played, normalization: Normalization | None) -> Floats:
         )
     for key in normalization:
         if key not in _NORMALIZATION:
-            raise UsageError(f"reward_normalization has no option {key!r}{nearest(str(key), _NORMALIZATION)}")
+            raise UsageError(f"reward_normalization has no option {key!r}{did_you_mean(str(key), _NORMALIZATION)}")
     return rewards.normalize(played.reward, groups=played.group, tags=played.tags, valid=played.valid, **normalization)
 
 
-def credit(
-    played: Played, scores: Floats, advantage: Advantage, options: dict[str, Any], arguments: list[str]
+def turn_advantages(
+    played: FlatTurns, scores: Floats, advantage: Advantage, options: dict[str, Any], arguments: list[str]
 ) -> Floats | None:
     """The advantage of every turn by its trajectory's score; 0 for those that failed, which no statistic counts either.
 
@@ -56,7 +56,9 @@ def credit(
     return _of_trajectories(played, scores, function, options)[played.trajectory]
 
 
-def _of_trajectories(played: Played, scores: Floats, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
+def _of_trajectories(
+    played: FlatTurns, scores: Floats, function: Callable[..., Any], options: dict[str, Any]
+) -> Floats:
     worth = np.zeros(len(played.trajectories))
     counted = np.flatnonzero(played.valid)
     if counted.size:
@@ -68,7 +70,7 @@ def _of_trajectories(played: Played, scores: Floats, function: Callable[..., Any
     return worth
 
 
-def _of_turns(played: Played, scores: Floats, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
+def _of_turns(played: FlatTurns, scores: Floats, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
     worth = np.zeros(len(played.turns))
     counted = np.flatnonzero(played.valid[played.trajectory])
     if counted.size:
@@ -87,7 +89,7 @@ def _of_turns(played: Played, scores: Floats, function: Callable[..., Any], opti
     return worth
 
 
-def _with_scores(played: Played) -> tuple[Floats, Floats]:
+def _with_scores(played: FlatTurns) -> tuple[Floats, Floats]:
     """The turns' rewards, and the trajectories': what these have beyond (a score, given at the end) is the last turn's.
 
     What is only rounding counts nowhere: without a score, a trajectory's reward is the exact sum of its steps.
@@ -106,10 +108,10 @@ def _with_scores(played: Played) -> tuple[Floats, Floats]:
 
 def _find(name: Any, options: dict[str, Any], arguments: list[str]) -> Callable[..., Any] | None:
     if name is not None and name not in _NAMES:
-        raise UsageError(f"advantage={name!r} is neither a function nor a known name{nearest(str(name), _NAMES)}")
+        raise UsageError(f"advantage={name!r} is neither a function nor a known name{did_you_mean(str(name), _NAMES)}")
     function = None if name is None else getattr(advantages, name)
     known = [] if function is None else [key for key in inspect.signature(function).parameters if key not in _DATA]
     for option in options:
         if option not in known:
-            raise UsageError(f"advantage={name!r} has no option {option!r}{nearest(option, [*known, *arguments])}")
+            raise UsageError(f"advantage={name!r} has no option {option!r}{did_you_mean(option, [*known, *arguments])}")
     return function

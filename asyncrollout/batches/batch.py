@@ -7,15 +7,15 @@ import anyio.to_thread
 import msgspec
 
 from asyncrollout import notebook
-from asyncrollout.batches.advantage import GIGPO, Advantage, Normalization, credit, normalized
+from asyncrollout.batches.advantage import GIGPO, Advantage, Normalization, normalized, turn_advantages
 from asyncrollout.batches.files import read, write
-from asyncrollout.batches.flat_turns import Played, lay_out
+from asyncrollout.batches.flat_turns import FlatTurns, flatten
 from asyncrollout.batches.steps import step_arrays
 from asyncrollout.batches.texts import text_arrays
 from asyncrollout.batches.tokens import Pad, token_arrays
 from asyncrollout.errors import UsageError
 from asyncrollout.trajectories import Group, Trajectory
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 Form = Literal["tokens", "steps", "texts"]
 
@@ -65,12 +65,12 @@ class Batch(msgspec.Struct, frozen=True):
             raise UsageError(f"length={length} must be at least 1")
         if not -(2**31) <= pad_id < 2**31:
             raise UsageError(f"pad_id={pad_id} is not a 32-bit number")
-        played = lay_out(self.groups)
+        played = flatten(self.groups)
         chosen = _form(played) if form == "auto" else form
         if chosen not in _FORMS:
-            raise UsageError(f"form={form!r} is unknown{nearest(str(form), ['auto', *_FORMS])}")
+            raise UsageError(f"form={form!r} is unknown{did_you_mean(str(form), ['auto', *_FORMS])}")
         scores = normalized(played, reward_normalization)
-        worth = credit(played, scores, advantage, options, _ARGUMENTS)
+        worth = turn_advantages(played, scores, advantage, options, _ARGUMENTS)
         if chosen == "tokens":
             arrays = token_arrays(played, worth, pad=pad, pad_id=pad_id, length=length)
         elif chosen == "steps":
@@ -89,7 +89,7 @@ class Batch(msgspec.Struct, frozen=True):
         return cls(*await anyio.to_thread.run_sync(read, path))
 
 
-def _form(played: Played) -> Form:
+def _form(played: FlatTurns) -> Form:
     """The one form that all trajectories were played in; that of tokens, if some replies of texts lack theirs."""
     found: dict[Form, list[str]] = {}
     for trajectory in played.trajectories:

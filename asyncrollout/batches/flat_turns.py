@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class FlatTurns:
     """The turns of all trajectories, one after the other; `trajectory` and `turn` say whose each is, and which one.
 
     `group`, `tags`, `valid` and `reward` are of trajectories, `turn_reward` is of turns. A failed trajectory has 0 in
@@ -51,7 +51,7 @@ class Played:
         return f"trajectory {self.trajectories[self.trajectory[row]].uid!r}, turn {self.turn[row]}"
 
 
-def lay_out(groups: Sequence[Group]) -> Played:
+def flatten(groups: Sequence[Group]) -> FlatTurns:
     """All that was played; a reward that is no finite number is told with the trajectory that has an outcome."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if not any(trajectory.turns for trajectory in trajectories):
@@ -72,7 +72,7 @@ def lay_out(groups: Sequence[Group]) -> Played:
         raise UsageError(f"{name} has reward {turn_reward[row]}: it must be finite")
     reward[~np.isfinite(reward)] = 0.0
     turn_reward[~np.isfinite(turn_reward)] = 0.0
-    return Played(trajectories, turns, trajectory, turn, group, tags, valid, reward, turn_reward)
+    return FlatTurns(trajectories, turns, trajectory, turn, group, tags, valid, reward, turn_reward)
 
 
 def _nothing(trajectories: list[Trajectory]) -> str:

@@ -17,7 +17,7 @@ Contents = tuple[int, list[Group], dict[str, float]]
 """A batch's index, groups and stats."""
 
 
-class _Part(msgspec.Struct):
+class _GroupHeader(msgspec.Struct):
     """A group without its trajectories."""
 
     id: str
@@ -29,7 +29,7 @@ class _Part(msgspec.Struct):
 class _Header(msgspec.Struct):
     index: int
     stats: dict[str, Any]
-    groups: list[_Part]
+    groups: list[_GroupHeader]
 
 
 def encode_header(index: int, groups: list[Group], stats: dict[str, float]) -> bytes:
@@ -42,7 +42,7 @@ def encode_header(index: int, groups: list[Group], stats: dict[str, float]) -> b
 
 
 def encode_record(group: str, tag: str, trajectory: Trajectory) -> bytes:
-    with told_at(f"trajectory {trajectory.uid!r}"):
+    with located_at(f"trajectory {trajectory.uid!r}"):
         return msgspec.json.encode(to_plain({"group": group, "tag": tag}) | to_plain(trajectory))
 
 
@@ -58,12 +58,12 @@ def decode_record(raw: bytes | str) -> tuple[str, str, Trajectory]:
 
 def assemble(path: str, header: tuple[str, bytes], records: Iterable[tuple[str, bytes | str]]) -> Contents:
     """What was written; header and records come with the names of their places in the file."""
-    with told_at(f"{path}, {header[0]}"):
+    with located_at(f"{path}, {header[0]}"):
         found = _decode_header(header[1])
     groups = [Group(part.id, [], part.tag, part.verdict) for part in found.groups]
     owners = (group for group, part in zip(groups, found.groups, strict=True) for _ in range(part.size))
     for place, raw in records:
-        with told_at(f"{path}, {place}"):
+        with located_at(f"{path}, {place}"):
             owner = next(owners, None)
             if owner is None:
                 raise UsageError("there are more trajectories than the header says")
@@ -78,7 +78,7 @@ def assemble(path: str, header: tuple[str, bytes], records: Iterable[tuple[str, 
 
 
 @contextmanager
-def told_at(place: str) -> Iterator[None]:
+def located_at(place: str) -> Iterator[None]:
     """What is wrong is told with its place."""
     try:
         yield

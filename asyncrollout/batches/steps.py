@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.batches.flat_turns import Floats, Played
+from asyncrollout.batches.flat_turns import FlatTurns, Floats
 from asyncrollout.errors import UsageError
 from asyncrollout.trajectories import Remembered, StopReason
 from asyncrollout.types import Observation
@@ -14,7 +14,7 @@ from asyncrollout.types import Observation
 _NUMBERS = "biufc"
 
 
-def step_arrays(played: Played, credit: Floats | None) -> dict[str, Any]:
+def step_arrays(played: FlatTurns, credit: Floats | None) -> dict[str, Any]:
     """One row for each step, in order; `final_observations` and `trajectory_rewards` have one for each trajectory."""
     last = np.diff(played.trajectory, append=-1) != 0
     by_itself = np.array([each.stop_reason is StopReason.TERMINATED for each in played.trajectories])
@@ -55,7 +55,7 @@ def _raw(observation: Any) -> Any:
     return observation.data if isinstance(observation, Observation) else observation
 
 
-def _finals(played: Played, finals: list[Any], first: Any) -> Any:
+def _finals(played: FlatTurns, finals: list[Any], first: Any) -> Any:
     """The last observation of each trajectory, like the `first` one of all; zeros for one that failed without any."""
     filled = [
         _zeros(first) if final is None and not valid else final
@@ -104,7 +104,7 @@ def _array(value: Any) -> NDArray[Any] | None:
     return array if array.dtype.kind in _NUMBERS else None
 
 
-def _logprobs(played: Played) -> NDArray[np.float32] | None:
+def _logprobs(played: FlatTurns) -> NDArray[np.float32] | None:
     found = [turn.logprobs for turn in played.turns]
     if all(logprobs is None for logprobs in found):
         return None

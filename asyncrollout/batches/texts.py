@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncrollout.batches.flat_turns import Floats, Played
+from asyncrollout.batches.flat_turns import FlatTurns, Floats
 from asyncrollout.errors import UsageError
 from asyncrollout.trajectories import Trajectory, Turn
 from asyncrollout.types import Observation, total_reward
@@ -18,7 +18,7 @@ class _Row(NamedTuple):
     turns: slice  # of the batch
 
 
-def text_arrays(played: Played, credit: Floats | None, *, by_turn: bool) -> dict[str, Any]:
+def text_arrays(played: FlatTurns, credit: Floats | None, *, by_turn: bool) -> dict[str, Any]:
     """A row for each trajectory, or, where turns saw a window of the conversation only (or `by_turn`), for each turn.
 
     A row ends with the reply that its prompt led to.

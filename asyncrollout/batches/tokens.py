@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.batches.flat_turns import Floats, Ints, Played
+from asyncrollout.batches.flat_turns import FlatTurns, Floats, Ints
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 
@@ -16,7 +16,9 @@ log = get_logger(__name__)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
 
 
-def token_arrays(played: Played, credit: Floats | None, *, pad: Pad, pad_id: int, length: int | None) -> dict[str, Any]:
+def token_arrays(
+    played: FlatTurns, credit: Floats | None, *, pad: Pad, pad_id: int, length: int | None
+) -> dict[str, Any]:
     """One row for each sample: turns whose prompts go on from each other. Those that do not begin a new one.
 
     A turn without token ids has no tokens here; where a later prompt has them, they are part of that prompt. So is the
@@ -60,7 +62,7 @@ def _filled(places: NDArray[np.bool_], values: NDArray[Any], otherwise: float) -
     return rows
 
 
-def _parts(played: Played, known: NDArray[np.bool_], logprobs: list[Any]) -> list[Ints]:
+def _parts(played: FlatTurns, known: NDArray[np.bool_], logprobs: list[Any]) -> list[Ints]:
     """The tokens of each turn's prompt, and those that were sampled, by turns."""
     unknown = np.flatnonzero(~known)
     if unknown.size:
@@ -83,7 +85,7 @@ def _parts(played: Played, known: NDArray[np.bool_], logprobs: list[Any]) -> lis
     return parts
 
 
-def _width(played: Played, lengths: NDArray[np.intp], owners: Ints, length: int | None) -> int:
+def _width(played: FlatTurns, lengths: NDArray[np.intp], owners: Ints, length: int | None) -> int:
     if not lengths.size:
         raise UsageError("the batch's turns have no tokens at all: there is nothing to make arrays of")
     longest = int(lengths.argmax())
@@ -103,7 +105,7 @@ def _mask(lengths: NDArray[np.intp], width: int, pad: Pad) -> NDArray[np.bool_]:
     return columns < lengths[:, None]
 
 
-def _joined(logprobs: list[Any], counts: NDArray[np.intp], played: Played) -> NDArray[np.float32]:
+def _joined(logprobs: list[Any], counts: NDArray[np.intp], played: FlatTurns) -> NDArray[np.float32]:
     """Those of all sampled tokens, in order."""
     for row, (numbers, count) in enumerate(zip(logprobs, counts.tolist(), strict=True)):
         if numbers is not None and len(numbers) != count:
@@ -112,7 +114,7 @@ def _joined(logprobs: list[Any], counts: NDArray[np.intp], played: Played) -> ND
 
 
 def _turn_rewards(
-    played: Played, sizes: NDArray[np.intp], lengths: NDArray[np.intp], shown: NDArray[np.bool_]
+    played: FlatTurns, sizes: NDArray[np.intp], lengths: NDArray[np.intp], shown: NDArray[np.bool_]
 ) -> Floats:
     """Each turn's reward in its place."""
     places = _reward_places(played, sizes)
@@ -125,7 +127,7 @@ def _turn_rewards(
     return placed
 
 
-def _reward_places(played: Played, sizes: NDArray[np.intp]) -> NDArray[np.intp]:
+def _reward_places(played: FlatTurns, sizes: NDArray[np.intp]) -> NDArray[np.intp]:
     """For each turn the token, among all, that has its reward: the last one sampled; -1 if there is none.
 
     A turn in which none was sampled gives its reward to the turn before it, else to the next one of its trajectory; if

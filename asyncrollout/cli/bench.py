@@ -10,7 +10,7 @@ from cyclopts import Parameter
 import asyncrollout
 from asyncrollout.cli.app import DONE, FAILED, Told
 from asyncrollout.errors import UsageError
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 BENCHMARKS = Path(asyncrollout.__file__).parent.parent / "benchmarks"
 
@@ -28,7 +28,7 @@ def bench(
         )
     for name in names:
         if name not in scripts:
-            raise UsageError(f"no benchmark is called {name!r}{nearest(name, list(scripts))}")
+            raise UsageError(f"no benchmark is called {name!r}{did_you_mean(name, list(scripts))}")
     options = ["--json"] if output.json else []
     codes = []
     for name in names or scripts:

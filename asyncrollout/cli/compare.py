@@ -16,8 +16,8 @@ from rich.text import Text
 from asyncrollout.cli.app import DONE, WHOLE, Output, Told
 from asyncrollout.cli.terminal.numbers import harmless, number
 from asyncrollout.errors import JournalError, UsageError
-from asyncrollout.report.compared_run import Side, decide, names_of, read_side, which_k
-from asyncrollout.report.comparison import MOST_SIDES, Compared, compared, comparison_page
+from asyncrollout.report.compared_run import ComparedRun, decide, names_of, read_side, which_k
+from asyncrollout.report.comparison import MOST_SIDES, RunComparison, compared, comparison_page
 from asyncrollout.report.document import replacing
 from asyncrollout.stats import Estimate
 
@@ -50,7 +50,7 @@ async def compare(
     return DONE
 
 
-async def _read(runs: Sequence[tuple[Path, str]], output: Output) -> list[Side]:
+async def _read(runs: Sequence[tuple[Path, str]], output: Output) -> list[ComparedRun]:
     """One after the other, since each may take seconds; whoever waits sees which."""
     sides = []
     console = Console(stderr=True, quiet=output.quiet or output.json)
@@ -72,7 +72,7 @@ def _write(path: Path, page: str) -> None:
 class _Shown:
     """All runs, or what they played of one env."""
 
-    def __init__(self, found: Compared) -> None:
+    def __init__(self, found: RunComparison) -> None:
         self._tag = found.env
         self._names, self._ks = found.names, found.ks
         self._figures, self._differences = found.figures, found.differences

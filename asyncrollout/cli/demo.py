@@ -90,7 +90,7 @@ def _config(env: str | None, policy: schema.Policy, batches: int, *, asks_model:
         on_exhausted="fill",
         max_in_flight=9 if asks_model else 128,
         # So few of the groups in flight are filmed that their encoders never run out.
-        record=schema.Record(every=1 if asks_model else 8, keep="extremes", overlay=True),
+        record=schema.VideoOptions(every=1 if asks_model else 8, keep="extremes", overlay=True),
     )
 
 

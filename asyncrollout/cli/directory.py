@@ -15,7 +15,7 @@ from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.files import whole_lines
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
 from asyncrollout.redaction import hide_in_document, known_secrets, named_secrets
-from asyncrollout.report.history import History, read_history
+from asyncrollout.report.history import RecordedRun, read_history
 from asyncrollout.rollouts.resume import MANIFEST
 
 GIVEN = "config.yaml"
@@ -51,7 +51,7 @@ def _taken(directory: Path) -> str:
     return f"{directory} exists: a run that stopped at {when}. To resume it: `{go_on}`; for a new run, {other}"
 
 
-def _is_complete(directory: Path, history: History) -> bool:
+def _is_complete(directory: Path, history: RecordedRun) -> bool:
     length = read_length(directory)
     if length.evaluate is not None:
         return history.last_evaluation is not None and history.last_evaluation.is_complete

@@ -19,7 +19,7 @@ from asyncrollout.config.reading import as_config, read_text
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import allowed_env, find_env
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 _TASKS = 50
 _NAMED_POLICIES = ("solver", "scripted", "local")
@@ -147,7 +147,7 @@ def _policy_values(base_url: str | None, model: str | None, policy: str | None) 
     if policy is None:
         return {}
     if policy not in _NAMED_POLICIES:
-        hint = ": a policy of yours is for RLinf's form" if ":" in policy else nearest(policy, _NAMED_POLICIES)
+        hint = ": a policy of yours is for RLinf's form" if ":" in policy else did_you_mean(policy, _NAMED_POLICIES)
         raise UsageError(f"--policy {policy!r} is not one of {', '.join(_NAMED_POLICIES)}{hint}")
     return {"policy": {"kind": policy, **({"logprobs": False} if policy == "local" else {})}}
 

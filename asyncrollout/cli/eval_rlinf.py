@@ -17,9 +17,9 @@ from asyncrollout.config import schema
 from asyncrollout.config.build import check_imports
 from asyncrollout.dropin.rlinf.acting import DEVICES, open_manner
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, Python, read_evaluation
-from asyncrollout.dropin.rlinf.plan import Plan, make_plan
+from asyncrollout.dropin.rlinf.plan import EvaluationPlan, make_plan
 from asyncrollout.dropin.rlinf.playing import play, videos_in
-from asyncrollout.dropin.rlinf.results import Episode, decided, summarize
+from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, decided, summarize
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.registry import allowed_env
 
@@ -39,7 +39,7 @@ async def evaluate_ranked(
     check_imports(chosen, allow_import=allow_import)
     spec = allowed_env(chosen.env.eval.env_type, allow_import=allow_import)
     plan = make_plan(chosen, spec, visible=os.environ.get(DEVICES))
-    watch = _Watch(plan, output)
+    watch = _LiveView(plan, output)
     async with stoppable() as stop:
         with stop.scope() as playing:
             async with open_manner(chosen, spec, watch.step, watch.end) as manner:
@@ -62,11 +62,11 @@ def _with_policy(
     return msgspec.structs.replace(config, policy=Python(path))
 
 
-class _Watch:
+class _LiveView:
     """How an evaluation goes: a bar on a terminal, elsewhere a line for each episode."""
 
-    def __init__(self, plan: Plan, output: Output) -> None:
-        self.episodes: list[Episode] = []
+    def __init__(self, plan: EvaluationPlan, output: Output) -> None:
+        self.episodes: list[EvaluatedEpisode] = []
         self._plan = plan
         self._output = output
         self._steps = 0
@@ -84,7 +84,7 @@ class _Watch:
         self._steps += 1
         self._tell()
 
-    def end(self, episode: Episode) -> None:
+    def end(self, episode: EvaluatedEpisode) -> None:
         self.episodes.append(episode)
         self._output.record({"event": "episode", **msgspec.to_builtins(episode)})
         if self._bar.disable and not self._output.json:
@@ -97,14 +97,14 @@ class _Watch:
         self._bar.update(self._task, told=f"episodes, {won} successes, {self._steps} turns")
 
 
-def _line(episode: Episode) -> str:
+def _line(episode: EvaluatedEpisode) -> str:
     if episode.error:
         return f"{episode.env} {episode.task}: failed: {episode.error[:200]}"
     how = {True: "success", False: "no success", None: "success not reported"}[episode.success]
     return f"{episode.env} {episode.task}: {how}, return {number(episode.reward)}, {episode.steps} steps"
 
 
-def _introduced(plan: Plan, config: EvaluationConfig) -> str:
+def _introduced(plan: EvaluationPlan, config: EvaluationConfig) -> str:
     chosen = config.env.eval
     gpus = ", ".join(dict.fromkeys(str(part.seat.gpu) for part in plan.parts))
     films = f"videos in {chosen.video_cfg.video_base_dir}" if chosen.video_cfg.save_video else "no videos"
@@ -113,7 +113,14 @@ def _introduced(plan: Plan, config: EvaluationConfig) -> str:
     return f"{chosen.env_type}: {told} (GPU {gpus}), {films}"
 
 
-def _ended(plan: Plan, episodes: list[Episode], config: EvaluationConfig, output: Output, *, has_stopped: bool) -> int:
+def _ended(
+    plan: EvaluationPlan,
+    episodes: list[EvaluatedEpisode],
+    config: EvaluationConfig,
+    output: Output,
+    *,
+    has_stopped: bool,
+) -> int:
     order = {part.seat.video_id: place for place, part in enumerate(plan.parts)}
     episodes = decided(sorted(episodes, key=lambda episode: (order[episode.env], episode.episode)))
     found = summarize(episodes)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from asyncrollout.cli.app import DONE, FAILED, Output, Told
 from asyncrollout.errors import EnvError, UsageError
-from asyncrollout.journal.records import Recorded, RunRecords
+from asyncrollout.journal.records import RecordedRollout, RunRecords
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.redaction import HIDDEN
@@ -45,7 +45,7 @@ async def replay(
     return DONE if same else FAILED
 
 
-def _env_of(records: RunRecords, recorded: Recorded, *, allow_import: bool) -> tuple[EnvSpec, dict[str, Any]]:
+def _env_of(records: RunRecords, recorded: RecordedRollout, *, allow_import: bool) -> tuple[EnvSpec, dict[str, Any]]:
     envs: Any = records.given.get("envs", {})
     given = envs.get(recorded.tag)
     if given is None:

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from asyncrollout.cli.app import DONE, Output, Told
 from asyncrollout.cli.terminal.progress import run_with_bar
-from asyncrollout.report.page import Written, write_report
+from asyncrollout.report.page import WrittenReport, write_report
 
 
 async def report(
@@ -24,6 +24,6 @@ async def report(
     return DONE
 
 
-async def make_report(directory: Path, to: Path | None, output: Output) -> Written:
+async def make_report(directory: Path, to: Path | None, output: Output) -> WrittenReport:
     """Write it in a thread, with a bar for whoever waits; cancellation ends it, and leaves nothing half written."""
     return await run_with_bar("report", partial(write_report, directory, to), output)

@@ -46,10 +46,10 @@ from asyncrollout.journal.history import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.logs import get_logger
 from asyncrollout.redaction import hide_in_error, known_secrets
-from asyncrollout.report.page import REPORT, Written
+from asyncrollout.report.page import REPORT, WrittenReport
 from asyncrollout.report.videos import recordings
 from asyncrollout.rollouts.api import Rollouts
-from asyncrollout.telemetry import Figures
+from asyncrollout.telemetry import RunMetrics
 from asyncrollout.video.files import VIDEOS
 
 log = get_logger(__name__)
@@ -178,7 +178,7 @@ async def play(
     log.info("run", directory=str(directory), resume=resume, pid=os.getpid())
     output.record(_launched(directory, allow_import=allow_import))
     output.say(f"{'Resuming' if resume else 'Running'} {directory}")
-    figures, rollouts = Figures(), None
+    figures, rollouts = RunMetrics(), None
     async with stoppable() as stop:
         try:
             with stop.scope() as playing:
@@ -241,7 +241,7 @@ def _what_is_left(directory: Path, config: Config, how_to_go_on: str) -> str:
     return f"what was played is kept; to resume: {how_to_go_on}"
 
 
-async def _report(directory: Path, stop: Stop, output: Output) -> Written | None:
+async def _report(directory: Path, stop: Stop, output: Output) -> WrittenReport | None:
     """The report; none if nothing was played, if it cannot be written, or if somebody will not wait for it."""
     if not has_played(directory):
         return None

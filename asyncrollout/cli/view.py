@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from asyncrollout.cli.app import DONE, WHOLE, Told
 from asyncrollout.cli.terminal.signals import stoppable
-from asyncrollout.viewer.run_index import Shelf
+from asyncrollout.viewer.run_index import RunIndex
 from asyncrollout.viewer.server import serving
 
 _RUNS = Path("runs")
@@ -27,7 +27,7 @@ async def view(
     """Show runs in a browser, and follow those that go on."""
     async with stoppable() as stop:
         with stop.scope():
-            async with serving(Shelf(directories or [_RUNS]), port) as address:
+            async with serving(RunIndex(directories or [_RUNS]), port) as address:
                 output.record({"event": "serving", "url": address, "metrics": f"{address}metrics"})
                 output.show(f"{address}\nFor Prometheus: {address}metrics\nCtrl-C ends it.")
                 if not no_browser and _has_screen():

@@ -29,7 +29,7 @@ from asyncrollout.registry import allowed_env
 from asyncrollout.rollouts.api import Rollouts
 from asyncrollout.rollouts.episode.group import Failures
 from asyncrollout.rollouts.options import read_envs
-from asyncrollout.rollouts.resume import read_accepted, what_is_given
+from asyncrollout.rollouts.resume import read_accepted, run_identity
 from asyncrollout.rollouts.sampling.task_source import Share
 from asyncrollout.telemetry.sinks import Sink, open_sinks
 from asyncrollout.video.recorder import VideoRecorder
@@ -77,7 +77,7 @@ async def open_rollouts(
             agent=agent,
             keep=_filter(config),
             tasks=read_tasks(config),
-            score=None if config.score is None else imported(config.score, "score"),
+            score=None if config.score is None else import_object(config.score, "score"),
             failures=Failures(config.failures.retries, config.failures.min_valid),
             workers=None if pool is not None else config.workers,
             pool=pool,
@@ -96,7 +96,7 @@ async def open_rollouts(
 
 def _check_resumable(config: Config, directory: Path, shares: list[Share], agent: Any, accept: Collection[str]) -> None:
     names = ("seed", "group_size", "order", "limits")
-    given = what_is_given(read_envs(shares, None), agent, **{name: getattr(config, name) for name in names})
+    given = run_identity(read_envs(shares, None), agent, **{name: getattr(config, name) for name in names})
     check_resumable(directory, given, read_accepted(accept))
 
 
@@ -170,7 +170,7 @@ async def open_policy(chosen: schema.Policy) -> AsyncIterator[Policy]:
                 yield policy
 
 
-def imported(path: str, key: str) -> Any:
+def import_object(path: str, key: str) -> Any:
     """What an import path names, from this directory, too; the configuration has it at `key`."""
     here = str(Path.cwd())
     if here not in sys.path:

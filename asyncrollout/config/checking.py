@@ -14,7 +14,7 @@ from asyncrollout.config.suggestions import shown, suggest
 from asyncrollout.config.type_info import bare, choices, describe, fits, is_hidden, options, structs
 from asyncrollout.redaction import HIDDEN, hide_looks, may_be_secret
 from asyncrollout.secret_names import is_secret
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 MOST_PROBLEMS = 20
 
@@ -80,7 +80,7 @@ class Checker:
             return
         names = [str(struct.tag) for struct in variants]
         if field in value:
-            yield Problem((*path, field), f"found {found(value[field])}{nearest(str(value[field]), names)}")
+            yield Problem((*path, field), f"found {found(value[field])}{did_you_mean(str(value[field]), names)}")
         else:
             yield Problem((*path, field), f"missing: expected one of {', '.join(names)}")
 
@@ -148,7 +148,7 @@ class Checker:
         if value is None and path:
             return Problem(path, f"found null, expected {valid}: for its default, leave the key out")
         if isinstance(value, str) and (texts := choices(kind)):
-            return Problem(path, f"found {found(value)}{nearest(value, texts)}")
+            return Problem(path, f"found {found(value)}{did_you_mean(value, texts)}")
         if isinstance(value, str) and (number := _as_number(value, kind)):
             return Problem(path, f"found the text {found(value)}, expected {valid}: write {number}, without quotes")
         takes_text = any(isinstance(bare(option), inspect.StrType) for option in options(kind))

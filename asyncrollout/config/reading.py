@@ -19,7 +19,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.redaction import named_secrets, without_secrets
 from asyncrollout.registry import env_names
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 log = get_logger(__name__)
 
@@ -147,7 +147,7 @@ def _resolved(config: Config, directory: FilePath) -> tuple[Config, list[Problem
         if ":" not in entry.env and entry.env not in known:
             path: Path = ("env",) if isinstance(config.env, str) else ("env", index, "env")
             forms = " (or 'gymnasium:<id>', or 'module:Class')"
-            problems.append(Problem(path, f"no env is called {entry.env!r}{nearest(entry.env, known)}{forms}"))
+            problems.append(Problem(path, f"no env is called {entry.env!r}{did_you_mean(entry.env, known)}{forms}"))
     if isinstance(config.policy, Local) and config.policy.model is not None:
         policy = msgspec.structs.replace(config.policy, model=_absolute(directory, config.policy.model))
         config = msgspec.structs.replace(config, policy=policy)

@@ -44,11 +44,11 @@ Latency = Amount | Annotated[list[Amount], Meta(min_length=2, max_length=2, desc
 _GYMNASIUM = "gymnasium:"
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A mapping of the file."""
 
 
-class EnvEntry(Part, frozen=True):
+class EnvEntry(ConfigPart, frozen=True):
     """One of several envs, as `Share`; `runs` overrules where its kind of env runs."""
 
     env: EnvName
@@ -58,7 +58,7 @@ class EnvEntry(Part, frozen=True):
     runs: Placement | None = None
 
 
-class Solver(Part, frozen=True, tag_field="kind", tag="solver"):
+class Solver(ConfigPart, frozen=True, tag_field="kind", tag="solver"):
     """`SolverPolicy`: the env's own expert."""
 
     error_rate: Rate = 0.0
@@ -70,13 +70,13 @@ class Solver(Part, frozen=True, tag_field="kind", tag="solver"):
             raise UsageError(f"latency: found {self.latency}, expected the least before the most")
 
 
-class Scripted(Part, frozen=True, tag_field="kind", tag="scripted"):
+class Scripted(ConfigPart, frozen=True, tag_field="kind", tag="scripted"):
     """`ScriptedPolicy`: replies from a list."""
 
     replies: Annotated[list[str], Meta(min_length=1)]
 
 
-class Calls(Part, frozen=True):
+class Calls(ConfigPart, frozen=True):
     """How a language model is asked."""
 
     mode: Literal["chat", "completions"] = "chat"
@@ -108,7 +108,7 @@ class Local(Calls, frozen=True, tag_field="kind", tag="local"):
     context: FromOne = 2048
 
 
-class Chat(Part, frozen=True):
+class Chat(ConfigPart, frozen=True):
     """`ChatAgent`, as far as YAML can say it."""
 
     history: FromZero | None = None
@@ -118,7 +118,7 @@ class Chat(Part, frozen=True):
     seeded: bool = True
 
 
-class Filter(Part, frozen=True, tag_field="name"):
+class Filter(ConfigPart, frozen=True, tag_field="name"):
     """A filter of `asyncrollout.filters`."""
 
     @property
@@ -183,14 +183,14 @@ class MinP(Ranked, frozen=True, tag="min_p"):
     pass
 
 
-class Failures(Part, frozen=True):
+class Failures(ConfigPart, frozen=True):
     """As `asyncrollout.Failures`, which lives in a higher layer."""
 
     retries: FromZero = 2
     min_valid: FromOne | None = None
 
 
-class Record(Part, frozen=True):
+class VideoOptions(ConfigPart, frozen=True):
     """As `asyncrollout.video.VideoRecorder`, in the run's own directory."""
 
     every: FromOne = 1
@@ -201,7 +201,7 @@ class Record(Part, frozen=True):
     max_bytes: FromOne = 4 << 30
 
 
-class Normalization(Part, frozen=True):
+class Normalization(ConfigPart, frozen=True):
     """As `rewards.normalize`."""
 
     grouping: Literal["state", "inductive", "batch"] = "state"
@@ -214,7 +214,7 @@ MetricsName = Literal["tensorboard", "wandb", "trackio"]
 AdvantageName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pass_at_k", "gigpo"]
 
 
-class Config(Part, frozen=True, kw_only=True):
+class Config(ConfigPart, frozen=True, kw_only=True):
     """A run. `tasks` is a list, or the absolute path of a .jsonl or .json file.
 
     With `evaluate`, that many tasks are played for figures alone, and no batches.
@@ -245,7 +245,7 @@ class Config(Part, frozen=True, kw_only=True):
     workers: FromOne | None = None
     backend: Literal["process", "inline"] | None = None
     metrics: tuple[MetricsName, ...] = ()
-    record: bool | Record = False
+    record: bool | VideoOptions = False
     reward_normalization: Normalization | None = None
     advantage: AdvantageName | None = None
 

@@ -14,7 +14,7 @@ _ALIKE = 0.75
 _LONGEST = 200
 
 
-class Key(msgspec.Struct, frozen=True):
+class SchemaKey(msgspec.Struct, frozen=True):
     """A valid key; if it is one of some variant alone, `variant` says of which."""
 
     path: Path
@@ -28,14 +28,14 @@ def shown(path: Path) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def valid_keys(kind: inspect.Type, path: Path = (), variant: str = "") -> Iterator[Key]:
+def valid_keys(kind: inspect.Type, path: Path = (), variant: str = "") -> Iterator[SchemaKey]:
     """Every key below; the items of a list are named by 0."""
     for struct in structs(kind):
         chosen = f"{struct.tag_field}: {struct.tag}" if struct.tag else variant
         if struct.tag_field:
-            yield Key((*path, struct.tag_field), inspect.StrType())
+            yield SchemaKey((*path, struct.tag_field), inspect.StrType())
         for field in struct.fields:
-            yield Key((*path, field.encode_name), field.type, chosen)
+            yield SchemaKey((*path, field.encode_name), field.type, chosen)
             yield from valid_keys(field.type, (*path, field.encode_name), chosen)
     for option in map(bare, options(kind)):
         if isinstance(option, inspect.ListType):
@@ -63,7 +63,7 @@ def suggest(root: inspect.Type, path: Path, value: Any, struct: inspect.StructTy
     return f"unknown key {shown(path)!r}: valid here are {', '.join(own)}"
 
 
-def _unknown(path: Path, value: Any, meant: list[Path], keys: list[Key]) -> str:
+def _unknown(path: Path, value: Any, meant: list[Path], keys: list[SchemaKey]) -> str:
     below: Path = ()
     holds = {key.path for key in keys if is_mapping(key.kind)}
     if isinstance(value, dict) and len(value) == 1 and holds.issuperset(meant):
@@ -72,7 +72,7 @@ def _unknown(path: Path, value: Any, meant: list[Path], keys: list[Key]) -> str:
     return f"unknown key {shown((*path, *below))!r}: did you mean {' or '.join(named)}?"
 
 
-def _condition(meant: Path, path: Path, keys: list[Key]) -> str:
+def _condition(meant: Path, path: Path, keys: list[SchemaKey]) -> str:
     """With which variant another key is valid."""
     variants = [key.variant for key in keys if key.path == meant and key.variant]
     return f" (with {' or '.join(variants)})" if variants and meant[:-1] != path[:-1] else ""

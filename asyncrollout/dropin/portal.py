@@ -36,7 +36,7 @@ def awaited(future: "Future[T]") -> T:
     return future.result()
 
 
-class _Call(Generic[T]):
+class _PortalCall(Generic[T]):
     """A coroutine for another thread's loop, which can be cancelled at any moment: before, while or after it runs."""
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
@@ -98,12 +98,12 @@ class LoopThread:
     def start(self, work: Callable[[], Awaitable[T]]) -> "Future[T]":
         """Start a coroutine without waiting for it."""
         self._check_caller()
-        return self._start(_Call(work))
+        return self._start(_PortalCall(work))
 
     def attend(self, work: Callable[[], Awaitable[T]], wait: "Callable[[Future[T]], R]") -> R:
         """Start a coroutine and wait; an interrupt of the wait, such as Ctrl-C, cancels it and awaits its end."""
         self._check_caller()
-        call = _Call(work)
+        call = _PortalCall(work)
         try:
             return wait(self._start(call))
         except CancelledError:
@@ -125,7 +125,7 @@ class LoopThread:
                 "a synchronous call on the event loop's own thread would wait for itself: await the coroutine instead"
             )
 
-    def _start(self, call: _Call[T]) -> "Future[T]":
+    def _start(self, call: _PortalCall[T]) -> "Future[T]":
         try:
             return self._portal.start_task_soon(call.run)
         except RuntimeError as error:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from asyncrollout.batches.records import told_at
+from asyncrollout.batches.records import located_at
 from asyncrollout.errors import JournalError
 from asyncrollout.logs import get_logger
 
@@ -15,7 +15,7 @@ log = get_logger(__name__)
 _BLOCK = 65_536  # bytes that are read at a time, from the end
 
 
-class Line(NamedTuple):
+class JournalLine(NamedTuple):
     """A whole line, and where it stands: in words, and in bytes from the beginning."""
 
     place: str
@@ -23,21 +23,21 @@ class Line(NamedTuple):
     content: bytes
 
 
-class Head(msgspec.Struct):
+class RecordHead(msgspec.Struct):
     """As much of a trajectory's record as tells whose it is."""
 
     uid: str
     group: str
 
 
-def whole_lines(path: Path) -> Iterator[Line]:
+def whole_lines(path: Path) -> Iterator[JournalLine]:
     """All but a last line that was not written to its end; none if there is no such file."""
     start = 0
     try:
         with path.open("rb") as file:
             for number, content in enumerate(file, start=1):
                 if content.endswith(b"\n"):
-                    yield Line(f"{path}, line {number}", start, content)
+                    yield JournalLine(f"{path}, line {number}", start, content)
                 start += len(content)
     except FileNotFoundError:
         return
@@ -65,6 +65,6 @@ def cut_torn_end(path: Path) -> None:
         raise JournalError(f"cannot mend {path}: {error.strerror or error}") from error
 
 
-def read_head(line: Line) -> Head:
-    with told_at(line.place):
-        return msgspec.json.decode(line.content, type=Head)
+def read_head(line: JournalLine) -> RecordHead:
+    with located_at(line.place):
+        return msgspec.json.decode(line.content, type=RecordHead)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from asyncrollout.trajectories import DRAWN
 
 
-class Numbers:
+class GroupNumbers:
     """A set of whole numbers from 0 that mostly come in order: a mark below which all are in it, and the few others."""
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from asyncrollout.batches.records import decode_record, told_at
+from asyncrollout.batches.records import decode_record, located_at
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.events import (
     AnyEvent,
@@ -29,15 +29,15 @@ from asyncrollout.journal.events import (
     Updated,
     decode,
 )
-from asyncrollout.journal.files import Line, read_head, whole_lines
-from asyncrollout.journal.group_numbers import Numbers, number_of
+from asyncrollout.journal.files import JournalLine, read_head, whole_lines
+from asyncrollout.journal.group_numbers import GroupNumbers, number_of
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.redaction import HIDDEN, without_secrets
 from asyncrollout.serialization import to_plain
 from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_of
 
 
-class Reply(NamedTuple):
+class RecordedReply(NamedTuple):
     """A recorded reply, not decoded yet, and digests of what it replies to: of the last message, and of everything."""
 
     turn: int
@@ -46,7 +46,7 @@ class Reply(NamedTuple):
     request: int | None = None
 
 
-class Again(NamedTuple):
+class RedeliveredBatch(NamedTuple):
     """A batch that was delivered, and is to be delivered once more as it was."""
 
     batch: int
@@ -63,20 +63,20 @@ class SettledGroup(NamedTuple):
     is_delivered: bool
 
 
-class _Batch(NamedTuple):
+class _DeliveredBatch(NamedTuple):
     delivered: Delivered
     weights: int | None
     is_repeated: bool
 
 
-class Past:
+class RunHistory:
     """What is known: groups that are settled, finished rollouts of all others, and replies of those under way."""
 
     def __init__(self) -> None:
         self.attempts = 0
         self.given: dict[str, Any] = {}
         self.drawn: dict[int, Drawn] = {}
-        self.settled = Numbers()
+        self.settled = GroupNumbers()
         """Groups that need not be looked at again: delivered, or dropped on the way to a batch."""
         self.settled_groups: list[SettledGroup] = []
         self.judged_at: dict[str, int] = {}
@@ -84,23 +84,23 @@ class Past:
         self.delivered = self.kept = 0
         self.dropped: Counter[str] = Counter()
         """How many of the groups that are settled were dropped, by reason; not of batches that are delivered again."""
-        self.again: list[Again] = []
+        self.redelivered: list[RedeliveredBatch] = []
         self.finished: dict[str, Trajectory] = {}
-        self.unlisted: list[Trajectory] = []
+        self.unlogged: list[Trajectory] = []
         """Those of which the journal does not tell: the process was killed in between."""
         self.undrawn: list[Drawn] = []
         """Of groups of which it does not tell that they were drawn."""
-        self.replies: defaultdict[str, list[Reply]] = defaultdict(list)
+        self.replies: defaultdict[str, list[RecordedReply]] = defaultdict(list)
         self.verdicts: dict[str, Verdict] = {}
-        self._together: dict[str, Verdict] = {}  # verdicts of a round, until all of them are there
+        self._partial_round: dict[str, Verdict] = {}  # verdicts of a round, until all of them are there
         self.retries: Counter[str] = Counter()
         self.weights: int | None = None
         self.evaluations = 0
         self.evaluating: dict[str, Evaluating] = {}
         self.next_batch = 0
         """The first one that was not delivered, or is to be delivered again."""
-        self._batches: list[_Batch] = []
-        self._given_again: list[Delivered] = []
+        self._batches: list[_DeliveredBatch] = []
+        self._redelivered: list[Delivered] = []
         self._skipped: set[str] = set()
         self._members: defaultdict[str, set[str]] = defaultdict(set)
         self._ends: Counter[str] = Counter()
@@ -113,7 +113,7 @@ class Past:
             case Began():
                 self.attempts += 1
                 self._under_way.clear()
-                self._together.clear()
+                self._partial_round.clear()
                 if changes(self.given, event.given):
                     self.play_anew()
                 self.given = {**self.given, **event.given}
@@ -125,7 +125,7 @@ class Past:
             case Dispatched(uid=uid):
                 self._begin(uid)
             case Replied(uid=uid):
-                self.replies[uid].append(Reply(event.turn, event.asked, event.reply, event.request))
+                self.replies[uid].append(RecordedReply(event.turn, event.asked, event.reply, event.request))
             case Failed(uid=uid):
                 self.replies.pop(uid, None)
                 self.retries[group_of(uid)] += 1
@@ -137,12 +137,12 @@ class Past:
             case Cancelled(group=group):
                 self.forget(group)
             case Judged(group=group, keep=keep, reason=reason, more=more):
-                self._together[group] = Verdict(keep, reason)
+                self._partial_round[group] = Verdict(keep, reason)
                 if not more:
-                    self.verdicts.update(self._together)
-                    for name in self._together:
+                    self.verdicts.update(self._partial_round)
+                    for name in self._partial_round:
                         self.judged_at.setdefault(name, self._most_drawn)
-                    self._together.clear()
+                    self._partial_round.clear()
             case Delivered():
                 self._deliver(event)
             case TakenBack(batch=batch):
@@ -163,7 +163,7 @@ class Past:
             raise UsageError(f"batch {batch} is not the next one: {self.next_batch} have been delivered")
         while self.next_batch > batch:
             delivered, self.weights, _ = self._batches.pop()
-            self._given_again.insert(0, delivered)
+            self._redelivered.insert(0, delivered)
             self.next_batch = self._batches[-1].delivered.batch + 1 if self._batches else 0
 
     def play_anew(self) -> None:
@@ -175,9 +175,9 @@ class Past:
         self.evaluating.clear()
 
     def _deliver(self, event: Delivered) -> None:
-        is_repeated = any(one.batch == event.batch for one in self._given_again)
-        self._given_again = [one for one in self._given_again if one.batch > event.batch]
-        self._batches.append(_Batch(event, self.weights, is_repeated))
+        is_repeated = any(one.batch == event.batch for one in self._redelivered)
+        self._redelivered = [one for one in self._redelivered if one.batch > event.batch]
+        self._batches.append(_DeliveredBatch(event, self.weights, is_repeated))
         if event.batch < self.next_batch:  # it was taken back, and comes later than others
             self._batches.sort(key=lambda one: one.delivered.batch)
         self.next_batch = max(self.next_batch, event.batch + 1)
@@ -186,7 +186,7 @@ class Past:
         """Nobody has had this batch; one of an earlier process is delivered again as it was."""
         taken_back = [batch for batch in self._batches if batch.delivered.batch == number]
         self._batches = [batch for batch in self._batches if batch.delivered.batch != number]
-        self._given_again = [*(batch.delivered for batch in taken_back if batch.is_repeated), *self._given_again]
+        self._redelivered = [*(batch.delivered for batch in taken_back if batch.is_repeated), *self._redelivered]
         if self.next_batch == number + 1:
             self.next_batch = number
 
@@ -194,8 +194,8 @@ class Past:
         """Find out which groups need not be looked at again."""
         done = [batch.delivered for batch in self._batches]
         self.delivered = sum(len(one.groups) for one in done)
-        dropped = self._skipped.union(*(one.dropped for one in (*done, *self._given_again)))
-        again = {group for one in self._given_again for group in one.groups}
+        dropped = self._skipped.union(*(one.dropped for one in (*done, *self._redelivered)))
+        again = {group for one in self._redelivered for group in one.groups}
         delivered = {group for one in done for group in one.groups}
         for group in delivered:
             verdict = self.verdicts.get(group)
@@ -205,17 +205,17 @@ class Past:
                 self.dropped[verdict.reason or "dropped"] += 1
         self.dropped.update(self._reason(group) for group in dropped - delivered - again)
         settled = delivered | dropped | again
-        self.settled = Numbers(number for group in settled if (number := number_of(group)) is not None)
+        self.settled = GroupNumbers(number for group in settled if (number := number_of(group)) is not None)
         self.settled_groups = [
             SettledGroup(drawn.tag, self.verdicts.get(drawn.group), drawn.group in delivered or drawn.group in again)
             for drawn in self.drawn.values()
             if drawn.group in settled
         ]
 
-    def add_trajectories(self, lines: Iterable[Line]) -> None:
+    def add_trajectories(self, lines: Iterable[JournalLine]) -> None:
         """Finished rollouts of groups that are not settled, or delivered again."""
-        wanted_again = {group for delivered in self._given_again for group in delivered.groups}
-        records, latest = Counter[str](), dict[str, Line]()
+        wanted_again = {group for delivered in self._redelivered for group in delivered.groups}
+        records, latest = Counter[str](), dict[str, JournalLine]()
         for line in lines:
             head = read_head(line)
             records[head.uid] += 1
@@ -227,7 +227,7 @@ class Past:
             if is_unlisted or uid in self._over or is_again:
                 if is_again:
                     self._members[group_of(uid)].add(uid)
-                with told_at(line.place):
+                with located_at(line.place):
                     _, tag, self.finished[uid] = decode_record(line.content)
                 if is_unlisted:
                     self._list(self.finished[uid], tag)
@@ -236,9 +236,9 @@ class Past:
             raise JournalError(
                 f"{TRAJECTORIES} lacks {len(lost)} rollouts that {JOURNAL} says are finished, such as {lost[0]}"
             )
-        self.again = [
-            Again(one.batch, [self._take(group) for group in one.groups], one.dropped, _numbers(one.stats))
-            for one in self._given_again
+        self.redelivered = [
+            RedeliveredBatch(one.batch, [self._take(group) for group in one.groups], one.dropped, _numbers(one.stats))
+            for one in self._redelivered
         ]
 
     def let_go(self) -> None:
@@ -248,12 +248,12 @@ class Past:
             self.forget(group)
         self.verdicts = {group: one for group, one in self.verdicts.items() if number_of(group) not in self.settled}
         self._members = defaultdict(set, self._members)
-        for kept in (self._batches, self._given_again, self._skipped, self._ends, self._over, self._under_way):
+        for kept in (self._batches, self._redelivered, self._skipped, self._ends, self._over, self._under_way):
             kept.clear()
 
     def forget_beginning(self) -> None:
         """Drop what only the beginning of a resumed run needs: draws, what was judged, batches to deliver again."""
-        for kept in (self.drawn, self.judged_at, self.settled_groups, self.again):
+        for kept in (self.drawn, self.judged_at, self.settled_groups, self.redelivered):
             kept.clear()
 
     def forget(self, group: str) -> None:
@@ -264,7 +264,7 @@ class Past:
             self._over.discard(uid)
         self.retries.pop(group, None)
         self.verdicts.pop(group, None)
-        self._together.pop(group, None)
+        self._partial_round.pop(group, None)
 
     def unfinished_groups(self) -> set[str]:
         """Groups that were drawn, and of which something is recorded, but not settled."""
@@ -282,7 +282,7 @@ class Past:
     def _list(self, trajectory: Trajectory, tag: str) -> None:
         """A record without events: what they would have told is in it."""
         group = group_of(trajectory.uid)
-        self.unlisted.append(trajectory)
+        self.unlogged.append(trajectory)
         self.replies.pop(trajectory.uid, None)
         self._members[group].add(trajectory.uid)
         self._over.add(trajectory.uid)
@@ -348,19 +348,19 @@ def read_given(directory: Path) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for line in whole_lines(directory / JOURNAL):
         if b'"event":"began"' in line.content:
-            with told_at(line.place):
+            with located_at(line.place):
                 event = decode(line.content)
             given |= event.given if isinstance(event, Began) else {}
     return given
 
 
-def read_past(directory: Path, batch: int | None = None) -> Past:
+def read_past(directory: Path, batch: int | None = None) -> RunHistory:
     """The past of a run, up to the batch; what is wrong with it is told, and nothing is changed."""
     if not (directory / JOURNAL).exists():
         raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
-    past = Past()
+    past = RunHistory()
     for line in whole_lines(directory / JOURNAL):
-        with told_at(line.place):
+        with located_at(line.place):
             event = decode(line.content)
             if not past.attempts and not isinstance(event, Began):
                 raise UsageError("the first line does not say what run this is")

@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrollout.errors import EnvDiverged, UsageError
 from asyncrollout.journal.events import Replied, decode_reply, encode_reply
-from asyncrollout.journal.history import Past
+from asyncrollout.journal.history import RunHistory
 from asyncrollout.journal.writer import Writer
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.holding import held_back
@@ -19,7 +19,7 @@ from asyncrollout.types import Generation, Request
 log = get_logger(__name__)
 
 
-class Journalled:
+class JournaledPolicy:
     """Replies of `inner`, each in the journal before it is played; recorded replies are given as they are.
 
     They are replies to what was asked then: if something else is asked now, the episode cannot be continued. Of an
@@ -27,7 +27,7 @@ class Journalled:
     """
 
     def __init__(
-        self, inner: Policy, writer: Writer, past: Past, *, asks_once: bool, only_appends: bool = False
+        self, inner: Policy, writer: Writer, past: RunHistory, *, asks_once: bool, only_appends: bool = False
     ) -> None:
         self.inner = inner
         self._writer = writer

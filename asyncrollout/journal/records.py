@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncrollout.batches.records import decode_record, told_at
+from asyncrollout.batches.records import decode_record, located_at
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.events import Began, Cancelled, Delivered, Evaluating, Judged, TakenBack, decode
 from asyncrollout.journal.files import read_head, whole_lines
@@ -13,7 +13,7 @@ from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.trajectories import Group, Trajectory, Verdict, group_of
 
 
-class Recorded(NamedTuple):
+class RecordedRollout(NamedTuple):
     """A finished rollout, with the tag of its env."""
 
     tag: str
@@ -33,13 +33,13 @@ class RunRecords:
         if not (directory / JOURNAL).exists():
             raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
         for line in whole_lines(directory / JOURNAL):
-            with told_at(line.place):
+            with located_at(line.place):
                 self._add(decode(line.content))
         for line in whole_lines(self._path):
             head = read_head(line)
             self._places.setdefault(head.group, {})[head.uid] = line.start
 
-    def find(self, uid: str) -> Recorded:
+    def find(self, uid: str) -> RecordedRollout:
         """A finished rollout, by its uid."""
         for members in self._places.values():
             if uid in members:
@@ -85,8 +85,8 @@ class RunRecords:
         members = sorted((record.trajectory for record in records), key=lambda member: member.member)
         return Group(group, members, records[0].tag, self._verdicts.get(group))
 
-    def _read(self, place: int) -> Recorded:
+    def _read(self, place: int) -> RecordedRollout:
         with self._path.open("rb") as file:
             file.seek(place)
             _, tag, trajectory = decode_record(file.readline())
-        return Recorded(tag, trajectory)
+        return RecordedRollout(tag, trajectory)

@@ -26,8 +26,8 @@ from asyncrollout.journal.events import (
     Updated,
 )
 from asyncrollout.journal.files import cut_torn_end, whole_lines
-from asyncrollout.journal.group_numbers import Numbers
-from asyncrollout.journal.history import Past, changes, read_given, read_past
+from asyncrollout.journal.group_numbers import GroupNumbers
+from asyncrollout.journal.history import RunHistory, changes, read_given, read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.redaction import hide, hide_in_error, known_secrets, named_secrets, without_secrets
@@ -41,12 +41,12 @@ _SHOWN_SETTING = 200
 class RunJournal:
     """Tells of rollouts that are recorded, and records those that are played."""
 
-    def __init__(self, directory: Path, past: Past, writer: Writer, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, past: RunHistory, writer: Writer, secrets: Sequence[str] = ()) -> None:
         self.directory = directory
         self.past = past
         self.writer = writer
         self._dispatched: set[str] = set()
-        self._drawn = Numbers(past.drawn)
+        self._drawn = GroupNumbers(past.drawn)
         self._unclaimed = past.unfinished_groups()  # recorded, and not drawn by this process yet
         self._secrets = [*known_secrets(), *secrets]
 
@@ -176,29 +176,29 @@ async def open_journal(
                 writer.put(began)  # the first line, whatever is left in the file of trajectories
             for drawn in past.undrawn:
                 writer.hold(drawn)
-            for trajectory in past.unlisted:
+            for trajectory in past.unlogged:
                 error = trajectory.error
                 writer.hold(_end_of(trajectory, None if error is None else type(error).__name__))
             if past.attempts:
                 writer.hold(began)
             await writer.flush()
             past.undrawn.clear()
-            past.unlisted.clear()
+            past.unlogged.clear()
             yield RunJournal(directory, past, writer, secrets)
     finally:
         lock.release()
 
 
-def _begin(directory: Path) -> Past:
+def _begin(directory: Path) -> RunHistory:
     """Of a process that was killed before it wrote a line, nothing is left that anybody wants."""
     for name in (JOURNAL, TRAJECTORIES):
         if any(whole_lines(directory / name)):
             raise UsageError(f"{directory} holds a run already: resume it, or choose another directory")
         cut_torn_end(directory / name)
-    return Past()
+    return RunHistory()
 
 
-def _read(directory: Path, given: dict[str, Any], resume: bool | int, accept: Collection[str]) -> Past:
+def _read(directory: Path, given: dict[str, Any], resume: bool | int, accept: Collection[str]) -> RunHistory:
     past = read_past(directory, None if isinstance(resume, bool) else resume)
     if _check_settings(directory, past.given, given, accept):
         past.play_anew()

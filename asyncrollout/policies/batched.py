@@ -20,7 +20,7 @@ from asyncrollout.types import Generation, PauseMode, Request, Timings
 Model = Callable[[list[Request]], Sequence[Any]]
 
 
-class _Asked:
+class _PendingRequest:
     """A request that waits for its place in a batch, and for its answer."""
 
     def __init__(self, request: Request) -> None:
@@ -60,16 +60,16 @@ class BatchedPolicy:
         self._max_batch = max_batch
         self._max_wait = max_wait
         self._thread = anyio.CapacityLimiter(1)
-        self._send: MemoryObjectSendStream[_Asked] | None = None
+        self._send: MemoryObjectSendStream[_PendingRequest] | None = None
         self._serving = Background()
-        self._asked: set[_Asked] = set()
+        self._asked: set[_PendingRequest] = set()
         self._gate = Gate()
         self.version = self.updates = 0
         self.is_open = False
 
     async def __aenter__(self) -> Self:
         await self._serving.open()
-        self._send, asked = anyio.create_memory_object_stream[_Asked](0)
+        self._send, asked = anyio.create_memory_object_stream[_PendingRequest](0)
         self._serving.start_soon(self._serve, asked)
         self.is_open = True
         return self
@@ -87,7 +87,7 @@ class BatchedPolicy:
     async def generate(self, request: Request) -> Generation:
         if self._send is None or not self.is_open:
             raise ClosedError("this BatchedPolicy is not open: use it within 'async with'")
-        asked = _Asked(request)
+        asked = _PendingRequest(request)
         self._asked.add(asked)
         try:
             with Deadline(request.seconds, self.held_seconds) as deadline:
@@ -129,7 +129,7 @@ class BatchedPolicy:
         """Until when batches were held back, on the monotonic clock: now while they are."""
         return self._gate.held.last()
 
-    async def _serve(self, arriving: MemoryObjectReceiveStream[_Asked]) -> None:
+    async def _serve(self, arriving: MemoryObjectReceiveStream[_PendingRequest]) -> None:
         async with arriving:
             async for first in arriving:
                 gathered = await self._gather(first, arriving)
@@ -141,7 +141,9 @@ class BatchedPolicy:
                     with self._gate.passing():
                         await self._run(batch)
 
-    async def _gather(self, first: _Asked, arriving: MemoryObjectReceiveStream[_Asked]) -> list[_Asked]:
+    async def _gather(
+        self, first: _PendingRequest, arriving: MemoryObjectReceiveStream[_PendingRequest]
+    ) -> list[_PendingRequest]:
         batch = [first]
         with anyio.move_on_after(self._max_wait), suppress(anyio.EndOfStream):
             while len(batch) < self._max_batch:
@@ -149,13 +151,13 @@ class BatchedPolicy:
         self._fill(batch, arriving)
         return batch
 
-    def _fill(self, batch: list[_Asked], arriving: MemoryObjectReceiveStream[_Asked]) -> None:
+    def _fill(self, batch: list[_PendingRequest], arriving: MemoryObjectReceiveStream[_PendingRequest]) -> None:
         """Whoever stands in line by now need not wait for the next."""
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
             while len(batch) < self._max_batch:
                 batch.append(arriving.receive_nowait())
 
-    async def _run(self, batch: list[_Asked]) -> None:
+    async def _run(self, batch: list[_PendingRequest]) -> None:
         begun = time.monotonic()
         for asked in batch:
             asked.version = self.version

@@ -12,7 +12,7 @@ import msgspec
 
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import UsageError
-from asyncrollout.policies.gate import Gated, Weights, check_rises, weights_of
+from asyncrollout.policies.gate import GatedPolicy, Weights, check_rises, weights_of
 from asyncrollout.policies.wrappers import Frozen, composed_of, nested
 from asyncrollout.protocols import Agent, Player
 from asyncrollout.trajectories import Move
@@ -21,7 +21,7 @@ from asyncrollout.types import Outcome, PauseMode
 _UPDATES: ContextVar["list[object]"] = ContextVar("updates")  # that this code runs within
 
 
-class Learning:
+class PolicyControl:
     """Parts with `pause`, `resume` and a `version`, as one: they are held back together, and have the same version."""
 
     def __init__(self, policy: Any, parts: Sequence[Any]) -> None:
@@ -30,7 +30,7 @@ class Learning:
         self._weights = {id(weights): weights for weights in map(_weights, parts)}
         self._update: object = None
         for part in parts:
-            if isinstance(part, Gated) and not part.updates:
+            if isinstance(part, GatedPolicy) and not part.updates:
                 part.version = self.version  # it has not told another one
 
     @property
@@ -118,7 +118,7 @@ class Learning:
 class GatedAgent:
     """An agent of which we cannot tell how it asks its policy: each move is held back and stamped as a whole."""
 
-    def __init__(self, agent: Any, gated: Gated) -> None:
+    def __init__(self, agent: Any, gated: GatedPolicy) -> None:
         self._agent = agent
         self._gated = gated
 
@@ -132,7 +132,7 @@ class GatedAgent:
 
 
 class _GatedPlayer:
-    def __init__(self, player: Player, gated: Gated) -> None:
+    def __init__(self, player: Player, gated: GatedPolicy) -> None:
         self._player = player
         self._gated = gated
 
@@ -150,7 +150,7 @@ class _GatedPlayer:
         return await self._player.act(outcome, tokens_left=tokens_left)
 
 
-def hold_back(agent: Any, rebuild: Callable[[Any], Any] | None) -> tuple[Agent, Learning | None]:
+def hold_back(agent: Any, rebuild: Callable[[Any], Any] | None) -> tuple[Agent, PolicyControl | None]:
     """The agent with gates where the calls of its policy really start, and the parts behind them; None if it has none.
 
     `rebuild` makes the agent anew with another policy, if that can be done.
@@ -164,12 +164,12 @@ def hold_back(agent: Any, rebuild: Callable[[Any], Any] | None) -> tuple[Agent, 
         if rebuild is not None:
             agent = rebuild(gated)
         elif _is_plain(own):
-            gated = Gated(own)
+            gated = GatedPolicy(own)
             agent = GatedAgent(agent, gated)
         else:
             return agent, None
     parts = [*_learning_parts(gated)]
-    return agent, Learning(gated, parts) if parts else None
+    return agent, PolicyControl(gated, parts) if parts else None
 
 
 def _behind_gates(policy: Any) -> Any:
@@ -178,13 +178,13 @@ def _behind_gates(policy: Any) -> Any:
         return policy
     inside = composed_of(policy)
     if not inside:
-        return Gated(policy)
+        return GatedPolicy(policy)
     gated = [_behind_gates(part) for part in inside]
     if all(new is old for new, old in zip(gated, inside, strict=True)):
         return policy
     if None not in gated and (rebuilt := _rebuilt(policy, gated)) is not None:
         return rebuilt
-    return Gated(policy) if _is_plain(policy) else None
+    return GatedPolicy(policy) if _is_plain(policy) else None
 
 
 def _rebuilt(policy: Any, gated: list[Any]) -> Any:
@@ -234,4 +234,4 @@ def _check_frozen(policy: Any) -> None:
 
 
 def _weights(part: Any) -> Weights:
-    return part.weights if isinstance(part, Gated) else weights_of(part)
+    return part.weights if isinstance(part, GatedPolicy) else weights_of(part)

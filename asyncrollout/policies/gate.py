@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrollout import validation
 from asyncrollout.errors import UsageError
-from asyncrollout.policies.holding import Held, charged, held_back, rollout_held
+from asyncrollout.policies.holding import HeldTime, charged, held_back, rollout_held
 from asyncrollout.protocols import Policy, ask_policy
 from asyncrollout.types import Generation, PauseMode, Request
 
@@ -31,10 +31,10 @@ class Gate:
         self._open.set()
         self.is_open = True
         self._idle = anyio.Event()
-        self._under_way: dict[object, Held | None] = {}
+        self._under_way: dict[object, HeldTime | None] = {}
         self._stops_server = stops_server
         self._still: dict[object, float | None] = {}  # with the seconds that its timer had left
-        self.held = Held()
+        self.held = HeldTime()
 
     async def wait(self) -> None:
         await self._open.wait()
@@ -58,7 +58,7 @@ class Gate:
 
     async def shut(self, mode: PauseMode) -> None:
         """Hold calls back; those under way are awaited, stopped, or left alone. If cancelled, it opens again."""
-        validation.one_of("mode", mode, get_args(PauseMode))
+        validation.check_choice("mode", mode, get_args(PauseMode))
         if self.is_open:
             self._open = anyio.Event()
             self.is_open = False
@@ -139,7 +139,7 @@ class Weights:
         self.updates = 0
         self.gate = Gate()
         self.changing = anyio.Semaphore(1, max_value=1)
-        self.held = Held()
+        self.held = HeldTime()
 
 
 _KNOWN: dict[int, tuple[Callable[[], Any], Weights]] = {}
@@ -169,7 +169,7 @@ def _forget(place: int, gone: Any) -> None:
         del _KNOWN[place]
 
 
-class Gated:
+class GatedPolicy:
     """A policy that can be held back while its weights change, and whose replies tell the version of its weights."""
 
     def __init__(self, inner: Policy) -> None:

@@ -14,7 +14,7 @@ import anyio
 _SOONEST = 0.001  # seconds until a deadline is looked at again
 
 
-class Held:
+class HeldTime:
     """How many seconds somebody was held back; several may hold at a time."""
 
     __slots__ = ("_holders", "_last", "_since", "_total")
@@ -47,13 +47,13 @@ class Held:
         return time.monotonic() if self._holders else self._last
 
 
-_ROLLOUT: ContextVar[Held | None] = ContextVar("rollout_held", default=None)
+_ROLLOUT: ContextVar[HeldTime | None] = ContextVar("rollout_held", default=None)
 
 
 @contextmanager
-def rollout_clock() -> Iterator[Held]:
+def rollout_clock() -> Iterator[HeldTime]:
     """What `held_back` in this block, and in tasks started there, is charged to."""
-    held = Held()
+    held = HeldTime()
     token = _ROLLOUT.set(held)
     try:
         yield held
@@ -61,7 +61,7 @@ def rollout_clock() -> Iterator[Held]:
         _ROLLOUT.reset(token)
 
 
-def rollout_held() -> Held | None:
+def rollout_held() -> HeldTime | None:
     """Of the rollout that this code runs for, if any."""
     return _ROLLOUT.get()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Result = Outcome | RolloutError
 
 
-class Begun:
+class PendingCall:
     """A reset or a step that was sent. Either one of the `outcome`s is asked for, once, or it is `abandoned`."""
 
     __slots__ = ("_handle", "_op", "_payload", "_phase", "_took", "reply")
@@ -52,13 +52,13 @@ class Begun:
 
 
 async def call_all(
-    calls: Iterable[Callable[[], Begun]], on_result: Callable[[int, Result], None] | None = None
+    calls: Iterable[Callable[[], PendingCall]], on_result: Callable[[int, Result], None] | None = None
 ) -> list[Result]:
     """Begin these calls and await them all; one that fails has its error in its place.
 
     `on_result` is told place and result of each as soon as it is there, while others are still under way.
     """
-    gathering = _Gathering(on_result)
+    gathering = _PendingCalls(on_result)
     try:
         gathering.begin(calls)
         await gathering.wait()
@@ -67,14 +67,14 @@ async def call_all(
     return gathering.results
 
 
-class _Gathering:
+class _PendingCalls:
     """Replies that are on their way are taken as they come; a call that begins when it is awaited, or is lost, needs a
     task.
     """
 
     def __init__(self, on_result: Callable[[int, Result], None] | None) -> None:
         self._by_place: dict[int, Result] = {}
-        self._under_way: dict[int, Begun] = {}
+        self._under_way: dict[int, PendingCall] = {}
         self._on_result = on_result
         self._tasks = asyncio.TaskGroup()  # measured: a third of the cost of anyio's, and no task of it ever fails
         self._all_come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -85,7 +85,7 @@ class _Gathering:
     def results(self) -> list[Result]:
         return [self._by_place[place] for place in range(len(self._by_place))]
 
-    def begin(self, calls: Iterable[Callable[[], Begun]]) -> None:
+    def begin(self, calls: Iterable[Callable[[], PendingCall]]) -> None:
         for place, begin in enumerate(calls):
             try:
                 self._under_way[place] = begin()
@@ -149,7 +149,7 @@ class _Gathering:
                 self._mistake = error
 
 
-def _outcome(call: Begun, reply: Reply) -> Result:
+def _outcome(call: PendingCall, reply: Reply) -> Result:
     try:
         return call.outcome_of(reply)
     except RolloutError as error:

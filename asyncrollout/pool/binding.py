@@ -8,13 +8,13 @@ import msgspec
 
 from asyncrollout.errors import ClosedError, EnvCrashed, EnvResourceError, EnvTimeout, RolloutError
 from asyncrollout.pool.blame import Acquittals, Blame
-from asyncrollout.pool.env_history import History
-from asyncrollout.pool.hosts import SOON, Home, Limits, Lost, Reply
+from asyncrollout.pool.env_history import EnvHistory
+from asyncrollout.pool.hosts import SOON, EnvHost, HostLost, PoolLimits, Reply
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.quarantine import Retries
 from asyncrollout.pool.wire.codec import WITHOUT_EPISODE, Op
-from asyncrollout.pool.wire.replay_log import Past
-from asyncrollout.pool.worker.env_runner import Opening
+from asyncrollout.pool.wire.replay_log import ReplayLog
+from asyncrollout.pool.worker.env_runner import OpenRequest
 from asyncrollout.types import Recovery
 
 E = TypeVar("E", bound=RolloutError)
@@ -25,7 +25,7 @@ _RECENT = 8
 _QUICK = 0.005  # seconds; a quicker step holds up nobody
 
 
-class Usual:
+class TypicalSeconds:
     """Seconds that envs of one name took lately, to build, to reset and to step; a guess as long as none did."""
 
     def __init__(self) -> None:
@@ -47,48 +47,48 @@ class Usual:
         self.build = _mixed(self.build, seconds)
 
 
-class Rules:
+class RecoveryRules:
     """What all envs of a pool have in common: their limits, whether and how often they are restored."""
 
-    def __init__(self, limits: Limits, recover: Recovery, max_restarts: int) -> None:
+    def __init__(self, limits: PoolLimits, recover: Recovery, max_restarts: int) -> None:
         self.limits = limits
         self.recover = recover
         self.max_restarts = max_restarts
         self.restored = 0
         self.acquittals = Acquittals()
         self.retries = Retries()
-        self._usual: dict[str, Usual] = {}
+        self._usual: dict[str, TypicalSeconds] = {}
 
-    def usual(self, name: str) -> Usual:
-        return self._usual.setdefault(name, Usual())
+    def usual(self, name: str) -> TypicalSeconds:
+        return self._usual.setdefault(name, TypicalSeconds())
 
 
-class Seat:
+class EnvBinding:
     """An env's place and its past. Whoever waits for a lost call restores the env: nobody else takes part."""
 
     def __init__(
         self,
-        opening: Opening,
+        opening: OpenRequest,
         placement: Placement,
-        rules: Rules,
+        rules: RecoveryRules,
         *,
         pinned: int | None,
         on_loop: bool,
-        beside: "Seat | None" = None,
+        beside: "EnvBinding | None" = None,
     ) -> None:
-        self.id = 0  # by which its home knows it; another one in each place
+        self.id = 0  # by which its host knows it; another one in each place
         self.opening = opening
         self.pinned = pinned
         self.on_loop = on_loop
         self.beside = beside
         self.weighs = not on_loop and opening.spec.runs == "cpu"
-        self.home: Home | None = None
+        self.host: EnvHost | None = None
         self.last_rank: int | None = None  # of the worker that died last
         self.load = 0.0  # seconds of a worker's time that a step takes, smoothed
         self.last_seconds = 0.0
         self.build_seconds = 0.0
         self.reset_seconds = 0.0
-        self.history = History(replayable=opening.spec.replayable)
+        self.history = EnvHistory(replayable=opening.spec.replayable)
         self._placement = placement
         self._rules = rules
         self._usual = rules.usual(opening.spec.name)
@@ -102,14 +102,14 @@ class Seat:
 
     @property
     def rank(self) -> int | None:
-        return self.home.rank if self.home else None
+        return self.host.rank if self.host else None
 
     def weigh(self) -> None:
-        """Let the latest step count for what the env weighs on its home."""
-        if self.weighs and self.home is not None:
+        """Let the latest step count for what the env weighs on its host."""
+        if self.weighs and self.host is not None:
             change = _SMOOTHING * (self.last_seconds - self.load)
             self.load += change
-            self.home.load += change
+            self.host.load += change
             self.step_work = self._usual.step = self.load if self.load > _QUICK else 0.0
 
     @property
@@ -215,11 +215,11 @@ class Seat:
 
     def give_up(self) -> None:
         """Leave the env where it is, and have the next call make a new one."""
-        home = self._placement.unseat(self)
-        if home is not None:
-            home.drop(self.id)
+        host = self._placement.unbind(self)
+        if host is not None:
+            host.drop(self.id)
 
-    def leave(self) -> Home | None:
+    def leave(self) -> EnvHost | None:
         """The env is closed for good."""
         return self._placement.leave(self)
 
@@ -229,14 +229,14 @@ class Seat:
         It waits behind a call that is under way, and touches no episode.
         """
         self.opening = msgspec.structs.replace(self.opening, camera=camera)
-        if self.home is None or not self.home.usable:
+        if self.host is None or not self.host.usable:
             return None
         try:
-            return (await self.home.call(self.id, Op.END_FILM, None))[2]
-        except Lost:
+            return (await self.host.call(self.id, Op.END_FILM, None))[2]
+        except HostLost:
             return None
 
-    async def call_elsewhere(self, lost: Lost | None, op: Op, payload: Any) -> Reply:
+    async def call_elsewhere(self, lost: HostLost | None, op: Op, payload: Any) -> Reply:
         """Restore the env in a new place and make the call there; raise if it is not to be restored."""
         self._aim = self._at = op
         try:
@@ -245,7 +245,7 @@ class Seat:
                     self._accept(lost, op)
                 try:
                     return await self._call_again(op, payload)
-                except Lost as again:
+                except HostLost as again:
                     lost = again
         finally:
             self.was_moved = self.was_recalled = False
@@ -266,7 +266,7 @@ class Seat:
         self._blame.clear()
         return reply
 
-    def _way_back(self, op: Op, payload: Any) -> Past | None:
+    def _way_back(self, op: Op, payload: Any) -> ReplayLog | None:
         """What a new env needs before the call; raise if it can never be what the old one was."""
         history = self.history
         if op is Op.REPLAY and not payload.in_place:  # it brings its own
@@ -277,43 +277,43 @@ class Seat:
             why = "what failed is not repeated in a new env" if history.failed else "it is not replayable"
             raise self.error(EnvCrashed, f"it is gone, and {why}: call reset() first", self.rank)
         if op is Op.REPLAY:
-            return Past(history.lived or [])
+            return ReplayLog(history.lived or [])
         return history.life_alone() if op in WITHOUT_EPISODE else history.past()
 
     async def _call_anew(self, op: Op, payload: Any) -> Reply:
         past = self._way_back(op, payload)
-        home = await self._placement.place(self)
+        host = await self._placement.place(self)
         settled = False
         try:
             self._at = Op.OPEN
-            reply = await self._build_at(home)
+            reply = await self._build_at(host)
             if reply[1] is None and past is not None:
                 self._at = Op.REPLAY
-                reply = await home.call(self.id, Op.REPLAY, past, caller=self)
+                reply = await host.call(self.id, Op.REPLAY, past, caller=self)
             settled = reply[1] is None
         finally:
-            if not settled and self._placement.unseat(self) is not None:
-                home.drop(self.id)
+            if not settled and self._placement.unbind(self) is not None:
+                host.drop(self.id)
         if not settled or op is Op.OPEN:
             return reply
         self._at = op
-        return await home.call(self.id, op, payload, caller=self)
+        return await host.call(self.id, op, payload, caller=self)
 
-    async def _build_at(self, home: Home) -> Reply:
+    async def _build_at(self, host: EnvHost) -> Reply:
         try:
-            reply = await home.call(self.id, Op.OPEN, self.opening, caller=self)
-        except Lost:  # nothing is there
-            self._placement.unseat(self)
+            reply = await host.call(self.id, Op.OPEN, self.opening, caller=self)
+        except HostLost:  # nothing is there
+            self._placement.unbind(self)
             raise
         if reply[1] is None:  # how long a failure took says nothing
             self.was_built(reply[5])
         return reply
 
-    def _accept(self, lost: Lost, op: Op) -> None:
+    def _accept(self, lost: HostLost, op: Op) -> None:
         """Take note that the env's place is gone; raise if the env is not to be restored."""
         name, rules = self.opening.spec.name, self._rules
-        home = self._placement.unseat(self)
-        rank = home.rank if home else None
+        host = self._placement.unbind(self)
+        rank = host.rank if host else None
         if lost.kind == "closed":
             what = "it was closed" if self._placement.open else "the pool is closed"
             raise ClosedError(f"env {name!r}: {what}")
@@ -323,12 +323,12 @@ class Seat:
         if lost.kind == "moved":
             self.was_moved = True
             self._placement.moved += 1
-            if home is not None:
-                home.drop(self.id)
+            if host is not None:
+                host.drop(self.id)
             return
         self.last_rank = self.last_rank if rank is None else rank
-        if lost.suspects == 1 and not lost.from_outside and home is not None:
-            self._placement.quarantine.add_death(name, home.rank)
+        if lost.suspects == 1 and not lost.from_outside and host is not None:
+            self._placement.quarantine.add_death(name, host.rank)
         at = self._at or op
         during = at.name.lower()
         if lost.suspects and lost.kind == "timeout":

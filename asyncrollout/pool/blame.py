@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from asyncrollout.pool.hosts import Lost
+from asyncrollout.pool.hosts import HostLost
 from asyncrollout.pool.wire.codec import Op
 
 _OWN_DEATHS = 2
@@ -53,7 +53,7 @@ class Blame:
         """Whether other envs, suspects or not, must leave its worker; not after one death, since they have to wait."""
         return self.companions == 1 and self._halvings > 1
 
-    def add(self, lost: Lost, at: Op) -> str:
+    def add(self, lost: HostLost, at: Op) -> str:
         """Take note of a death; why the env is to fail of it, or nothing if it is to be restored."""
         self._suspects = lost.suspects
         self._fruitless += 1
@@ -70,7 +70,7 @@ class Blame:
             return f"for the {self._fruitless}th time in a row without a call of this env completed in between"
         return ""
 
-    def _add_as_suspect(self, lost: Lost, at: Op) -> None:
+    def _add_as_suspect(self, lost: HostLost, at: Op) -> None:
         alone = lost.suspects == 1
         self._alone_at[at] += alone
         if lost.from_outside:
@@ -84,15 +84,15 @@ class Blame:
             self._crashes += alone
             self._halvings += 1
 
-    def _strays(self, lost: Lost) -> int:
+    def _strays(self, lost: HostLost) -> int:
         return lost.idle_kills + self._acquittals.count
 
-    def _are_others_killed(self, lost: Lost, at: Op, share: float = 0.25) -> bool:
+    def _are_others_killed(self, lost: HostLost, at: Op, share: float = 0.25) -> bool:
         """Whether workers are killed that no env kills: for each kill here so many elsewhere."""
         strays = self._strays(lost)
         return strays - self._strays_before.get(at, strays) > share * self._kills_at[at]
 
-    def _most_kills(self, lost: Lost, at: Op) -> int:
+    def _most_kills(self, lost: HostLost, at: Op) -> int:
         if self._are_others_killed(lost, at, 1):  # somebody kills workers, whatever they do
             return _FRUITLESS_DEATHS
         return _DOUBTFUL_DEATHS if at is Op.REPLAY or self._are_others_killed(lost, at) else _OUTSIDE_DEATHS

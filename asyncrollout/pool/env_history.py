@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.pool.wire import codec
-from asyncrollout.pool.wire.replay_log import Called, Life, Past, Played
+from asyncrollout.pool.wire.replay_log import Life, RecordedCall, ReplayedEpisode, ReplayLog
 
 _MOST_REMEMBERED = 500  # resets, steps and calls of earlier episodes
 _ADVICE = (
@@ -15,7 +15,7 @@ _ADVICE = (
 )
 
 
-class History:
+class EnvHistory:
     """The log of an env's life and of its present episode.
 
     Earlier episodes are remembered, whole, if calls were made in them that may have changed the env for good.
@@ -38,8 +38,8 @@ class History:
         self._before: tuple[list[Any], list[int | None]] | None = None  # what it stands for, if known
         self._done: list[Any] = []
         self._digests: list[int | None] = []
-        self._calls: list[Called] = []  # those of `_done`
-        self._kept_after_failure: list[Called] = []
+        self._calls: list[RecordedCall] = []  # those of `_done`
+        self._kept_after_failure: list[RecordedCall] = []
         self.failed = False  # what failed is not in the log, but the env has seen it
 
     @property
@@ -69,7 +69,7 @@ class History:
             return None
         return [*self.life, *self._lasting()]
 
-    def _lasting(self) -> list[Called]:
+    def _lasting(self) -> list[RecordedCall]:
         return [called for called in self._calls if called.keep is not False]
 
     def end(self, next_seed: int | None, final: int | None = None) -> None:
@@ -93,9 +93,9 @@ class History:
     def _remember(self, entries: Life) -> None:
         if entries and not self.forgotten:
             self.life = [*self.life, *entries]
-            if not any(isinstance(one, Played) for one in entries):  # calls that are kept may be many
+            if not any(isinstance(one, ReplayedEpisode) for one in entries):  # calls that are kept may be many
                 return
-            episodes = [one for one in self.life if isinstance(one, Played)]
+            episodes = [one for one in self.life if isinstance(one, ReplayedEpisode)]
             if sum(1 + len(one.done) for one in episodes) > _MOST_REMEMBERED:
                 self.forget(_unkept(episodes[0]), f"lies more than {_MOST_REMEMBERED} resets, steps and calls back")
 
@@ -114,7 +114,7 @@ class History:
         self._digests.append(digest)
         self.last_digest = digest
 
-    def add_call(self, called: Called) -> None:
+    def add_call(self, called: RecordedCall) -> None:
         """A call that was made. Whether one that raised is to be kept, nobody can say: it stays in its episode."""
         if called.raised and called.keep:
             called = msgspec.structs.replace(called, keep=None)
@@ -144,42 +144,46 @@ class History:
         self._state, self._state_outcome = state, codec.detach(outcome)
         self._done, self._digests, self._calls = [], [], []
 
-    def by_actions(self, final: int) -> Past | None:
+    def by_actions(self, final: int) -> ReplayLog | None:
         """The way to the present episode without any snapshot, if it is known."""
         now = self._played(final)
         if now.state is None:
-            return Past(self.life, now)
+            return ReplayLog(self.life, now)
         if self._before is None:
             return None
         done, digests = [*self._before[0], *now.done], [*self._before[1], *now.digests]
-        return Past(self.life, Played(now.seed, now.task, now.member, None, done, digests, episode=now.episode))
+        return ReplayLog(
+            self.life, ReplayedEpisode(now.seed, now.task, now.member, None, done, digests, episode=now.episode)
+        )
 
-    def past(self, final: int | None = None) -> Past | None:
+    def past(self, final: int | None = None) -> ReplayLog | None:
         """The way back, if there is anything to go back to; `final` is the last digest where none were taken."""
         if self.running:
-            return Past(self.life, self._played(final, self._kept_after_failure))
+            return ReplayLog(self.life, self._played(final, self._kept_after_failure))
         return self.life_alone([*self._calls, *self._kept_after_failure])
 
-    def past_by_snapshot(self, state: bytes, outcome: tuple[Any, ...], final: int) -> Past:
+    def past_by_snapshot(self, state: bytes, outcome: tuple[Any, ...], final: int) -> ReplayLog:
         """The way back by the env's own snapshot, and the outcome that goes with it."""
         assert self.seed is not None
         assert not self.unkept  # else it would be lost
-        now = Played(self.seed, self.task, self.member, state, turns=self.turn, last=outcome, episode=self.episode)
+        now = ReplayedEpisode(
+            self.seed, self.task, self.member, state, turns=self.turn, last=outcome, episode=self.episode
+        )
         kept = self._lasting()  # part of the life from here on, and not of the actions
         long_way = None if kept else self.by_actions(final)
         if long_way is not None and long_way.present is not None:
             now = msgspec.structs.replace(now, before=(long_way.present.done, long_way.present.digests))
-        return Past([*self.life, *kept], now)
+        return ReplayLog([*self.life, *kept], now)
 
-    def _played(self, final: int | None, after: Sequence[Called] = ()) -> Played:
+    def _played(self, final: int | None, after: Sequence[RecordedCall] = ()) -> ReplayedEpisode:
         assert self.seed is not None
         digests = list(self._digests)
         offset = len(digests) - len(self._done)
-        steps = [place for place, entry in enumerate(self._done, offset) if type(entry) is not Called]
+        steps = [place for place, entry in enumerate(self._done, offset) if type(entry) is not RecordedCall]
         at = steps[-1] if steps else offset - 1
         if final is not None and at >= 0 and digests[at] is None:
             digests[at] = final
-        return Played(
+        return ReplayedEpisode(
             self.seed,
             self.task,
             self.member,
@@ -191,11 +195,11 @@ class History:
             self.episode,
         )
 
-    def life_alone(self, more: list[Called] | None = None) -> Past | None:
+    def life_alone(self, more: list[RecordedCall] | None = None) -> ReplayLog | None:
         life: Life = [*self.life, *(more or ())]
-        return Past(life) if life else None
+        return ReplayLog(life) if life else None
 
-    def adopt(self, past: Past) -> None:
+    def adopt(self, past: ReplayLog) -> None:
         """Continue from where another env's history ends."""
         self.life, self.forgotten, self.failed = list(past.life), "", False
         self._done, self._digests, self._calls, self._kept_after_failure = [], [], [], []
@@ -207,10 +211,10 @@ class History:
         self._state, self._state_outcome, self._turns_before = now.state, now.last, now.turns
         self._before = None if now.before is None else (list(now.before[0]), list(now.before[1]))
         self._done, self._digests = list(now.done), list(now.digests)
-        self._calls = [entry for entry in now.done if isinstance(entry, Called)]
+        self._calls = [entry for entry in now.done if isinstance(entry, RecordedCall)]
         self.last_digest = None
 
 
-def _unkept(played: Played) -> str:
-    calls = (entry for entry in played.done if isinstance(entry, Called) and entry.keep is None)
+def _unkept(played: ReplayedEpisode) -> str:
+    calls = (entry for entry in played.done if isinstance(entry, RecordedCall) and entry.keep is None)
     return next((called.method for called in calls), "call")

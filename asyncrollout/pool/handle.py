@@ -15,16 +15,16 @@ from msgspec.structs import replace
 from asyncrollout import errors
 from asyncrollout.errors import ClosedError, EnvError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.batch_calls import Begun
-from asyncrollout.pool.binding import Seat
-from asyncrollout.pool.hosts import CLOSE_GRACE, Lost, Reply
+from asyncrollout.pool.batch_calls import PendingCall
+from asyncrollout.pool.binding import EnvBinding
+from asyncrollout.pool.hosts import CLOSE_GRACE, HostLost, Reply
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.codec import OUTCOMES, Op, Undecodable
 from asyncrollout.pool.wire.digest import outcome_digest
 from asyncrollout.pool.wire.failure import Failure
-from asyncrollout.pool.wire.replay_log import Called, Past, dump_past, life_key, load_past
+from asyncrollout.pool.wire.replay_log import RecordedCall, ReplayLog, dump_past, life_key, load_past
 from asyncrollout.pool.worker.replay import NotInPlaceError
-from asyncrollout.protocols import Recorded
+from asyncrollout.protocols import EnvRecording
 from asyncrollout.types import Outcome
 
 if TYPE_CHECKING:
@@ -57,18 +57,18 @@ _STEP, _RENDER, _SNAPSHOT = Op.STEP, Op.RENDER, Op.SNAPSHOT
 class EnvHandle:
     """Made by `EnvPool.open`. For one caller at a time."""
 
-    def __init__(self, pool: "EnvPool", seat: Seat, record: Recorded | None = None) -> None:
-        self.name = seat.opening.spec.name
+    def __init__(self, pool: "EnvPool", binding: EnvBinding, record: EnvRecording | None = None) -> None:
+        self.name = binding.opening.spec.name
         self._pool = pool
         self._record = record
         self._thread = pool.thread
-        self.seat = seat
-        self._history = seat.history
+        self.binding = binding
+        self._history = binding.history
         self._phase = Phase.UNOPENED
         self._busy = False
         self._outcome: Outcome | None = None
         if record is not None:
-            record.opened(seat.end_film)
+            record.opened(binding.end_film)
 
     @property
     def outcome(self) -> Outcome:
@@ -90,12 +90,12 @@ class EnvHandle:
     @property
     def worker(self) -> int | None:
         """The rank of the worker where the env lives now; -1 is the event loop's thread."""
-        return self.seat.rank
+        return self.binding.rank
 
     @property
     def worked(self) -> float:
         """Seconds that the env itself was at work in its last step, without the way there and back."""
-        return self.seat.last_seconds
+        return self.binding.last_seconds
 
     async def __aenter__(self) -> Self:
         if self._phase is not Phase.UNOPENED:
@@ -122,7 +122,7 @@ class EnvHandle:
         """
         return await self.begin_reset(seed=seed, task=task, member=member).outcome()
 
-    def begin_reset(self, *, seed: int | None = None, task: Any = None, member: int = 0) -> Begun:
+    def begin_reset(self, *, seed: int | None = None, task: Any = None, member: int = 0) -> PendingCall:
         """A reset that is on its way at once, for who awaits its outcome later."""
         if self._phase in _SHUT:
             raise self._misuse("reset")
@@ -134,20 +134,20 @@ class EnvHandle:
         if not self._busy:
             self._end_episode(seed, reset=True)
         start = (seed, task, member, self._history.episode)
-        return Begun(self, Op.RESET, start, self._begin(Op.RESET, start), self._was_reset)
+        return PendingCall(self, Op.RESET, start, self._begin(Op.RESET, start), self._was_reset)
 
     def _end_episode(self, next_seed: int | None, *, reset: bool) -> None:
         """Nothing is left of it, even if the next one cannot be begun."""
         final = self._last_digest() if self._history.unkept and self._outcome is not None else None
-        self.seat.end_episode(next_seed, final)
+        self.binding.end_episode(next_seed, final)
         if reset:
-            self.seat.find_place(anew=self._phase is Phase.FAILED)
+            self.binding.find_place(anew=self._phase is Phase.FAILED)
         self._phase, self._outcome = Phase.FAILED, None
 
     def _was_reset(self, start: tuple[int, Any, int, int], reply: Reply) -> Outcome:
         seed, task, member, _ = start
         self._history.begin(seed, task, member, reply[4])
-        self.seat.was_reset(reply[5])
+        self.binding.was_reset(reply[5])
         return self._took(reply)
 
     async def step(self, action: Any) -> Outcome:
@@ -156,10 +156,10 @@ class EnvHandle:
         phase, call = self._begin(_STEP, action)  # no `_invoke`, nor `begin_step`: each costs a tenth of a light step
         return self._stepped(action, await self.attend(_STEP, action, phase, call))
 
-    def begin_step(self, action: Any) -> Begun:
+    def begin_step(self, action: Any) -> PendingCall:
         """A step that is on its way at once, for who awaits its outcome later."""
         action = self._playable(action)
-        return Begun(self, _STEP, action, self._begin(_STEP, action), self._stepped)
+        return PendingCall(self, _STEP, action, self._begin(_STEP, action), self._stepped)
 
     def _playable(self, action: Any) -> Any:
         if self._phase is not _RUNNING:
@@ -168,7 +168,7 @@ class EnvHandle:
 
     def _stepped(self, action: Any, reply: Reply) -> Outcome:
         self._history.add_step(action, reply[4])
-        self.seat.last_seconds = reply[5]
+        self.binding.last_seconds = reply[5]
         return self._took(reply)
 
     def _whole(self, number: Any, what: str) -> int:
@@ -208,9 +208,9 @@ class EnvHandle:
         (a read, say) promises that nothing of it is left after the episode. Unsaid, the episode is remembered with it.
         """
         args, kwargs = self._own((args, kwargs), f"call {method}()")
-        return (await self.make_call(Called(method, args, kwargs, keep)))[0]
+        return (await self.make_call(RecordedCall(method, args, kwargs, keep)))[0]
 
-    async def make_call(self, called: Called) -> tuple[Any, bool]:
+    async def make_call(self, called: RecordedCall) -> tuple[Any, bool]:
         """What a call gives, and whether that is a plain attribute, which was only read."""
         method, keep = called.method, called.keep
         if not isinstance(method, str):
@@ -233,7 +233,7 @@ class EnvHandle:
         self._history.add_call(replace(called, keep=False) if is_read else called)
         return result, is_read
 
-    def _note_failed_call(self, called: Called, error: RolloutError) -> None:
+    def _note_failed_call(self, called: RecordedCall, error: RolloutError) -> None:
         """A call that raised in the env may have changed it all the same; one that never reached it has not."""
         kind = getattr(error, "remote_type", None)
         if kind is not None and not _is_gone(type(error).__name__, kind) and not isinstance(error, UsageError):
@@ -248,7 +248,7 @@ class EnvHandle:
         self._phase = phase
         return reply
 
-    def _check_readable(self, value: Any, called: Called | None = None) -> None:
+    def _check_readable(self, value: Any, called: RecordedCall | None = None) -> None:
         if type(value) is Undecodable:
             if called is not None:
                 self._history.add_call(called)
@@ -271,7 +271,7 @@ class EnvHandle:
         if not hasattr(target, "reopen"):
             raise UsageError(f"env {self.name!r} cannot fork: {target!r:.100} is not a pool")
         past = await self._past("fork", for_file=False, with_state=target.takes_states)
-        twin = await target.reopen(self._pool.describe(self.seat))
+        twin = await target.reopen(self._pool.describe(self.binding))
         became = False
         try:
             await twin.become(past)
@@ -281,7 +281,7 @@ class EnvHandle:
                 await twin.close()
         return twin
 
-    async def _past(self, what: str, *, for_file: bool, with_state: bool = True) -> Past:
+    async def _past(self, what: str, *, for_file: bool, with_state: bool = True) -> ReplayLog:
         """The way to where the env is now: by its own snapshot if that holds everything, else by its actions."""
         if not self.has_episode:
             raise self._misuse(what)
@@ -296,7 +296,7 @@ class EnvHandle:
             state, fields, lacks = answer
             if state is not None:
                 return history.past_by_snapshot(state, self._as_given(fields, final), final)
-        if not self.seat.opening.spec.replayable:
+        if not self.binding.opening.spec.replayable:
             raise UsageError(f"env {self.name!r} cannot {what}: it is not replayable, and {lacks}")
         past = None if with_state and not for_file else history.by_actions(final)
         if past is None and with_state:
@@ -316,9 +316,9 @@ class EnvHandle:
             if candidate is not None and outcome_digest(candidate) == digest:
                 return tuple(candidate)
         text = "the observation was changed by a call of the env and by its user: there is no copy of it as it was"
-        raise self.seat.error(EnvError, text, self.worker)
+        raise self.binding.error(EnvError, text, self.worker)
 
-    async def become(self, past: Past) -> Outcome | None:
+    async def become(self, past: ReplayLog) -> Outcome | None:
         """Continue from another env's past, as a new episode of this env; its last outcome, if there is an episode."""
         if self._busy:  # before its env is touched
             raise self._misuse("restore")
@@ -338,11 +338,11 @@ class EnvHandle:
                 reply = await self._become_in_place(_to_send(past))
             if reply is None:
                 if not is_new:
-                    self.seat.give_up()
+                    self.binding.give_up()
                 reply = await self._invoke(Op.REPLAY, _to_send(past))
         finally:
             if reply is None:  # half-way there, it is neither what it was nor what it was to be
-                self.seat.give_up()
+                self.binding.give_up()
         self._history.adopt(past)
         if past.present is None:
             self._phase = Phase.NEW
@@ -350,7 +350,7 @@ class EnvHandle:
         self._history.last_digest = reply[4]
         return self._took(reply)
 
-    async def _become_in_place(self, past: Past) -> Reply | None:
+    async def _become_in_place(self, past: ReplayLog) -> Reply | None:
         """None if it takes a new env."""
         try:
             return await self._invoke(Op.REPLAY, replace(past, life=[], in_place=True))
@@ -363,28 +363,28 @@ class EnvHandle:
         """Close the env; a second time does nothing. Never waits long: an env that hangs is left to its worker."""
         if self._phase is Phase.CLOSED:
             return
-        if self.seat.home is not None and self.seat.home.usable:
+        if self.binding.host is not None and self.binding.host.usable:
             self._check_loop()
         unsure, self._phase = self._phase is Phase.UNSURE, Phase.CLOSED
         footage = None
         try:
-            footage = await self._close_at_home(unsure=unsure)
+            footage = await self._close_at_host(unsure=unsure)
         finally:
             if self._record is not None:
                 self._record.ended(footage)
 
-    async def _close_at_home(self, *, unsure: bool) -> Any:
+    async def _close_at_host(self, *, unsure: bool) -> Any:
         """What the camera has, if there is one, and the env is where it can be asked."""
-        home = self.seat.leave()
-        if home is None or not home.usable:
+        host = self.binding.leave()
+        if host is None or not host.usable:
             return None
         if unsure:
-            home.drop(self.seat.id)
+            host.drop(self.binding.id)
             return None
         with anyio.move_on_after(CLOSE_GRACE, shield=True):
             try:
-                reply = await home.call(self.seat.id, Op.CLOSE, None)
-            except Lost:
+                reply = await host.call(self.binding.id, Op.CLOSE, None)
+            except HostLost:
                 return None
             if reply[1] is not None:
                 log.warning("env_close_failed", env=self.name, error=_failure(reply[1]).text)
@@ -405,11 +405,11 @@ class EnvHandle:
         if op is not _RENDER and op is not _SNAPSHOT:  # these only read
             self._phase = _UNSURE  # stays so if the caller is cancelled
         self._busy = True
-        seat = self.seat
-        if seat.home is None:
-            return phase, seat.call_elsewhere(None, op, payload)
+        binding = self.binding
+        if binding.host is None:
+            return phase, binding.call_elsewhere(None, op, payload)
         try:
-            return phase, seat.home.call(seat.id, op, payload, caller=seat)
+            return phase, binding.host.call(binding.id, op, payload, caller=binding)
         except codec.UnsendableError as error:
             self._busy, self._phase = False, phase
             raise self._unsendable(op, error) from error
@@ -421,12 +421,12 @@ class EnvHandle:
 
     async def attend(self, op: Op, payload: Any, phase: Phase, call: Awaitable[Reply]) -> Reply:
         """The reply to a call that was sent; if the env's place is lost, the call is made in another one."""
-        seat = self.seat
+        binding = self.binding
         try:
             try:
                 reply = await call
-            except Lost as lost:
-                reply = await seat.call_elsewhere(lost, op, payload)
+            except HostLost as lost:
+                reply = await binding.call_elsewhere(lost, op, payload)
         except UsageError:  # the env has seen nothing of it
             self._go_back_to(phase)
             raise
@@ -448,7 +448,7 @@ class EnvHandle:
         if reply[1] is not None:
             failure = _failure(reply[1])
             is_gone = _is_gone(failure.raises, failure.kind)
-            if op in OUTCOMES and not is_gone and self.seat.home is not None:
+            if op in OUTCOMES and not is_gone and self.binding.host is not None:
                 self._history.note_failure()
             self._phase = Phase.FAILED if op in OUTCOMES or is_gone else phase
             raise self._failed(failure)
@@ -466,16 +466,16 @@ class EnvHandle:
         kind: type[RolloutError] = getattr(errors, failure.raises, EnvError)
         ours = failure.kind == failure.raises
         text = failure.text if ours else f"{failure.kind}: {failure.text}"
-        error = self.seat.error(kind, text, self.worker, "" if ours else f"In the env:\n{failure.trace}")
+        error = self.binding.error(kind, text, self.worker, "" if ours else f"In the env:\n{failure.trace}")
         error.__dict__.update(remote_type=failure.kind, remote_traceback=failure.trace)
         return error
 
     def _unsendable(self, op: Op, error: codec.UnsendableError) -> UsageError:
-        return self.seat.error(UsageError, f"{op.name.lower()}: {error}", self.seat.rank)
+        return self.binding.error(UsageError, f"{op.name.lower()}: {error}", self.binding.rank)
 
     def _unreadable(self, *values: Any) -> EnvError:
         reason = next(value.reason for value in values if type(value) is Undecodable)
-        return self.seat.error(EnvError, f"what it returned cannot be loaded here: {reason}", self.worker)
+        return self.binding.error(EnvError, f"what it returned cannot be loaded here: {reason}", self.worker)
 
     def _misuse(self, what: str) -> UsageError:
         kind = ClosedError if self._phase is Phase.CLOSED else UsageError
@@ -483,12 +483,12 @@ class EnvHandle:
         return kind(f"env {self.name!r} cannot {what}: {in_the_way}")
 
 
-def _as_episode(past: Past, episode: int) -> Past:
+def _as_episode(past: ReplayLog, episode: int) -> ReplayLog:
     present = past.present
     return past if present is None else replace(past, present=replace(present, episode=episode))
 
 
-def _to_send(past: Past) -> Past:
+def _to_send(past: ReplayLog) -> ReplayLog:
     """Without what only a history needs."""
     now = None if past.present is None else replace(past.present, before=None)
     return replace(past, present=now)

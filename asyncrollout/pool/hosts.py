@@ -1,4 +1,4 @@
-"""The seam between the pool and its backends: a home is where envs live, a backend is a set of homes."""
+"""The seam between the pool and its backends: a host is where envs live, a backend is a set of hosts."""
 
 from collections import deque
 from collections.abc import Awaitable, Collection, Sequence
@@ -20,17 +20,17 @@ LONG = 1.0
 """Seconds; whoever waits for so long had better be elsewhere."""
 
 SOON = 0.05
-"""Seconds; a home that is free so soon is as good as one that is idle."""
+"""Seconds; a host that is free so soon is as good as one that is idle."""
 
 _RECENT = 1024
 
 
-class Lost(Exception):  # noqa: N818 (a signal inside the pool, never an error that a user sees)
-    """A home went away before it answered.
+class HostLost(Exception):  # noqa: N818 (a signal inside the pool, never an error that a user sees)
+    """A host went away before it answered.
 
     `suspects` is 0 if the call was not yet begun; else the number of calls that were under way, this one included.
-    `from_outside` means that somebody else may have ended the home; `idle_kills` counts such ends in the whole pool of
-    homes at which no call was under way.
+    `from_outside` means that somebody else may have ended the host; `idle_kills` counts such ends in the whole pool of
+    hosts at which no call was under way.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Lost(Exception):  # noqa: N818 (a signal inside the pool, never an error t
         self.idle_kills = idle_kills
 
 
-class Limits(msgspec.Struct, frozen=True):
+class PoolLimits(msgspec.Struct, frozen=True):
     """Seconds and bytes that a call may take; after `soft` seconds, steps queued behind it may move elsewhere."""
 
     step: float
@@ -68,13 +68,13 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Caller(Protocol):
-    """The env that a call is for, as far as its home must know it to tell what waits behind what."""
+    """The env that a call is for, as far as its host must know it to tell what waits behind what."""
 
     id: int
-    """By which its home knows it; those of later envs are larger."""
+    """By which its host knows it; those of later envs are larger."""
 
     step_work: float
-    """Seconds of a home's time that a step is expected to take; 0 if it is too quick to matter."""
+    """Seconds of a host's time that a step is expected to take; 0 if it is too quick to matter."""
 
     @property
     def may_move(self) -> bool:
@@ -82,7 +82,7 @@ class Caller(Protocol):
 
     @property
     def may_be_recalled(self) -> bool:
-        """Whether it may wait to be built by whichever home is free first."""
+        """Whether it may wait to be built by whichever host is free first."""
 
     @property
     def builds_slowly(self) -> bool:
@@ -97,13 +97,13 @@ class Caller(Protocol):
         """Whether nobody knows how long it takes to build."""
 
     def work(self, op: Op) -> float:
-        """Seconds of a home's time that a call is expected to take."""
+        """Seconds of a host's time that a call is expected to take."""
 
     def detour(self, op: Op) -> float:
         """Seconds of work that it adds to make the call elsewhere: to build, reset and replay the env."""
 
 
-class Home(Protocol):
+class EnvHost(Protocol):
     """A worker process, from its start to its end, or the event loop's own thread."""
 
     load: float  # seconds that one step of each of its envs takes
@@ -128,42 +128,42 @@ class Home(Protocol):
         """Seconds until a call that is sent now is expected to begin; what is quick counts for nothing."""
 
     def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Awaitable[Reply]:
-        """Send a call. Its awaitable raises `Lost` if the home goes away first, or if a better place is found."""
+        """Send a call. Its awaitable raises `HostLost` if the host goes away first, or if a better place is found."""
 
     def drop(self, env_id: int) -> None:
         """Close an env without waiting for the end of it."""
 
 
 class Backend(Protocol):
-    """Starts, replaces and stops homes."""
+    """Starts, replaces and stops hosts."""
 
     @property
-    def homes(self) -> Sequence[Home]:
+    def hosts(self) -> Sequence[EnvHost]:
         """The usable ones."""
 
     @property
     def ranks(self) -> Collection[int]:
-        """Of the homes that are usable now or may be later."""
+        """Of the hosts that are usable now or may be later."""
 
     async def start(self, tasks: TaskGroup) -> None: ...
 
     async def stop(self) -> None: ...
 
-    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[Home]:
-        """The usable homes (that of the rank), as soon as there is one; PoolError if there never will be.
+    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[EnvHost]:
+        """The usable hosts (that of the rank), as soon as there is one; PoolError if there never will be.
 
         Without those of ranks to avoid, as long as there may be others.
         """
 
     async def wait_idle(self) -> None:
-        """Until one of the homes has nothing to do, as far as it is known."""
+        """Until one of the hosts has nothing to do, as far as it is known."""
 
     def stats(self) -> list[WorkerStats]: ...
 
     def recent_seconds(self) -> list[float]: ...
 
 
-class Clock:
+class DurationWindow:
     """The durations of recent calls."""
 
     def __init__(self) -> None:

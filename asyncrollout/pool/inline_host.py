@@ -1,4 +1,4 @@
-"""The event loop's own home: light envs in its thread, async envs on it, blocking `io` envs in threads beside it."""
+"""The event loop's own host: light envs in its thread, async envs on it, blocking `io` envs in threads beside it."""
 
 import asyncio
 import os
@@ -15,13 +15,13 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.hosts import CLOSE_GRACE, Caller, Clock, Limits, Lost, Reply
-from asyncrollout.pool.time_limit import Stopwatch
+from asyncrollout.pool.hosts import CLOSE_GRACE, Caller, DurationWindow, HostLost, PoolLimits, Reply
+from asyncrollout.pool.time_limit import TimeLimit
 from asyncrollout.pool.wire.codec import OUTCOMES, PLAIN, Op, Undecodable, UnloadableError, detach
 from asyncrollout.pool.wire.digest import outcome_digest
 from asyncrollout.pool.wire.failure import Failure, failure
 from asyncrollout.pool.wire.raised import EnvRaised, ignored, is_own
-from asyncrollout.pool.worker.env_runner import HostedEnv, Opening, is_async, run_now
+from asyncrollout.pool.worker.env_runner import EnvRunner, OpenRequest, is_async, run_now
 from asyncrollout.pool.worker.thread import EnvThread
 from asyncrollout.types import Durations, WorkerStats
 
@@ -33,7 +33,7 @@ _YIELD_AFTER = 0.001  # seconds of work after which other tasks get their turn
 _OPEN, _STEP, _CLOSE, _END_FILM = Op.OPEN, Op.STEP, Op.CLOSE, Op.END_FILM  # an enum's attribute is slow to find
 
 
-class LoopHome:
+class InlineHost:
     """Rank -1. Gives the same replies as a worker process; what it returns is a copy, as there.
 
     An env in the loop's thread cannot be interrupted: only those that wait have a deadline here.
@@ -44,15 +44,15 @@ class LoopHome:
     is_idle = True
     is_held_up = False
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PoolLimits) -> None:
         self.load = 0.0
         self.envs = 0
-        self.clock = Clock()
+        self.clock = DurationWindow()
         self._limits = limits
-        self._hosted: dict[int, HostedEnv] = {}
+        self._hosted: dict[int, EnvRunner] = {}
         self._threads: dict[int, EnvThread] = {}
         self._leaving: list[EnvThread] = []  # whose env was let go, and is being closed
-        self._awaited: dict[int, _Awaited] = {}
+        self._awaited: dict[int, _AsyncCall] = {}
         self._tasks: TaskGroup | None = None
         self._closing = 0
         self._all_closed = anyio.Event()
@@ -78,7 +78,7 @@ class LoopHome:
             if op is _OPEN:
                 await self._open(env_id, payload)
             elif hosted is None:
-                raise Lost("closed")  # meanwhile, by its user or with the pool
+                raise HostLost("closed")  # meanwhile, by its user or with the pool
             elif op is _END_FILM:
                 value = await self._end_film(env_id, hosted)
             elif hosted.waits:
@@ -91,7 +91,7 @@ class LoopHome:
                 value, info = _split(op, run_now(hosted.perform(op, payload)))
             if op in OUTCOMES and value is not None and type(value[0]) not in PLAIN:
                 digest = outcome_digest(value)  # now, since the caller may change what is not plain
-        except Lost:
+        except HostLost:
             raise
         except BaseException as error:
             value, trouble = _attribute(error, op, awaits=hosted is None or hosted.waits)
@@ -137,7 +137,7 @@ class LoopHome:
         if env_id in self._threads:
             self._threads.pop(env_id).end()
 
-    async def _close_dropped(self, hosted: HostedEnv, awaited: "_Awaited | None") -> None:
+    async def _close_dropped(self, hosted: EnvRunner, awaited: "_AsyncCall | None") -> None:
         """An async env that was let go where nobody could wait for its end; no call of it is under way then."""
         try:
             with anyio.move_on_after(CLOSE_GRACE, shield=True), ignored(awaits=True):
@@ -165,7 +165,7 @@ class LoopHome:
         hosted = self._hosted.get(env_id)
         if hosted is None:  # its user was quicker
             return
-        with anyio.move_on_after(CLOSE_GRACE), suppress(Lost):
+        with anyio.move_on_after(CLOSE_GRACE), suppress(HostLost):
             awaited = self._awaited.get(env_id)
             if awaited is not None:
                 await awaited.give_up()
@@ -184,35 +184,35 @@ class LoopHome:
             seconds=Durations.of(self.clock.recent()),
         )
 
-    async def _open(self, env_id: int, opening: Opening) -> None:
+    async def _open(self, env_id: int, opening: OpenRequest) -> None:
         if opening.spec.runs != "io" or is_async(opening.spec):
             try:
-                self._hosted[env_id] = HostedEnv(opening)
+                self._hosted[env_id] = EnvRunner(opening)
             except StopIteration as error:  # which no coroutine can raise
                 raise EnvRaised(error) from error
             return
         thread = self._threads[env_id] = EnvThread()
-        with Stopwatch(self._limits.of(Op.OPEN)) as watch:
+        with TimeLimit(self._limits.of(Op.OPEN)) as watch:
             self._hosted[env_id] = await _in_thread(thread, partial(_make_in, thread, opening))
         if watch.is_over:
             self._leave_hanging(env_id)
 
-    async def _end_film(self, env_id: int, hosted: HostedEnv) -> Any:
+    async def _end_film(self, env_id: int, hosted: EnvRunner) -> Any:
         """It has no limit of its own and costs no env; behind a slow call it comes to its end even if nobody waits."""
         ending = hosted.perform(_END_FILM, None)
         if env_id not in self._threads:
             return run_now(ending)
         return await asyncio.shield(asyncio.wrap_future(_submit(self._threads[env_id], lambda: run_now(ending))))
 
-    async def _wait(self, env_id: int, hosted: HostedEnv, op: Op, payload: Any) -> Any:
+    async def _wait(self, env_id: int, hosted: EnvRunner, op: Op, payload: Any) -> Any:
         loop = asyncio.get_running_loop()
         result = None
 
         def allow_from_thread() -> None:
             loop.call_soon_threadsafe(watch.start)
 
-        with Stopwatch(self._limits.of(op)) as watch:
-            awaited = self._awaited[env_id] = _Awaited(watch.scope)
+        with TimeLimit(self._limits.of(op)) as watch:
+            awaited = self._awaited[env_id] = _AsyncCall(watch.scope)
             try:
                 if hosted.awaits:
                     result = await _attributed(hosted.perform(op, payload, watch.start))
@@ -228,7 +228,7 @@ class LoopHome:
                 if op is _CLOSE:  # also if nobody waits for it any longer: no env is closed twice
                     self._forget(env_id)
         if awaited.is_given_up:
-            raise Lost("closed")
+            raise HostLost("closed")
         if watch.is_over:
             self._leave_hanging(env_id)
         return result
@@ -236,10 +236,10 @@ class LoopHome:
     def _leave_hanging(self, env_id: int) -> NoReturn:
         """It took too long, so nobody waits for its end either."""
         self._let_go(env_id)
-        raise Lost("timeout", suspects=1)
+        raise HostLost("timeout", suspects=1)
 
 
-class _Awaited:
+class _AsyncCall:
     """A call of an env that waits."""
 
     def __init__(self, scope: anyio.CancelScope) -> None:
@@ -277,8 +277,8 @@ async def _attributed(steps: Coroutine[Any, Any, T]) -> T:
         raise EnvRaised(error) from error
 
 
-def _make_in(thread: EnvThread, opening: Opening) -> HostedEnv:
-    thread.hosted = HostedEnv(opening)
+def _make_in(thread: EnvThread, opening: OpenRequest) -> EnvRunner:
+    thread.hosted = EnvRunner(opening)
     return thread.hosted
 
 
@@ -293,7 +293,7 @@ def _wait_for(threads: Sequence[EnvThread]) -> None:
         thread.ended.wait(max(deadline - time.monotonic(), 0.0))
 
 
-def _close_now(hosted: HostedEnv) -> None:
+def _close_now(hosted: EnvRunner) -> None:
     with ignored():
         run_now(hosted.close())
 

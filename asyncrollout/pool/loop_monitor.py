@@ -49,7 +49,7 @@ _ROLES = {
 
 
 @dataclass
-class _Call:
+class _BlockingCall:
     """A call that the loop is at; `frame` is its identity, not a reference, which would keep its variables alive."""
 
     frame: int
@@ -61,13 +61,13 @@ class _Call:
     ticks: int = 0
 
 
-class LoopWatch(threading.Thread):
+class LoopMonitor(threading.Thread):
     """Watches the event loop of the thread that makes it, until `release` was called as often as `watch_loop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name="asyncrollout loop watch", daemon=True)
         self.users = 0
-        self.call: _Call | None = None
+        self.call: _BlockingCall | None = None
         self._loop = loop
         self._loop_thread = threading.get_ident()
         self._ended = threading.Event()
@@ -119,7 +119,7 @@ class LoopWatch(threading.Thread):
             if call.ticks == _LONG_TICKS:
                 self._tell(call)
 
-    def _tell(self, call: _Call) -> None:
+    def _tell(self, call: _BlockingCall) -> None:
         if call.code in self._told:
             return
         self._told.add(call.code)
@@ -132,21 +132,21 @@ class LoopWatch(threading.Thread):
         )
 
 
-_watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
+_watches: dict[asyncio.AbstractEventLoop, LoopMonitor] = {}
 
 
-def watch_loop() -> LoopWatch:
+def watch_loop() -> LoopMonitor:
     """The watch of the running loop, to be released; all pools of a loop share one."""
     loop = asyncio.get_running_loop()
     watch = _watches.get(loop)
     if watch is None:
-        watch = _watches[loop] = LoopWatch(loop)
+        watch = _watches[loop] = LoopMonitor(loop)
         watch.start()
     watch.users += 1
     return watch
 
 
-def _called(frame: FrameType | None, since: float) -> _Call | None:
+def _called(frame: FrameType | None, since: float) -> _BlockingCall | None:
     """The function of the user's that code of ours called last, if it is one of those that may be slow."""
     callee: FrameType | None = None
     while frame is not None:
@@ -155,7 +155,7 @@ def _called(frame: FrameType | None, since: float) -> _Call | None:
             role = _ROLES.get(module) or _ROLES.get(module.rpartition(".")[0])
             if role is None or callee is None or _is_library(callee.f_code.co_filename):
                 return None
-            return _Call(id(callee), callee.f_code, callee.f_lineno, *role, since)
+            return _BlockingCall(id(callee), callee.f_code, callee.f_lineno, *role, since)
         callee, frame = frame, frame.f_back
     return None
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncrollout.errors import ClosedError, PoolError
-from asyncrollout.pool.hosts import LONG, SOON, Backend, Home
-from asyncrollout.pool.inline_host import LoopHome
+from asyncrollout.pool.hosts import LONG, SOON, Backend, EnvHost
+from asyncrollout.pool.inline_host import InlineHost
 from asyncrollout.pool.quarantine import Quarantine
 from asyncrollout.pool.wire.codec import Op
 
 if TYPE_CHECKING:
-    from asyncrollout.pool.binding import Seat
+    from asyncrollout.pool.binding import EnvBinding
 
 _WORTH_MOVING = 0.0001  # seconds saved in each round of steps
 _ROUNDS_TO_PAY = 20
@@ -31,57 +31,60 @@ _LOOK_EVERY = 0.05  # seconds
 class _Trial:
     """A suspect of a worker's death, and the rank of the worker that it has to itself."""
 
-    def __init__(self, seat: "Seat", rank: int) -> None:
-        self.seat, self.rank = seat, rank
+    def __init__(self, binding: "EnvBinding", rank: int) -> None:
+        self.binding, self.rank = binding, rank
         self.over = anyio.Event()
 
 
 class Placement:
-    """The seats of all open envs. Without a backend, everything lives on the event loop."""
+    """The bindings of all open envs. Without a backend, everything lives on the event loop."""
 
-    def __init__(self, loop_home: LoopHome, backend: Backend | None) -> None:
-        self.seats: dict[Seat, None] = {}  # in the order of opening
+    def __init__(self, inline_host: InlineHost, backend: Backend | None) -> None:
+        self.bindings: dict[EnvBinding, None] = {}  # in the order of opening
         self.moved = 0
         self.open = False
-        self._loop_home = loop_home
+        self._inline_host = inline_host
         self._backend = backend
         self.quarantine = Quarantine()
         self._trial: _Trial | None = None
         self._ids = itertools.count(1)
-        self._turns: defaultdict[Any, anyio.Lock] = defaultdict(anyio.Lock)  # one for each `seat.queue`
+        self._turns: defaultdict[Any, anyio.Lock] = defaultdict(anyio.Lock)  # one for each `binding.queue`
 
-    async def place(self, seat: "Seat") -> Home:
+    async def place(self, binding: "EnvBinding") -> EnvHost:
         """Give an env a place to live: the least loaded worker, or the one it is pinned to."""
         self.check_open()
-        home: Home = self._loop_home
-        if self._backend is not None and not seat.on_loop:
-            usable = await self._wait_usable(self._backend, seat)
-            near = seat.beside.home if seat.beside is not None else None
+        host: EnvHost = self._inline_host
+        if self._backend is not None and not binding.on_loop:
+            usable = await self._wait_usable(self._backend, binding)
+            near = binding.beside.host if binding.beside is not None else None
             is_free = near is not None and near in usable and not near.is_held_up
-            home = near if near is not None and is_free else _least_loaded(usable, seat)
-        if seat.weighs and not seat.load:
-            seat.load = seat.last_seconds = self._usual_load()
-        seat.home, seat.id = home, next(self._ids)  # a new id, since the old place may still be at work on its end
-        self.seats[seat] = None
-        home.envs += 1
-        home.load += seat.load
-        return home
+            host = near if near is not None and is_free else _least_loaded(usable, binding)
+        if binding.weighs and not binding.load:
+            binding.load = binding.last_seconds = self._usual_load()
+        binding.host, binding.id = (
+            host,
+            next(self._ids),
+        )  # a new id, since the old place may still be at work on its end
+        self.bindings[binding] = None
+        host.envs += 1
+        host.load += binding.load
+        return host
 
-    async def _wait_usable(self, backend: Backend, seat: "Seat") -> Sequence[Home]:
-        """The homes to choose from. An env that builds slowly waits in its queue for an idle one.
+    async def _wait_usable(self, backend: Backend, binding: "EnvBinding") -> Sequence[EnvHost]:
+        """The hosts to choose from. An env that builds slowly waits in its queue for an idle one.
 
         So calls of built envs come first, and no worker is idle while another has two envs to build. An env waits at
         most a few times as long as the calls under way should take. Envs that build quickly do not wait here.
         """
-        usable = await self._permitted(backend, seat)
-        if seat.pinned is not None or seat.was_moved or not seat.builds_slowly:
+        usable = await self._permitted(backend, binding)
+        if binding.pinned is not None or binding.was_moved or not binding.builds_slowly:
             return usable
-        async with self._turns[seat.queue]:
+        async with self._turns[binding.queue]:
             since = busy = anyio.current_time()
             longest = 0.0
-            is_notified = True  # that a home is idle, after calls that wait elsewhere had the first choice
-            while seat.builds_slowly and not (is_notified and any(home.is_idle for home in usable)):
-                now, work, soonest = anyio.current_time(), seat.work(Op.OPEN), min(home.wait() for home in usable)
+            is_notified = True  # that a host is idle, after calls that wait elsewhere had the first choice
+            while binding.builds_slowly and not (is_notified and any(host.is_idle for host in usable)):
+                now, work, soonest = anyio.current_time(), binding.work(Op.OPEN), min(host.wait() for host in usable)
                 longest = max(longest, soonest)
                 busy = now if soonest > SOON else busy
                 if now - busy > _SMALL_PART * work or now - since > _PATIENCE * longest + _SMALL_PART * work:
@@ -89,61 +92,61 @@ class Placement:
                 with anyio.move_on_after(_LOOK_EVERY) as look:
                     await backend.wait_idle()
                 is_notified = not look.cancelled_caught
-                usable = await self._permitted(backend, seat)
+                usable = await self._permitted(backend, binding)
             return usable
 
-    async def _permitted(self, backend: Backend, seat: "Seat") -> Sequence[Home]:
-        """The homes where an env may live: apart from one that is cleared for another env, and from any quarantine."""
+    async def _permitted(self, backend: Backend, binding: "EnvBinding") -> Sequence[EnvHost]:
+        """The hosts where an env may live: apart from one that is cleared for another env, and from any quarantine."""
         while True:
             trial = self._trial
-            if trial is not None and trial.seat is seat:
+            if trial is not None and trial.binding is binding:
                 return await backend.wait_usable(trial.rank)
-            rank, avoided = self._quarantined(seat)
+            rank, avoided = self._quarantined(binding)
             try:
                 usable = await backend.wait_usable(rank, {*avoided, *([trial.rank] if trial else ())})
             except ClosedError:
                 raise
             except PoolError:
-                if seat.pinned is not None or rank is None:
+                if binding.pinned is not None or rank is None:
                     raise
                 self.quarantine.end()
                 continue
-            if trial is None or any(home.rank != trial.rank for home in usable):
+            if trial is None or any(host.rank != trial.rank for host in usable):
                 return usable
             await trial.over.wait()
 
-    def _quarantined(self, seat: "Seat") -> tuple[int | None, set[int]]:
+    def _quarantined(self, binding: "EnvBinding") -> tuple[int | None, set[int]]:
         """The rank where an env is to live, if any, and those where it is not to, while there are others."""
         rank = self.quarantine.rank
-        if seat.pinned is not None or rank is None or not self._has_others() or not self._has_ranks_beside(rank):
-            return seat.pinned, set()
-        return (rank, set()) if self._is_quarantined(seat) else (None, {rank})
+        if binding.pinned is not None or rank is None or not self._has_others() or not self._has_ranks_beside(rank):
+            return binding.pinned, set()
+        return (rank, set()) if self._is_quarantined(binding) else (None, {rank})
 
     @property
     def has_choice(self) -> bool:
-        """Whether a call that waits could be made elsewhere: not if all other homes are taken by a quarantine."""
+        """Whether a call that waits could be made elsewhere: not if all other hosts are taken by a quarantine."""
         rank = self.quarantine.rank
-        return rank is None or self._backend is None or sum(home.rank != rank for home in self._backend.homes) > 1
+        return rank is None or self._backend is None or sum(host.rank != rank for host in self._backend.hosts) > 1
 
-    def _is_quarantined(self, seat: "Seat") -> bool:
-        return seat.opening.spec.name in self.quarantine.names()
+    def _is_quarantined(self, binding: "EnvBinding") -> bool:
+        return binding.opening.spec.name in self.quarantine.names()
 
     def _has_others(self) -> bool:
         """Whether there are envs on workers that are not in quarantine; else there is nobody to protect."""
         names = self.quarantine.names()
-        return any(not seat.on_loop and seat.opening.spec.name not in names for seat in self.seats)
+        return any(not binding.on_loop and binding.opening.spec.name not in names for binding in self.bindings)
 
     def _has_ranks_beside(self, rank: int) -> bool:
         return self._backend is not None and any(other != rank for other in self._backend.ranks)
 
     @asynccontextmanager
-    async def cleared(self, seat: "Seat", patience: float) -> AsyncIterator[None]:
+    async def cleared(self, binding: "EnvBinding", patience: float) -> AsyncIterator[None]:
         """Give an env a worker without other envs, as far as these can be restored elsewhere or later."""
-        rank = seat.last_rank if seat.pinned is None else seat.pinned
-        if self._backend is None or seat.on_loop or rank is None:
+        rank = binding.last_rank if binding.pinned is None else binding.pinned
+        if self._backend is None or binding.on_loop or rank is None:
             yield
             return
-        self._trial = trial = _Trial(seat, rank)
+        self._trial = trial = _Trial(binding, rank)
         try:
             with anyio.move_on_after(patience):
                 while self._send_others_away(trial) or self._is_busy(self._backend, rank):
@@ -156,60 +159,60 @@ class Placement:
 
     def _send_others_away(self, trial: "_Trial") -> bool:
         """Whether some of them are there until they were made."""
-        others = [other for other in self.seats if other is not trial.seat and other.rank == trial.rank]
+        others = [other for other in self.bindings if other is not trial.binding and other.rank == trial.rank]
         for other in others:
             if other.may_leave:
                 other.give_up()
         return any(other.is_being_made for other in others)
 
     def _is_busy(self, backend: Backend, rank: int) -> bool:
-        return any(home.rank == rank and not home.is_idle for home in backend.homes)
+        return any(host.rank == rank and not host.is_idle for host in backend.hosts)
 
-    def unseat(self, seat: "Seat") -> Home | None:
+    def unbind(self, binding: "EnvBinding") -> EnvHost | None:
         """Take an env out of its place, which may be gone."""
-        home, seat.home = seat.home, None
-        if home is not None:
-            home.envs -= 1
-            home.load -= seat.load
-        return home
+        host, binding.host = binding.host, None
+        if host is not None:
+            host.envs -= 1
+            host.load -= binding.load
+        return host
 
-    def leave(self, seat: "Seat") -> Home | None:
+    def leave(self, binding: "EnvBinding") -> EnvHost | None:
         """The env is closed for good."""
-        self.seats.pop(seat, None)
-        home = self.unseat(seat)
-        if home is not None and not home.usable:
-            home.drop(seat.id)  # nobody asks it now, and it may come back
-        return home
+        self.bindings.pop(binding, None)
+        host = self.unbind(binding)
+        if host is not None and not host.usable:
+            host.drop(binding.id)  # nobody asks it now, and it may come back
+        return host
 
-    def rebalance(self, seat: "Seat") -> None:
+    def rebalance(self, binding: "EnvBinding") -> None:
         """At a reset an env has no state: if that pays, let it be made anew on a worker with less to do."""
-        home = seat.home
-        if home is None or not home.usable or self._backend is None or seat.on_loop or seat.pinned is not None:
+        host = binding.host
+        if host is None or not host.usable or self._backend is None or binding.on_loop or binding.pinned is not None:
             return
-        rank, avoided = self._quarantined(seat)
-        if home.rank in avoided or rank not in (None, home.rank):
-            self._move_away(seat, home)
+        rank, avoided = self._quarantined(binding)
+        if host.rank in avoided or rank not in (None, host.rank):
+            self._move_away(binding, host)
             return
-        allowed = [one for one in self._backend.homes if one.rank not in avoided and rank in (None, one.rank)]
-        target = _least_loaded(allowed or [home], seat)
-        gain = home.load - (target.load + seat.load)
-        pays = gain > _WORTH_MOVING and gain * _ROUNDS_TO_PAY > seat.build_seconds
-        wait = home.wait()
-        freer = wait > LONG and target.wait() + seat.build_seconds < _CLEARLY_SOONER * wait
-        if freer or (pays and target.load < _CLEARLY_LESS * home.load):
-            self._move_away(seat, home)
+        allowed = [one for one in self._backend.hosts if one.rank not in avoided and rank in (None, one.rank)]
+        target = _least_loaded(allowed or [host], binding)
+        gain = host.load - (target.load + binding.load)
+        pays = gain > _WORTH_MOVING and gain * _ROUNDS_TO_PAY > binding.build_seconds
+        wait = host.wait()
+        freer = wait > LONG and target.wait() + binding.build_seconds < _CLEARLY_SOONER * wait
+        if freer or (pays and target.load < _CLEARLY_LESS * host.load):
+            self._move_away(binding, host)
 
-    def _move_away(self, seat: "Seat", home: Home) -> None:
+    def _move_away(self, binding: "EnvBinding", host: EnvHost) -> None:
         self.moved += 1
-        self.unseat(seat)
-        home.drop(seat.id)
+        self.unbind(binding)
+        host.drop(binding.id)
 
     async def weigh(self) -> None:
         """Learn, from their latest steps, how much of a load the envs are; often enough, and not at every step."""
         while True:
             await anyio.sleep(_WEIGH_EVERY)
-            for seat in self.seats:
-                seat.weigh()
+            for binding in self.bindings:
+                binding.weigh()
 
     def check_open(self) -> None:
         if not self.open:
@@ -219,20 +222,20 @@ class Placement:
             )
 
     def _usual_load(self) -> float:
-        homes = self._backend.homes if self._backend else ()
-        envs = sum(home.envs for home in homes)
-        return sum(home.load for home in homes) / envs if envs else _FIRST_GUESS
+        hosts = self._backend.hosts if self._backend else ()
+        envs = sum(host.envs for host in hosts)
+        return sum(host.load for host in hosts) / envs if envs else _FIRST_GUESS
 
 
-def _least_loaded(homes: Sequence[Home], seat: "Seat") -> Home:
+def _least_loaded(hosts: Sequence[EnvHost], binding: "EnvBinding") -> EnvHost:
     """By the work that their envs make, to a tenth of a microsecond, or by number; but first those that are free soon.
 
     Where an env is quick to build, an even load counts for more than a short wait.
     """
-    soon = SOON if seat.builds_slowly or seat.was_moved else LONG
+    soon = SOON if binding.builds_slowly or binding.was_moved else LONG
 
-    def measure(home: Home) -> tuple[float, float, int]:
-        wait = home.wait()
-        return (wait if wait > soon else 0.0), (round(home.load, 7) if seat.weighs else 0.0), home.envs
+    def measure(host: EnvHost) -> tuple[float, float, int]:
+        wait = host.wait()
+        return (wait if wait > soon else 0.0), (round(host.load, 7) if binding.weighs else 0.0), host.envs
 
-    return min(homes, key=measure)
+    return min(hosts, key=measure)

@@ -18,19 +18,19 @@ from asyncrollout import validation
 from asyncrollout.concurrency import Background
 from asyncrollout.errors import ClosedError, PoolError, UsageError
 from asyncrollout.pool.batch_calls import Result, call_all
-from asyncrollout.pool.binding import Rules, Seat
+from asyncrollout.pool.binding import EnvBinding, RecoveryRules
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.hosts import Backend, Limits
-from asyncrollout.pool.inline_host import LoopHome
-from asyncrollout.pool.loop_monitor import LoopWatch, watch_loop
+from asyncrollout.pool.hosts import Backend, PoolLimits
+from asyncrollout.pool.inline_host import InlineHost
+from asyncrollout.pool.loop_monitor import LoopMonitor, watch_loop
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process.backend import ProcessBackend, WorkerEnv
 from asyncrollout.pool.process.supervisor import refuse_in_worker
 from asyncrollout.pool.wire.codec import UnsendableError, to_pickle
-from asyncrollout.pool.wire.definitions import Sent
+from asyncrollout.pool.wire.definitions import SentDefinitions
 from asyncrollout.pool.worker.env_factory import of_this_script, own_copies
-from asyncrollout.pool.worker.env_runner import Opening, is_async
-from asyncrollout.protocols import Recorded
+from asyncrollout.pool.worker.env_runner import OpenRequest, is_async
+from asyncrollout.protocols import EnvRecording
 from asyncrollout.registry import EnvRef, EnvSpec, check_exists, find_env
 from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
@@ -40,7 +40,7 @@ _FDS_PER_WORKER = 8
 _FDS_SPARE = 16
 
 
-class Description(NamedTuple):
+class EnvDescription(NamedTuple):
     """How to open an env like another one, whichever pool that one is in; `kwargs` hold its text options, too."""
 
     env: EnvSpec | str
@@ -75,24 +75,26 @@ class EnvPool:
         worker_env: WorkerEnv | None = None,
         log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        validation.one_of("backend", backend, _BACKENDS)
-        validation.one_of("recover", recover, _RECOVERIES)
-        validation.whole("workers", 1 if workers is None else workers, 1)
-        validation.whole("memory_limit", 1 if memory_limit is None else memory_limit, 1)
-        validation.whole("max_restarts", max_restarts, 0)
-        validation.seconds("step_timeout", step_timeout)
-        validation.seconds("reset_timeout", reset_timeout)
+        validation.check_choice("backend", backend, _BACKENDS)
+        validation.check_choice("recover", recover, _RECOVERIES)
+        validation.check_int("workers", 1 if workers is None else workers, 1)
+        validation.check_int("memory_limit", 1 if memory_limit is None else memory_limit, 1)
+        validation.check_int("max_restarts", max_restarts, 0)
+        validation.check_seconds("step_timeout", step_timeout)
+        validation.check_seconds("reset_timeout", reset_timeout)
         self._workers = (workers or usable_cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
-        self._rules = Rules(Limits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts)
-        self._loop_home = LoopHome(self._rules.limits)
-        self._sendable = Sent()  # classes that were found to be so
+        self._rules = RecoveryRules(
+            PoolLimits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts
+        )
+        self._inline_host = InlineHost(self._rules.limits)
+        self._sendable = SentDefinitions()  # classes that were found to be so
         self._backend: Backend | None = None
-        self._placement = Placement(self._loop_home, None)
+        self._placement = Placement(self._inline_host, None)
         self._background = Background(self._stop)
         self._was_opened = False
-        self._loop_watch: LoopWatch | None = None
+        self._loop_watch: LoopMonitor | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # in which it was entered
         self.thread = 0  # likewise
 
@@ -125,10 +127,10 @@ class EnvPool:
         self._was_opened = True
         self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         self._backend = self._make_backend()
-        self._placement = Placement(self._loop_home, self._backend)
+        self._placement = Placement(self._inline_host, self._backend)
         async with self._background.opening(cancels_body=cancels_body):
             self._loop_watch = watch_loop()
-            self._loop_home.open(self._background.group)
+            self._inline_host.open(self._background.group)
             if self._backend is not None:
                 await self._backend.start(self._background.group)
                 self._background.start_soon(self._placement.weigh)
@@ -149,13 +151,13 @@ class EnvPool:
         """Each part is bounded."""
         self._placement.open = False
         async with anyio.create_task_group() as closing:
-            closing.start_soon(self._loop_home.close)
+            closing.start_soon(self._inline_host.close)
             if self._backend is not None:
                 closing.start_soon(self._backend.stop)
-        for seat in [*self._placement.seats]:
-            if seat.home is self._loop_home:
-                self._placement.leave(seat)
-        self._placement.seats.clear()
+        for binding in [*self._placement.bindings]:
+            if binding.host is self._inline_host:
+                self._placement.leave(binding)
+        self._placement.bindings.clear()
         if self._loop_watch is not None:
             self._loop_watch.release()
 
@@ -179,7 +181,7 @@ class EnvPool:
         worker: int | None = None,
         beside: EnvHandle | None = None,
         expert: bool = False,
-        record: Recorded | None = None,
+        record: EnvRecording | None = None,
         **env_kwargs: Any,
     ) -> EnvHandle:
         """An env to enter with `async with`, or to `await` and close yourself; by its name, class, factory or spec.
@@ -211,21 +213,21 @@ class EnvPool:
                 raise UsageError(f"env {spec.name!r}: {error}") from error
         self._check_rank(spec.name, worker)
         camera = None if record is None else record.camera
-        opening = Opening(replace(spec, kwargs=kwargs), text, expert, options, camera)
+        opening = OpenRequest(replace(spec, kwargs=kwargs), text, expert, options, camera)
         return self._handle(opening, worker, record, beside)
 
     def _check_rank(self, name: str, worker: int | None) -> None:
         if worker is not None and (type(worker) is not int or worker not in range(self._workers)):
             raise UsageError(f"env {name!r}: worker={worker!r} is not a rank of this pool, which has {self._workers}")
 
-    def describe(self, seat: Seat) -> Description:
+    def describe(self, binding: EnvBinding) -> EnvDescription:
         """All that it takes to open another env like this one, here or in another pool."""
-        opening = seat.opening
+        opening = binding.opening
         options = msgspec.structs.asdict(opening.options) if opening.text else {}
         kwargs = {**opening.spec.kwargs, **options}
-        return Description(opening.spec, kwargs, opening.text, opening.expert, seat.pinned)
+        return EnvDescription(opening.spec, kwargs, opening.text, opening.expert, binding.pinned)
 
-    def reopen(self, like: Description) -> EnvHandle:
+    def reopen(self, like: EnvDescription) -> EnvHandle:
         """An env of this description, which is not filmed."""
         worker = like.pinned if self._workers else None
         if worker is not None and worker >= self._workers:
@@ -237,16 +239,20 @@ class EnvPool:
         return self.open(like.env, text=like.text, worker=worker, expert=like.expert, **like.kwargs)
 
     def _handle(
-        self, opening: Opening, pinned: int | None, record: Recorded | None = None, beside: EnvHandle | None = None
+        self,
+        opening: OpenRequest,
+        pinned: int | None,
+        record: EnvRecording | None = None,
+        beside: EnvHandle | None = None,
     ) -> EnvHandle:
         if beside is not None and not isinstance(beside, EnvHandle):
             raise UsageError(f"env {opening.spec.name!r}: beside={beside!r:.100} is not an env that pool.open() gave")
         on_loop = self._lives_on_loop(opening, pinned)
-        near = None if beside is None else beside.seat
-        seat = Seat(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=near)
-        return EnvHandle(self, seat, record)
+        near = None if beside is None else beside.binding
+        binding = EnvBinding(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=near)
+        return EnvHandle(self, binding, record)
 
-    def _lives_on_loop(self, opening: Opening, pinned: int | None) -> bool:
+    def _lives_on_loop(self, opening: OpenRequest, pinned: int | None) -> bool:
         """Whether an env lives here; one that does not must be able to travel."""
         if pinned is not None and is_async(opening.spec):
             name = opening.spec.name
@@ -256,7 +262,7 @@ class EnvPool:
         self._check_picklable(opening)
         return False
 
-    def _check_picklable(self, opening: Opening) -> None:
+    def _check_picklable(self, opening: OpenRequest) -> None:
         try:
             to_pickle(opening, self._sendable)
         except UnsendableError as error:
@@ -293,17 +299,17 @@ class EnvPool:
         """How the pool fares at this moment."""
         workers = self._backend.stats() if self._backend else []
         recent = self._backend.recent_seconds() if self._backend else []
-        if self._loop_home.clock.calls or not workers:
-            workers.append(self._loop_home.stats())
+        if self._inline_host.clock.calls or not workers:
+            workers.append(self._inline_host.stats())
         return PoolStats(
             workers=tuple(workers),
-            envs=len(self._placement.seats),
+            envs=len(self._placement.bindings),
             queued=sum(worker.queued for worker in workers),
             calls=sum(worker.calls for worker in workers),
             restarts=sum(worker.restarts for worker in workers),
             restored=self._rules.restored,
             moved=self._placement.moved,
-            seconds=Durations.of([*recent, *self._loop_home.clock.recent()]),
+            seconds=Durations.of([*recent, *self._inline_host.clock.recent()]),
             quarantined=self._placement.quarantine.names(),
         )
 

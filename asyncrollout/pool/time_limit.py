@@ -10,7 +10,7 @@ import anyio
 _PARTS = 10
 
 
-class Stopwatch:
+class TimeLimit:
     """Cancels its body after so many seconds in which the event loop was awake.
 
     The time is counted in small parts. A program that was frozen finds one of them over, and not all, so that no env is

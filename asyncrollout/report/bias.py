@@ -4,13 +4,13 @@ from typing import Any
 
 from asyncrollout.report.charts import BLUE, ORANGE, Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup
-from asyncrollout.report.history import FATES, History
+from asyncrollout.report.history import FATES, RecordedRun
 from asyncrollout.report.statistics import Floats, edges, estimate, shares
 
 _MOST_FATES = 24
 
 
-def bias_and_waste(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
+def bias_and_waste(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
     """What became of all that was played, and how what the trainer saw differs from it."""
     trained = [group for group in groups if history.evaluation_of(group.id) is None]
     members = [member for group in trained for member in group.members]
@@ -38,7 +38,7 @@ def bias_and_waste(history: History, groups: list[PlayedGroup]) -> dict[str, Any
     return {"id": "bias", "title": "Bias and waste", "text": text, "parts": [part for part in parts if part]}
 
 
-def _fates(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
+def _fates(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
     """A filter may have a reason of its own for each group: those beyond the first many are one row."""
     by_fate: dict[str, list[PlayedGroup]] = {}
     for group in sorted(groups, key=lambda group: FATES.index(group.fate.kind)):
@@ -64,7 +64,7 @@ def _fates(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
     return table("What was kept, and what was dropped", columns, rows)
 
 
-def _by_batch(history: History, groups: dict[str, PlayedGroup]) -> list[dict[str, Any]]:
+def _by_batch(history: RecordedRun, groups: dict[str, PlayedGroup]) -> list[dict[str, Any]]:
     """Reward with and without the filter, share of groups kept, and lag; one point for each batch."""
     filtered: list[tuple[float | None, ...]] = []
     unfiltered: list[tuple[float | None, ...]] = []

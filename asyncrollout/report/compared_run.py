@@ -10,16 +10,16 @@ import msgspec
 from asyncrollout.errors import UsageError
 from asyncrollout.report.formatting import shown_path
 from asyncrollout.report.groups import PlayedGroup, decided, played_group, successes
-from asyncrollout.report.history import EvaluationRecord, History, read_history
+from asyncrollout.report.history import EvaluationRecord, RecordedRun, read_history
 from asyncrollout.report.rollouts import Records, Rollout
-from asyncrollout.stats import Played
+from asyncrollout.stats import ComparedGroup
 
 
-class Side:
+class ComparedRun:
     """A run, as far as it is compared: its groups that were judged; without any, those of its last evaluation."""
 
     def __init__(
-        self, name: str, history: History, groups: list[PlayedGroup], evaluation: EvaluationRecord | None = None
+        self, name: str, history: RecordedRun, groups: list[PlayedGroup], evaluation: EvaluationRecord | None = None
     ) -> None:
         self.name = name
         self.history = history
@@ -34,7 +34,7 @@ class Side:
         return size if isinstance(size, int) and size > 0 else 1
 
     @cached_property
-    def played(self) -> list[Played]:
+    def played(self) -> list[ComparedGroup]:
         return [as_played(self.history, group) for group in self.groups]
 
     @property
@@ -46,7 +46,7 @@ class Side:
         return list(dict.fromkeys(group.env for group in self.groups))
 
 
-def read_side(directory: Path, name: str, proceed: Callable[[], None] = lambda: None) -> Side:
+def read_side(directory: Path, name: str, proceed: Callable[[], None] = lambda: None) -> ComparedRun:
     """Read a run, which may still go on; a `UsageError` says that the directory is none.
 
     `proceed` is called for each group; what it raises ends the matter.
@@ -60,23 +60,23 @@ def read_side(directory: Path, name: str, proceed: Callable[[], None] = lambda: 
     return side_of(name, history, decided(groups))
 
 
-def side_of(name: str, history: History, groups: Iterable[PlayedGroup]) -> Side:
+def side_of(name: str, history: RecordedRun, groups: Iterable[PlayedGroup]) -> ComparedRun:
     """Of all groups, those that a run's figures are of: the judged ones; if nothing but evaluations was played, the
     whole ones of the last.
     """
     if history.evaluates_only:
         return evaluation_side(name, history, groups, history.last_evaluation)
-    return Side(name, history, [group for group in groups if group.id in history.verdicts and group.members])
+    return ComparedRun(name, history, [group for group in groups if group.id in history.verdicts and group.members])
 
 
 def evaluation_side(
-    name: str, history: History, groups: Iterable[PlayedGroup], evaluation: EvaluationRecord | None
-) -> Side:
+    name: str, history: RecordedRun, groups: Iterable[PlayedGroup], evaluation: EvaluationRecord | None
+) -> ComparedRun:
     chosen = [group for group in groups if history.evaluation_of(group.id) is evaluation]
-    return Side(name, history, [group for group in chosen if group.fate.kind == "evaluation"], evaluation)
+    return ComparedRun(name, history, [group for group in chosen if group.fate.kind == "evaluation"], evaluation)
 
 
-def decide(sides: Sequence[Side]) -> None:
+def decide(sides: Sequence[ComparedRun]) -> None:
     """Say which members passed, by what their envs report in any of the runs: all are measured alike."""
     known = successes(group for side in sides for group in side.groups)
     for side in sides:
@@ -89,7 +89,7 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     return short if len({*short}) == len(short) else [shown_path(path) for path in paths]
 
 
-def which_k(sides: Sequence[Side], k: int | None = None) -> list[int]:
+def which_k(sides: Sequence[ComparedRun], k: int | None = None) -> list[int]:
     """The k of pass@k: 1, and the one that is asked for, or else the size of the smallest group."""
     most = min(side.group_size for side in sides)
     if k is not None and not 1 <= k <= most:
@@ -97,13 +97,13 @@ def which_k(sides: Sequence[Side], k: int | None = None) -> list[int]:
     return sorted({1, k or most})
 
 
-def as_played(history: History, group: PlayedGroup) -> Played:
+def as_played(history: RecordedRun, group: PlayedGroup) -> ComparedGroup:
     """Two groups are of the same task if id, env, options, seed and task are the same."""
     envs, valid = history.given.get("envs"), group.valid
     setting: Any = envs.get(group.env) if isinstance(envs, dict) else None
     what = [group.id.rpartition("-")[2], group.env, group.members[0].start, setting]
     verdict = history.verdicts.get(group.id)
-    return Played(
+    return ComparedGroup(
         what=msgspec.json.encode(what, order="sorted").decode(),
         tag=group.env,
         rewards=tuple(member.reward for member in valid),

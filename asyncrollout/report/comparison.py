@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from asyncrollout.report.charts import Kind, axis, line, plot, table
-from asyncrollout.report.compared_run import Side
+from asyncrollout.report.compared_run import ComparedRun
 from asyncrollout.report.document import whole_page
 from asyncrollout.report.groups import PlayedGroup
 from asyncrollout.report.rollouts import Rollout
@@ -17,10 +17,10 @@ MOST_SIDES = 7
 """As many as there are colours."""
 
 
-class Compared:
+class RunComparison:
     """All runs, or what they played of one env: figures of each, and what the others have more than the first."""
 
-    def __init__(self, env: str, sides: Sequence[Side], ks: Sequence[int]) -> None:
+    def __init__(self, env: str, sides: Sequence[ComparedRun], ks: Sequence[int]) -> None:
         self.env = env
         self.names = [side.name for side in sides]
         played = [[group for group in side.played if env in (_ALL, group.tag)] for side in sides]
@@ -29,13 +29,15 @@ class Compared:
         self.ks = ks
 
 
-def compared(sides: Sequence[Side], ks: Sequence[int]) -> list[Compared]:
+def compared(sides: Sequence[ComparedRun], ks: Sequence[int]) -> list[RunComparison]:
     """All that was played, and if there are several envs, each of them."""
     envs = _envs(sides)
-    return [Compared(env, sides, ks) for env in ([_ALL, *envs] if len(envs) > 1 else [_ALL])]
+    return [RunComparison(env, sides, ks) for env in ([_ALL, *envs] if len(envs) > 1 else [_ALL])]
 
 
-def comparison_page(sides: Sequence[Side], ks: Sequence[int], found: Sequence[Compared] | None = None) -> str:
+def comparison_page(
+    sides: Sequence[ComparedRun], ks: Sequence[int], found: Sequence[RunComparison] | None = None
+) -> str:
     """One HTML file; at most `MOST_SIDES` runs."""
     found = compared(sides, ks) if found is None else found
     sections = [_outcomes(found)] if any(side.groups for side in sides) else []
@@ -52,11 +54,11 @@ def comparison_page(sides: Sequence[Side], ks: Sequence[int], found: Sequence[Co
     return whole_page(f"{', '.join(names)}: compared", ["asyncrollout.report:comparing.js"], {"summary": summary})
 
 
-def _envs(sides: Sequence[Side]) -> list[str]:
+def _envs(sides: Sequence[ComparedRun]) -> list[str]:
     return list(dict.fromkeys(env for side in sides for env in side.envs))
 
 
-def _outcomes(found: Sequence[Compared]) -> dict[str, Any]:
+def _outcomes(found: Sequence[RunComparison]) -> dict[str, Any]:
     """Rewards of each env on a scale of their own; pass rates of all on one."""
     parts = [_intervals(f"Reward: {one.env}" if one.env else "Reward", "mean reward", "number", _rewards(one))
              for one in found]  # fmt: skip
@@ -72,11 +74,11 @@ def _outcomes(found: Sequence[Compared]) -> dict[str, Any]:
     return {"id": "outcomes", "title": "Rewards and pass rates", "text": text, "parts": parts}
 
 
-def _rewards(one: Compared) -> list[list[Any]]:
+def _rewards(one: RunComparison) -> list[list[Any]]:
     return [_row(name, place, of.reward) for place, (name, of) in enumerate(zip(one.names, one.figures, strict=True))]
 
 
-def _rates(one: Compared, k: int) -> list[list[Any]]:
+def _rates(one: RunComparison, k: int) -> list[list[Any]]:
     runs = enumerate(zip(one.names, one.figures, strict=True))
     return [_row(f"{one.env}, {name}" if one.env else name, place, of.pass_at[k]) for place, (name, of) in runs]
 
@@ -89,7 +91,7 @@ def _intervals(title: str, label: str, kind: Kind, rows: list[list[Any]]) -> dic
     return {"type": "intervals", "title": title, "note": "", "x": axis(label, kind), "rows": rows}
 
 
-def _differences(found: Sequence[Compared]) -> dict[str, Any]:
+def _differences(found: Sequence[RunComparison]) -> dict[str, Any]:
     ks, first = found[0].ks, found[0].names[0]
     columns: list[tuple[str, Kind]] = [("env", "text"), ("run", "text"), ("compared by", "text")]
     columns += [(name, "text") for name in ("reward", *(f"pass@{k}" for k in ks))]
@@ -113,7 +115,7 @@ def _signed(estimate: Estimate) -> str:
     return f"{estimate.mean:+.3f}{between}"
 
 
-def _over_time(sides: Sequence[Side]) -> dict[str, Any]:
+def _over_time(sides: Sequence[ComparedRun]) -> dict[str, Any]:
     envs = _envs(sides)
     parts = [_progress(sides)]
     for env in envs:
@@ -128,7 +130,7 @@ def _over_time(sides: Sequence[Side]) -> dict[str, Any]:
 
 
 def _curves(
-    title: str, y: dict[str, Any], sides: Sequence[Side], env: str, value: Callable[[PlayedGroup], float]
+    title: str, y: dict[str, Any], sides: Sequence[ComparedRun], env: str, value: Callable[[PlayedGroup], float]
 ) -> dict[str, Any]:
     """At least four groups to a point, on average."""
     of_sides = [[group for group in side.groups if group.env == env and group.valid] for side in sides]
@@ -141,7 +143,7 @@ def _curves(
     return plot(title, axis("groups judged", "count", low=0, high=longest), y, series)
 
 
-def _progress(sides: Sequence[Side]) -> dict[str, Any]:
+def _progress(sides: Sequence[ComparedRun]) -> dict[str, Any]:
     series = [
         line(side.name, colour, _sparse([(group.at, place + 1) for place, group in enumerate(side.groups) if group.at]))
         for colour, side in enumerate(sides)
@@ -154,7 +156,7 @@ def _sparse(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
     return [*points[:: max(len(points) // 100, 1)], *points[-1:]]
 
 
-def _lengths(sides: Sequence[Side]) -> dict[str, Any]:
+def _lengths(sides: Sequence[ComparedRun]) -> dict[str, Any]:
     parts = [
         _histogram("Length of a rollout", "turns", sides, lambda one: one.turns),
         _histogram("Sampled tokens of a rollout", "tokens", sides, lambda one: one.tokens),
@@ -162,7 +164,9 @@ def _lengths(sides: Sequence[Side]) -> dict[str, Any]:
     return {"id": "lengths", "title": "Lengths", "text": "", "parts": [part for part in parts if part]}
 
 
-def _histogram(title: str, label: str, sides: Sequence[Side], value: Callable[[Rollout], int]) -> dict[str, Any] | None:
+def _histogram(
+    title: str, label: str, sides: Sequence[ComparedRun], value: Callable[[Rollout], int]
+) -> dict[str, Any] | None:
     of_sides = [[*map(value, side.members)] for side in sides]
     everything = [one for values in of_sides for one in values]
     if not any(everything):
@@ -175,7 +179,7 @@ def _histogram(title: str, label: str, sides: Sequence[Side], value: Callable[[R
     return plot(title, axis(label, "count"), axis("share of rollouts", "share", low=0), series)
 
 
-def _costs(sides: Sequence[Side]) -> dict[str, Any]:
+def _costs(sides: Sequence[ComparedRun]) -> dict[str, Any]:
     columns: list[tuple[str, Kind]] = [
         ("run", "text"), ("groups", "count"), ("rollouts", "count"), ("failed", "count"), ("kept", "share"),
         ("time", "seconds"), ("turns/s", "number"), ("tokens/s", "number"), ("LLM p50", "seconds"),
@@ -185,7 +189,7 @@ def _costs(sides: Sequence[Side]) -> dict[str, Any]:
     return {"id": "costs", "title": "Costs", "text": "", "parts": [table("What it took", columns, rows)]}
 
 
-def _cost(side: Side) -> list[Any]:
+def _cost(side: ComparedRun) -> list[Any]:
     members, seconds = side.members, max(side.history.clock(side.history.last), 1e-9)
     kept = [group.kept for group in side.played]
     tokens = sum(one.tokens for one in members)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from asyncrollout.report.history import Fate, History
+from asyncrollout.report.history import Fate, RecordedRun
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.successes import Successes
 
@@ -37,7 +37,7 @@ class PlayedGroup(msgspec.Struct, frozen=True):
         return sum(member.passed for member in self.valid) / len(self.valid)
 
 
-def played_group(history: History, group: str, members: list[Rollout]) -> PlayedGroup:
+def played_group(history: RecordedRun, group: str, members: list[Rollout]) -> PlayedGroup:
     """The members of a group, with what the journal tells of it."""
     env = history.groups.get(group) or (members[0].env if members else "")
     verdict = history.verdicts.get(group)

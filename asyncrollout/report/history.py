@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.batches.records import told_at
+from asyncrollout.batches.records import located_at
 from asyncrollout.errors import UsageError
 from asyncrollout.journal.events import (
     AnyEvent,
@@ -67,7 +67,7 @@ class EvaluationRecord(msgspec.Struct):
     is_complete: bool = False
 
 
-class UnderWay(msgspec.Struct):
+class OpenRollout(msgspec.Struct):
     """A rollout of which no end is recorded."""
 
     began: float
@@ -75,7 +75,7 @@ class UnderWay(msgspec.Struct):
     turns: int = 0
 
 
-class History:
+class RecordedRun:
     """The events of a run, put together."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class History:
         self.groups: dict[str, str] = {}
         """The tag of each group that was drawn, in order."""
         self.finished: dict[str, float] = {}
-        self.under_way: dict[str, UnderWay] = {}
+        self.under_way: dict[str, OpenRollout] = {}
         self.verdicts: dict[str, Judged] = {}
         self.batches: dict[int, BatchRecord] = {}
         self.retries: Counter[str] = Counter()
@@ -106,7 +106,7 @@ class History:
                 self.groups[group] = tag
             case Dispatched(uid=uid, at=at):
                 self.finished.pop(uid, None)
-                self.under_way[uid] = UnderWay(at, at)
+                self.under_way[uid] = OpenRollout(at, at)
                 self._cancelled.discard(group_of(uid))
             case Replied(uid=uid, at=at) if uid in self.under_way:
                 self.under_way[uid].last = at
@@ -189,13 +189,13 @@ class History:
             self.batches = {index: batch for index, batch in self.batches.items() if index < event.batch}
 
 
-def read_history(directory: Path) -> History:
+def read_history(directory: Path) -> RecordedRun:
     """The history of a run; a `UsageError` says that the directory is none, or which line makes no sense."""
     if not (directory / JOURNAL).is_file():
         raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
-    history = History()
+    history = RecordedRun()
     for line in whole_lines(directory / JOURNAL):
-        with told_at(line.place):
+        with located_at(line.place):
             event = decode(line.content)
             if not history.attempts and not isinstance(event, Began):
                 raise UsageError("the first line does not say what run this is")

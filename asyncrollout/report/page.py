@@ -12,11 +12,11 @@ import yaml
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.report.bias import bias_and_waste
 from asyncrollout.report.blocks import Blocks, embedded
-from asyncrollout.report.compared_run import Side, evaluation_side, side_of
+from asyncrollout.report.compared_run import ComparedRun, evaluation_side, side_of
 from asyncrollout.report.document import data, replacing, skeleton
 from asyncrollout.report.formatting import as_line, shown_path
 from asyncrollout.report.groups import PlayedGroup, decided, played_group
-from asyncrollout.report.history import EvaluationRecord, History, read_history
+from asyncrollout.report.history import EvaluationRecord, RecordedRun, read_history
 from asyncrollout.report.rollouts import Records, Rollout, shown
 from asyncrollout.report.summary import Totals, evaluations, rewards, tiles, totals
 from asyncrollout.report.timeline import where_time_went
@@ -30,14 +30,14 @@ _SCRIPT = "asyncrollout.report:page.js"
 _LONGEST_CONFIG = 50_000
 
 
-class Served(msgspec.Struct, frozen=True):
+class LiveUpdates(msgspec.Struct, frozen=True):
     """What is more in a page that is served, and can ask for what has come since: a script, and its data."""
 
     script: str
     known: dict[str, Any]
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenReport(msgspec.Struct, frozen=True):
     """A report that was written, and how much of the run is in it. `totals` are the figures that it begins with."""
 
     path: Path
@@ -52,8 +52,8 @@ def write_report(
     path: Path | None = None,
     progress: Progress = lambda _done, _all: None,
     *,
-    served: Served | None = None,
-) -> Written:
+    served: LiveUpdates | None = None,
+) -> WrittenReport:
     """Write the report of a run, which may still go on; takes as long as it takes, so call it in a thread.
 
     `progress` is told how many groups of how many are written; what it raises ends the matter.
@@ -67,11 +67,11 @@ def write_report(
         size = path.stat().st_size
     except OSError as error:
         raise JournalError(f"cannot write {path}: {error.strerror or error}") from error
-    return Written(path, len(groups), sum(len(group.members) for group in groups), size, found)
+    return WrittenReport(path, len(groups), sum(len(group.members) for group in groups), size, found)
 
 
 def _write(
-    file: IO[bytes], directory: Path, progress: Progress, served: Served | None
+    file: IO[bytes], directory: Path, progress: Progress, served: LiveUpdates | None
 ) -> tuple[list[PlayedGroup], Totals]:
     history, records = read_history(directory), Records(directory)
     scripts = [_SCRIPT] if served is None else [_SCRIPT, served.script]
@@ -105,7 +105,7 @@ def _write(
     return groups, totals(side_of("", history, groups), _own(history, groups))
 
 
-def _own(history: History, groups: list[PlayedGroup]) -> list[PlayedGroup]:
+def _own(history: RecordedRun, groups: list[PlayedGroup]) -> list[PlayedGroup]:
     """Those that the run was made for: evaluations only if there is nothing else."""
     if history.evaluates_only:
         return [group for group in groups if history.evaluation_of(group.id) is history.last_evaluation]
@@ -129,7 +129,7 @@ def _row(group: PlayedGroup, block: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _summary(directory: Path, history: History, groups: list[PlayedGroup], clipped: int) -> dict[str, Any]:
+def _summary(directory: Path, history: RecordedRun, groups: list[PlayedGroup], clipped: int) -> dict[str, Any]:
     config = _text_of(directory / "config.resolved.yaml")
     wanted = _wanted_batches(config)
     played = [group for group in groups if group.members]
@@ -149,7 +149,7 @@ def _summary(directory: Path, history: History, groups: list[PlayedGroup], clipp
     }
 
 
-def _sections(history: History, groups: list[PlayedGroup], side: Side) -> list[dict[str, Any]]:
+def _sections(history: RecordedRun, groups: list[PlayedGroup], side: ComparedRun) -> list[dict[str, Any]]:
     time_spent = where_time_went(history, [group for group in groups if group.members])
     if side.evaluation is not None:
         return [rewards(side), time_spent]
@@ -158,7 +158,7 @@ def _sections(history: History, groups: list[PlayedGroup], side: Side) -> list[d
     return [rewards(side), *evaluated, bias_and_waste(history, groups), time_spent]
 
 
-def _state(history: History, side: Side, played: list[PlayedGroup], wanted: int | None) -> str:
+def _state(history: RecordedRun, side: ComparedRun, played: list[PlayedGroup], wanted: int | None) -> str:
     if not played:
         return f"No rollout is finished yet, and {len(history.under_way):,} under way: make the report again later."
     if side.evaluation is not None:
@@ -169,7 +169,7 @@ def _state(history: History, side: Side, played: list[PlayedGroup], wanted: int 
     return f"{done}; the last event is of {_time(history.last)}, and this report of {_time(time.time())}."
 
 
-def _state_of_evaluation(history: History, side: Side, evaluation: EvaluationRecord) -> str:
+def _state_of_evaluation(history: RecordedRun, side: ComparedRun, evaluation: EvaluationRecord) -> str:
     of = "" if evaluation.tasks is None else f" of {evaluation.tasks:,}"
     if evaluation.is_complete:
         return f"Complete: all {len(side.groups):,} tasks were evaluated."
@@ -179,7 +179,7 @@ def _state_of_evaluation(history: History, side: Side, evaluation: EvaluationRec
     )
 
 
-def _what(directory: Path, history: History) -> str:
+def _what(directory: Path, history: RecordedRun) -> str:
     """What was run, in a line."""
     given, command = history.given, _manifest(directory).get("command")
     envs = given.get("envs")
@@ -193,7 +193,7 @@ def _what(directory: Path, history: History) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _facts(directory: Path, history: History) -> list[list[str]]:
+def _facts(directory: Path, history: RecordedRun) -> list[list[str]]:
     manifest, given = _manifest(directory), history.given
     envs = given.get("envs")
     facts = {

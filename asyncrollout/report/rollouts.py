@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.batches.records import told_at
+from asyncrollout.batches.records import located_at
 from asyncrollout.errors import JournalError
-from asyncrollout.journal.files import Line, read_head, whole_lines
+from asyncrollout.journal.files import JournalLine, read_head, whole_lines
 from asyncrollout.journal.writer import TRAJECTORIES
 from asyncrollout.report.formatting import as_number, as_text, pictures_in, readable
 from asyncrollout.report.videos import shown_video
@@ -17,7 +17,7 @@ from asyncrollout.serialization import KIND
 from asyncrollout.successes import RolloutResult
 
 
-class _Turn(msgspec.Struct):
+class _TurnRecord(msgspec.Struct):
     """A turn as it is on file; logprobs and prompt ids are passed over."""
 
     observation: Any = None
@@ -39,12 +39,12 @@ class _Turn(msgspec.Struct):
     frozen: Any = False
 
 
-class Record(msgspec.Struct):
+class RolloutRecord(msgspec.Struct):
     """A rollout as it is on file."""
 
     uid: str
     group: str
-    turns: list[_Turn]
+    turns: list[_TurnRecord]
     tag: Any = ""
     env: Any = ""
     seed: Any = None
@@ -91,7 +91,7 @@ class Rollout(msgspec.Struct, frozen=True):
         return not self.error and abs(self.reward) <= _LARGEST_REWARD
 
 
-_decoder = msgspec.json.Decoder(Record)
+_decoder = msgspec.json.Decoder(RolloutRecord)
 _LARGEST_REWARD = 1e100  # squares of many times more could not be added up
 
 
@@ -100,17 +100,17 @@ class Records:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / TRAJECTORIES
-        self.groups: dict[str, dict[str, Line]] = {}
+        self.groups: dict[str, dict[str, JournalLine]] = {}
         for line in whole_lines(self._path):
             head = read_head(line)
             self.groups.setdefault(head.group, {})[head.uid] = line._replace(content=b"")
 
-    def read(self, group: str) -> Iterator[tuple[Rollout, Record]]:
+    def read(self, group: str) -> Iterator[tuple[Rollout, RolloutRecord]]:
         """The members of a group: their figures, and their records."""
         members = self.groups.get(group, {})
         for uid in sorted(members, key=_member):
             line = members[uid]
-            with told_at(line.place):
+            with located_at(line.place):
                 record = _decoder.decode(self._read(line.start))
             yield _figures(record), record
 
@@ -128,7 +128,7 @@ def _member(uid: str) -> tuple[int, str]:
     return (int(number), uid) if number.isdecimal() and number.isascii() else (0, uid)
 
 
-def _figures(record: Record) -> Rollout:
+def _figures(record: RolloutRecord) -> Rollout:
     turns = record.turns
     reward = as_number(record.reward)
     return Rollout(
@@ -151,7 +151,7 @@ def _figures(record: Record) -> Rollout:
     )
 
 
-def _reported(turns: list[_Turn]) -> bool | None:
+def _reported(turns: list[_TurnRecord]) -> bool | None:
     """As `successes.reported`."""
     told = _info(turns[-1]).get("success") if turns else None
     if told is None or any(turn.valid and _info(turn).get("success") is not None for turn in turns[::-1]):
@@ -159,7 +159,7 @@ def _reported(turns: list[_Turn]) -> bool | None:
     return None
 
 
-def _info(turn: _Turn) -> dict[str, Any]:
+def _info(turn: _TurnRecord) -> dict[str, Any]:
     """By name; what is no dict has none."""
     if not isinstance(turn.info, dict):
         return {}
@@ -174,12 +174,12 @@ def _finite(plain: Any) -> float:
     return number if math.isfinite(number) else 0.0
 
 
-def _work(turn: _Turn) -> float:
+def _work(turn: _TurnRecord) -> float:
     took = _finite(turn.env_seconds)
     return took if turn.env_work_seconds is None else min(_finite(turn.env_work_seconds), took)
 
 
-def _tokens(turn: _Turn) -> int:
+def _tokens(turn: _TurnRecord) -> int:
     ids = turn.token_ids
     if isinstance(ids, dict) and isinstance(shape := ids.get("shape"), list) and shape:
         return int(_finite(shape[0]))
@@ -192,7 +192,7 @@ def _error_name(error: Any) -> str:
     return str(error.get(KIND, "error")) if isinstance(error, dict) else ("" if error is None else "error")
 
 
-def shown(record: Record) -> dict[str, Any]:
+def shown(record: RolloutRecord) -> dict[str, Any]:
     """What a page shows of a rollout."""
     prompts = _prompts(record)
     return {
@@ -210,7 +210,7 @@ def shown(record: Record) -> dict[str, Any]:
     }
 
 
-def _shown_turn(turn: _Turn, prompt: list[dict[str, Any]], number: int) -> dict[str, Any]:
+def _shown_turn(turn: _TurnRecord, prompt: list[dict[str, Any]], number: int) -> dict[str, Any]:
     info = _info(turn)
     parsed, reason = info.pop("actions", None), info.pop("invalid_reason", "")
     valid = turn.valid is not False
@@ -240,7 +240,7 @@ def _number_or_none(plain: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _prompts(record: Record) -> list[list[dict[str, Any]]]:
+def _prompts(record: RolloutRecord) -> list[list[dict[str, Any]]]:
     """What was new to the policy in each turn, messages, or what the env showed."""
     messages = record.messages if isinstance(record.messages, list) else []
     prompts: list[list[dict[str, Any]]] = [[]]

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from asyncrollout.report.charts import Kind, axis, line, plot, table
-from asyncrollout.report.compared_run import Side, which_k
+from asyncrollout.report.compared_run import ComparedRun, which_k
 from asyncrollout.report.groups import PlayedGroup
-from asyncrollout.report.history import History
+from asyncrollout.report.history import RecordedRun
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.report.statistics import means_over
 from asyncrollout.stats import Estimate, RunFigures, summarize
@@ -33,7 +33,7 @@ class Totals(msgspec.Struct, frozen=True):
     pass_rate: Estimate
 
 
-def totals(side: Side, groups: Iterable[PlayedGroup]) -> Totals:
+def totals(side: ComparedRun, groups: Iterable[PlayedGroup]) -> Totals:
     """Of all that the groups' members did; rewards and pass rates are those of the side, as `compare` has them."""
     members = [member for group in groups for member in group.members]
     found = summarize(side.played, [1])
@@ -56,7 +56,7 @@ def _blamed(one: Rollout) -> str:
         return "other"
 
 
-def tiles(side: Side, groups: list[PlayedGroup], wanted: int | None) -> list[dict[str, Any]]:
+def tiles(side: ComparedRun, groups: list[PlayedGroup], wanted: int | None) -> list[dict[str, Any]]:
     """The figures that one looks at first: label, value, kind, and a note below."""
     history, whole = side.history, totals(side, groups)
     first = [
@@ -90,7 +90,7 @@ def _tile(label: str, value: float | None, kind: Kind, note: str) -> dict[str, A
     return {"label": label, "value": value, "kind": kind, "note": note}
 
 
-def _evaluation_tiles(side: Side) -> list[dict[str, Any]]:
+def _evaluation_tiles(side: ComparedRun) -> list[dict[str, Any]]:
     evaluation = side.evaluation
     assert evaluation is not None
     of = "whole" if evaluation.tasks is None else f"of {evaluation.tasks:,}, each played {evaluation.k} times"
@@ -109,7 +109,7 @@ def _between(found: Estimate, kind: Kind, what: str) -> str:
     return f"[{found.low:{form}}, {found.high:{form}}] {what}"
 
 
-def _attempts(history: History) -> str:
+def _attempts(history: RecordedRun) -> str:
     count = len(history.attempts)
     return "in one go" if count == 1 else f"in {count} attempts; pauses left out"
 
@@ -119,7 +119,7 @@ def _cost(member: Rollout, tokens: int) -> int:
     return member.tokens if tokens else member.turns
 
 
-def rewards(side: Side) -> dict[str, Any]:
+def rewards(side: ComparedRun) -> dict[str, Any]:
     """Rewards and pass rates over time, by batch and by env."""
     history, groups = side.history, side.groups
     played = [group for group in groups if group.counts]
@@ -148,11 +148,11 @@ def colours(groups: list[PlayedGroup]) -> dict[str, int]:
     return {env: place for place, env in enumerate(sorted(counts, key=lambda env: -counts[env])[:_MOST_ENVS])}
 
 
-def _time(history: History) -> dict[str, Any]:
+def _time(history: RecordedRun) -> dict[str, Any]:
     return axis("time", "seconds", low=0, high=history.clock(history.last))
 
 
-def _rewards_over_time(history: History, played: list[PlayedGroup]) -> list[dict[str, Any]]:
+def _rewards_over_time(history: RecordedRun, played: list[PlayedGroup]) -> list[dict[str, Any]]:
     """A plot for each env: their rewards are on different scales."""
     envs = colours(played)
     return [
@@ -166,7 +166,7 @@ def _rewards_over_time(history: History, played: list[PlayedGroup]) -> list[dict
 
 
 def _means(
-    history: History, played: list[PlayedGroup], env: str, value: Callable[[PlayedGroup], float]
+    history: RecordedRun, played: list[PlayedGroup], env: str, value: Callable[[PlayedGroup], float]
 ) -> list[tuple[float, float, float | None]]:
     """Of the env's groups, over time; at least four groups to a point, on average."""
     of_env = [(group.at, value(group)) for group in played if group.env == env and group.at is not None]
@@ -174,7 +174,7 @@ def _means(
     return means_over([at for at, _ in of_env], [one for _, one in of_env], history.clock(history.last), bins)
 
 
-def _by_env(side: Side) -> dict[str, Any]:
+def _by_env(side: ComparedRun) -> dict[str, Any]:
     """The figures are those that `compare` has."""
     names, ks = side.envs, which_k([side])
     rows = []
@@ -194,7 +194,7 @@ def _by_env(side: Side) -> dict[str, Any]:
     return table("By environment", columns, rows, note)
 
 
-def _columns(ks: list[int], side: Side) -> list[tuple[str, Kind]]:
+def _columns(ks: list[int], side: ComparedRun) -> list[tuple[str, Kind]]:
     rates: list[tuple[str, Kind]] = [(f"pass@{k}", "share") for k in ks]
     lengths: list[tuple[str, Kind]] = [("turns", "number"), ("tokens", "number"), ("failed", "count")]
     if side.evaluation is not None:
@@ -202,7 +202,7 @@ def _columns(ks: list[int], side: Side) -> list[tuple[str, Kind]]:
     return [("reward, all", "number"), ("reward, delivered", "number"), *rates, ("kept", "share"), *lengths]
 
 
-def _estimates(found: RunFigures, delivered: RunFigures, side: Side) -> list[Any]:
+def _estimates(found: RunFigures, delivered: RunFigures, side: ComparedRun) -> list[Any]:
     rates = [_cell(rate) for rate in found.pass_at.values()]
     lengths = [_cell(found.turns), _cell(found.tokens) if found.tokens.mean else None, found.failed]
     if side.evaluation is not None:
@@ -214,7 +214,7 @@ def _cell(found: Estimate) -> list[float | None] | None:
     return None if found.mean is None else [found.mean, found.low, found.high]
 
 
-def evaluations(sides: list[Side]) -> dict[str, Any]:
+def evaluations(sides: list[ComparedRun]) -> dict[str, Any]:
     """A row for each evaluation beside the training, which counts in no other figure."""
     rows = []
     for side in sides:

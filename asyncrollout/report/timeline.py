@@ -4,7 +4,7 @@ from typing import Any
 
 from asyncrollout.report.charts import BLUE, GREEN, GREY, ORANGE, SKY, Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup
-from asyncrollout.report.history import History
+from asyncrollout.report.history import RecordedRun
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.report.statistics import Span, at_once, distribution, every_nth, lanes, percentiles
 
@@ -20,7 +20,7 @@ _NOTES = {
 }
 
 
-def spans(history: History, rollouts: list[Rollout]) -> dict[str, Span]:
+def spans(history: RecordedRun, rollouts: list[Rollout]) -> dict[str, Span]:
     """Each rollout in seconds of running, in the order in which they began."""
     found: dict[str, Span] = {}
     for rollout in rollouts:
@@ -46,7 +46,7 @@ def _parts(rollout: Rollout) -> list[tuple[str, float]]:
     return [*turns, rest] if rollout.error else [rest, *turns]
 
 
-def where_time_went(history: History, groups: list[PlayedGroup]) -> dict[str, Any]:
+def where_time_went(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
     """A section: what limits the run, the rollouts in flight, a bar for each of them, and how long calls took."""
     found = spans(history, [member for group in groups for member in group.members])
     end = history.clock(history.last)

@@ -18,39 +18,39 @@ from asyncrollout.batches.batch import Batch
 from asyncrollout.concurrency import Background, run_to_end
 from asyncrollout.errors import ClosedError, StalledError, UsageError
 from asyncrollout.journal.run import RunJournal
-from asyncrollout.policies.control import Learning
+from asyncrollout.policies.control import PolicyControl
 from asyncrollout.policies.wrappers import nested
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvRef, find_env
-from asyncrollout.rollouts.awaitables import Awaited, Stream
+from asyncrollout.rollouts.awaitables import HintedCoroutine, HintedIterator
 from asyncrollout.rollouts.delivery import Delivery
 from asyncrollout.rollouts.episode.group import Failures, Slots, run_group
 from asyncrollout.rollouts.episode.scoring import Score, Scorer
 from asyncrollout.rollouts.evaluation import Evaluation
 from asyncrollout.rollouts.evaluator import Evaluator
-from asyncrollout.rollouts.observers import Recording, Watching
+from asyncrollout.rollouts.observers import JournalObserver, MetricsObserver
 from asyncrollout.rollouts.options import read_agent, read_envs, read_recorder, runs_on_loop
 from asyncrollout.rollouts.resume import (
-    Ready,
-    journalled,
+    ReadyBatch,
     open_run,
     read_accepted,
     read_resume,
     recorded_draws,
     reported_groups,
-    what_is_given,
+    run_identity,
+    with_journal,
 )
 from asyncrollout.rollouts.sampling.batch_buffer import OnExhausted
-from asyncrollout.rollouts.sampling.filtering import Judge, Keep, KeepRate, check_filter
+from asyncrollout.rollouts.sampling.filtering import FilterRunner, Keep, KeepRate, check_filter
 from asyncrollout.rollouts.sampling.ledger import ENDS, Ledger
 from asyncrollout.rollouts.sampling.shares import SharesOf
 from asyncrollout.rollouts.sampling.stream import GroupStream, Order, StreamRules
-from asyncrollout.rollouts.sampling.task_source import Draw, Draws, MapStyle, Share, Tasks, as_iterable
+from asyncrollout.rollouts.sampling.task_source import GroupRequest, MapStyle, Share, Tasks, TaskSource, as_iterable
 from asyncrollout.rollouts.stats import RolloutsStats, standing
 from asyncrollout.seeding import sampling_seed
-from asyncrollout.telemetry import METRICS, Figures, JsonLines, Meter, Sink
-from asyncrollout.telemetry.exporter import Reporting
+from asyncrollout.telemetry import METRICS, JsonLines, MetricsCollector, RunMetrics, Sink
+from asyncrollout.telemetry.exporter import MetricsExporter
 from asyncrollout.trajectories import Group, Limits, Verdict
 from asyncrollout.types import PauseMode
 from asyncrollout.video.recorder import VideoRecorder
@@ -111,20 +111,20 @@ class Rollouts:
         metrics: Sequence[Sink] = (),
         record: bool | VideoRecorder = False,
     ) -> None:
-        group_size = validation.whole("group_size", group_size, 1)
-        seed = validation.whole("seed", seed, 0)
-        max_in_flight = validation.whole("max_in_flight", max_in_flight, group_size)
-        max_lag = None if max_lag is None else validation.whole("max_lag", max_lag, 0)
+        group_size = validation.check_int("group_size", group_size, 1)
+        seed = validation.check_int("seed", seed, 0)
+        max_in_flight = validation.check_int("max_in_flight", max_in_flight, group_size)
+        max_lag = None if max_lag is None else validation.check_int("max_lag", max_lag, 0)
         if max_num_gen_batches is not None:
-            max_num_gen_batches = validation.whole("max_num_gen_batches", max_num_gen_batches, 1)
+            max_num_gen_batches = validation.check_int("max_num_gen_batches", max_num_gen_batches, 1)
         for option, kind in ((limits, Limits), (failures, Failures)):
             if not isinstance(option, kind):
                 name = kind.__name__
                 raise UsageError(f"{name.lower()}={option!r:.100} is not a {name}: write {name.lower()}={name}(...)")
-        validation.seconds("stall_seconds", stall_seconds)
-        validation.one_of("order", order, ("finish", "start"))
-        validation.one_of("on_exhausted", on_exhausted, ("raise", "short", "fill"))
-        validation.one_of("shares", shares, ("drawn", "delivered"))
+        validation.check_seconds("stall_seconds", stall_seconds)
+        validation.check_choice("order", order, ("finish", "start"))
+        validation.check_choice("on_exhausted", on_exhausted, ("raise", "short", "fill"))
+        validation.check_choice("shares", shares, ("drawn", "delivered"))
         if shares == "delivered" and order == "start":
             raise UsageError(
                 "shares='delivered' draws by what was kept so far, which depends on timing: not with order='start'"
@@ -138,7 +138,7 @@ class Rollouts:
         self._pool = pool or EnvPool(workers, "inline" if on_loop else "process")
         self._seed = seed
         self._streams = Background()
-        self._draws = Draws(tasks, seed, [*self._shares.values()], self._streams, shares)
+        self._source = TaskSource(tasks, seed, [*self._shares.values()], self._streams, shares)
         self._keep = check_filter(keep)
         self._keep_rate = KeepRate()
         self._scorer = None if score is None else Scorer(score)
@@ -156,12 +156,12 @@ class Rollouts:
             stall_seconds=stall_seconds,
         )
         self.ledger = Ledger()
-        self.meter = Meter()
-        self._watch = Watching(self.ledger, self.meter)
+        self.meter = MetricsCollector()
+        self._watch = MetricsObserver(self.ledger, self.meter)
         self._run_dir = None if run_dir is None else Path(run_dir)
         own = [] if self._run_dir is None else [JsonLines(self._run_dir / METRICS)]
         self._record = read_recorder(record, self._run_dir)
-        self._reporting = Reporting([*own, *metrics], self.figures)
+        self._reporting = MetricsExporter([*own, *metrics], self.figures)
         self._wanted: tuple[int, int] | None = None
         self._evaluator = Evaluator(
             [*self._shares.values()], self.ledger, self._slots, stall_seconds, lambda: self._last_held
@@ -169,7 +169,7 @@ class Rollouts:
         self._delivery = Delivery(
             self._rules,
             self._start_stream,
-            self._draws,
+            self._source,
             self._watch,
             version=lambda: self.version,
             on_batch=self._reporting.write,
@@ -191,7 +191,7 @@ class Rollouts:
                 if hasattr(policy, "__aenter__") and not getattr(policy, "is_open", False):
                     await parts.enter_async_context(policy)
             if self._run_dir is not None:
-                await self._go_on(await parts.enter_async_context(self._open_run(self._run_dir)))
+                await self._resume_run(await parts.enter_async_context(self._open_run(self._run_dir)))
             if self._record is not None and not self._record.is_open:
                 await parts.enter_async_context(self._record)
             await parts.enter_async_context(self._reporting)
@@ -238,10 +238,10 @@ class Rollouts:
 
     def collect(self, groups: int) -> Coroutine[Any, Any, Batch]:
         """The next `groups` groups that are kept, in start order; what is under way beyond them is cancelled."""
-        return Awaited(self._collect(groups), "batch = await rollouts.collect(...)")
+        return HintedCoroutine(self._collect(groups), "batch = await rollouts.collect(...)")
 
     async def _collect(self, groups: int) -> Batch:
-        groups = validation.whole("groups", groups, 1)
+        groups = validation.check_int("groups", groups, 1)
         self._check_open()
         batch = await self._delivery.once(groups)
         if batch is None:
@@ -250,7 +250,7 @@ class Rollouts:
 
     def batches(self, groups: int) -> AsyncIterator[Batch]:
         """Batches of `groups` groups each, for `async for`; they end when the tasks do."""
-        groups = validation.whole("groups", groups, 1)
+        groups = validation.check_int("groups", groups, 1)
         take = self._delivery.once if self._rules.ahead == 0 else self._delivery.ahead
 
         async def next_batch() -> Batch:
@@ -259,7 +259,7 @@ class Rollouts:
                 raise StopAsyncIteration
             return batch
 
-        return Stream(next_batch, "async for batch in rollouts.batches(...)")
+        return HintedIterator(next_batch, "async for batch in rollouts.batches(...)")
 
     def groups(self) -> AsyncIterator[Group]:
         """One group after the other, for `async for`; as many as may be in flight are worked on."""
@@ -271,7 +271,7 @@ class Rollouts:
                 raise StopAsyncIteration
             return group
 
-        return Stream(next_group, "async for group in rollouts.groups()")
+        return HintedIterator(next_group, "async for group in rollouts.groups()")
 
     @asynccontextmanager
     async def weight_update(self, version: int, mode: PauseMode = "wait") -> AsyncIterator[None]:
@@ -280,8 +280,8 @@ class Rollouts:
         Replies under way are awaited, or ("abort") stopped and asked for again, or ("continue") left alone. If the
         body fails, the version stays. One update at a time: another one waits for its turn. Versions only rise.
         """
-        version = validation.whole("version", version, 0)
-        validation.one_of("mode", mode, ("wait", "abort", "continue"))
+        version = validation.check_int("version", version, 0)
+        validation.check_choice("mode", mode, ("wait", "abort", "continue"))
         policy, stall = self._policy, self._rules.stall_seconds
         if policy is None:
             raise UsageError(
@@ -309,7 +309,7 @@ class Rollouts:
             finally:
                 await run_to_end(self._resume_policy, policy, version if changed else None)
 
-    async def _resume_policy(self, policy: Learning, version: int | None) -> None:
+    async def _resume_policy(self, policy: PolicyControl, version: int | None) -> None:
         with anyio.move_on_after(_RESUME_GRACE):
             await policy.resume(version)
             if version is not None:
@@ -331,7 +331,7 @@ class Rollouts:
         evaluations can be compared and repeated. `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
         `on_group` is called with each group as it ends.
         """
-        k, seed = validation.whole("k", k, 1), validation.whole("seed", seed, 0)
+        k, seed = validation.check_int("k", k, 1), validation.check_int("seed", seed, 0)
         self._check_open()
         listed = [None] * int(tasks) if isinstance(tasks, int | np.integer) else as_iterable(tasks)
         if listed is None:
@@ -343,7 +343,7 @@ class Rollouts:
         name = self._watch.begin_evaluation([listed, k, seed, self.version, added], added, len(listed), k)
         await self._watch.flush()
 
-        async def play(draw: Draw) -> Group:
+        async def play(draw: GroupRequest) -> Group:
             chance = sampling_seed(seed, "evaluation", "sampling", draw.index)
             group = await self._play(
                 draw, size=k, env_kwargs=env_kwargs, sampling_base=chance, slots=self._evaluator.slots
@@ -366,9 +366,9 @@ class Rollouts:
 
     def expect(self, batches: int, groups: int) -> None:
         """Tell how many batches of how many groups will be taken, so that `figures` know how far it is to the end."""
-        self._wanted = validation.whole("batches", batches, 1), validation.whole("groups", groups, 1)
+        self._wanted = validation.check_int("batches", batches, 1), validation.check_int("groups", groups, 1)
 
-    def figures(self) -> Figures:
+    def figures(self) -> RunMetrics:
         """What has been played, how well and how fast."""
         return self.meter.read(time.monotonic(), standing(self.stats(), self.ledger, self._wanted))
 
@@ -376,7 +376,7 @@ class Rollouts:
         """How things stand at this moment."""
         return RolloutsStats(
             version=self.version,
-            drawn_groups=self._draws.count,
+            drawn_groups=self._source.count,
             playing_groups=self._delivery.playing_groups,
             buffered_groups=self._delivery.buffered_groups,
             keep_rate=self._keep_rate.now,
@@ -391,9 +391,9 @@ class Rollouts:
     def _start_stream(self, rules: StreamRules) -> tuple[GroupStream, anyio.CancelScope]:
         stop = anyio.CancelScope()
         stream = GroupStream(
-            self._draws,
+            self._source,
             self._play_drawn,
-            judge=Judge(self._keep, self._keep_rate, self._verdicts),
+            filters=FilterRunner(self._keep, self._keep_rate, self._verdicts),
             ledger=self.ledger,
             rules=rules,
             version=lambda: self.version,
@@ -408,20 +408,20 @@ class Rollouts:
     def _note(self, group: Group, more: int) -> None:
         self._delivery.note_judged(group)
         self._watch.judged(group, more)
-        self._draws.note_judged(group)
+        self._source.note_judged(group)
 
     def _note_stale(self, group: Group) -> None:
         self._delivery.note_stale(group)
         self._watch.dropped_stale(group)
-        self._draws.note_stale(group)
+        self._source.note_stale(group)
 
-    async def _play_drawn(self, draw: Draw) -> Group:
+    async def _play_drawn(self, draw: GroupRequest) -> Group:
         self._watch.drawn(draw)
         return await self._play(draw)
 
     async def _play(
         self,
-        draw: Draw,
+        draw: GroupRequest,
         *,
         size: int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
@@ -451,7 +451,7 @@ class Rollouts:
 
     def _open_run(self, run_dir: Path) -> AbstractAsyncContextManager[RunJournal]:
         rules = self._rules
-        given = what_is_given(
+        given = run_identity(
             self._shares.values(),
             self._agent,
             seed=self._seed,
@@ -461,23 +461,23 @@ class Rollouts:
         )
         return open_run(run_dir, given, resume=self._resume, accept=self._accepted)
 
-    async def _go_on(self, journal: RunJournal) -> None:
+    async def _resume_run(self, journal: RunJournal) -> None:
         """Begin where the journal ends."""
         past = journal.past
-        self._watch = self._delivery.watch = Recording(self.ledger, self.meter, journal)
-        judged_at = past.judged_at if self._draws.chooses else {}
+        self._watch = self._delivery.watch = JournalObserver(self.ledger, self.meter, journal)
+        judged_at = past.judged_at if self._source.chooses else {}
         reported = await anyio.to_thread.run_sync(reported_groups, journal.directory, judged_at) if judged_at else []
-        await self._draws.remember(recorded_draws(past), past.settled, reported)
+        await self._source.remember(recorded_draws(past), past.settled, reported)
         for tag, verdict, is_delivered in past.settled_groups:
-            self._draws.shares.note_settled(tag, verdict, is_delivered=is_delivered)
+            self._source.shares.note_settled(tag, verdict, is_delivered=is_delivered)
             if verdict is not None:
                 self._keep_rate.note(verdict)
         self._verdicts = past.verdicts
-        self._delivery.go_on(past.next_batch, [Ready(*batch) for batch in past.again])
+        self._delivery.resume_at(past.next_batch, [ReadyBatch(*batch) for batch in past.redelivered])
         past.forget_beginning()
         if past.weights is not None and self._policy is not None:
             await self._policy.start_at(past.weights)
-        self._agent = journalled(self._agent, journal)
+        self._agent = with_journal(self._agent, journal)
 
     def _check_open(self) -> None:
         if not self._open:

@@ -9,7 +9,7 @@ from asyncrollout.errors import UsageError
 T = TypeVar("T")
 
 
-class Stream(Generic[T]):
+class HintedIterator(Generic[T]):
     """An async iterator of what a call gives each time, until it raises `StopAsyncIteration`."""
 
     def __init__(self, take: Callable[[], Awaitable[T]], usage: str) -> None:
@@ -29,7 +29,7 @@ class Stream(Generic[T]):
         raise UsageError(f"an async iterator, and not to be awaited itself: write `{self._usage}`")
 
 
-class Awaited(Coroutine[Any, Any, T]):
+class HintedCoroutine(Coroutine[Any, Any, T]):
     """A coroutine of one result."""
 
     def __init__(self, inner: Coroutine[Any, Any, T], usage: str) -> None:

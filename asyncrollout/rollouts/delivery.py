@@ -8,18 +8,18 @@ import msgspec
 
 from asyncrollout.batches.batch import Batch
 from asyncrollout.errors import ClosedError, UsageError
-from asyncrollout.rollouts.observers import Watching
-from asyncrollout.rollouts.resume import Ready
-from asyncrollout.rollouts.sampling.batch_stats import Tally
+from asyncrollout.rollouts.observers import MetricsObserver
+from asyncrollout.rollouts.resume import ReadyBatch
+from asyncrollout.rollouts.sampling.batch_stats import BatchStats
 from asyncrollout.rollouts.sampling.filtering import is_older
-from asyncrollout.rollouts.sampling.stream import GroupStream, StreamRules, Taken
-from asyncrollout.rollouts.sampling.task_source import Draws
+from asyncrollout.rollouts.sampling.stream import GroupStream, StreamRules, TakenGroups
+from asyncrollout.rollouts.sampling.task_source import TaskSource
 from asyncrollout.trajectories import Group
 
 StartStream = Callable[[StreamRules], tuple[GroupStream, anyio.CancelScope]]
 
 _END_GRACE = 30.0
-_NOTHING = Taken([], [], [])
+_NOTHING = TakenGroups([], [], [])
 
 
 class Delivery:
@@ -29,29 +29,29 @@ class Delivery:
         self,
         rules: StreamRules,
         start: StartStream,
-        draws: Draws,
-        watch: Watching,
+        source: TaskSource,
+        watch: MetricsObserver,
         *,
         version: Callable[[], int],
         on_batch: Callable[[], None],
     ) -> None:
         self.watch = watch
-        self.tally = Tally()
+        self.batch_stats = BatchStats()
         self.count = 0
         self.stale_groups = 0
         # Where nothing can be carried over, finish order would select the quick ones.
         self._rules = msgspec.structs.replace(rules, order="start") if rules.ahead == 0 else rules
         self._start = start
-        self._draws = draws
+        self._source = source
         self._version = version
         self._on_batch = on_batch
-        self._again: deque[Ready] = deque()  # batches of an earlier process
+        self._again: deque[ReadyBatch] = deque()  # batches of an earlier process
         self._shared: GroupStream | None = None  # the one that `batches` and `groups` share
         self._stop_shared: anyio.CancelScope | None = None
         self._streams: list[GroupStream] = []
         self._left_over = _NOTHING  # what was kept, and has neither a stream nor a taker
         self._failure: Exception | None = None  # of a stream whose taker had his batch already
-        self._handing_over: list[Ready] = []
+        self._handing_over: list[ReadyBatch] = []
         self._is_closed = self._is_accounted = False
 
     @property
@@ -66,17 +66,17 @@ class Delivery:
     def buffered_groups(self) -> int:
         return sum(stream.buffered for stream in self._streams) + len(self._left_over.groups)
 
-    def go_on(self, count: int, again: list[Ready]) -> None:
+    def resume_at(self, count: int, again: list[ReadyBatch]) -> None:
         """Begin after so many batches, and deliver these ones again first."""
         self._again.extend(again)
         self.count = max([count, *(ready.index + 1 for ready in again)])  # numbers may be left out
 
     def note_judged(self, group: Group) -> None:
-        self.tally.add(group)
+        self.batch_stats.add(group)
 
     def note_stale(self, group: Group) -> None:
         self.stale_groups += 1
-        self.tally.add_stale(group)
+        self.batch_stats.add_stale(group)
 
     def close(self) -> None:
         """What is under way is over; nothing of it is given up, since a resumed run may go on with it."""
@@ -107,7 +107,7 @@ class Delivery:
         batch = await self._next(lambda: self._take(1, needed), is_single=True)
         return None if batch is None else batch.groups[0]
 
-    async def _next(self, take: Callable[[], Awaitable[Ready | None]], *, is_single: bool = False) -> Batch | None:
+    async def _next(self, take: Callable[[], Awaitable[ReadyBatch | None]], *, is_single: bool = False) -> Batch | None:
         while True:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
@@ -123,7 +123,7 @@ class Delivery:
             if (batch := await self._hand_over(ready)) is not None:
                 return batch
 
-    async def _hand_over(self, ready: Ready) -> Batch | None:
+    async def _hand_over(self, ready: ReadyBatch) -> Batch | None:
         """The batch, once it is on record; None if its groups became too old meanwhile.
 
         A batch that does not come through to its taker is taken back, and its groups come first the next time.
@@ -153,7 +153,7 @@ class Delivery:
         lag = self._rules.max_lag
         return lag is not None and any(is_older(group, self._version() - lag) for group in groups)
 
-    def _take_back(self, ready: Ready) -> None:
+    def _take_back(self, ready: ReadyBatch) -> None:
         if ready in self._handing_over:
             self._handing_over.remove(ready)
         self.watch.taken_back(ready.index)
@@ -162,10 +162,10 @@ class Delivery:
             return
         if ready.index == self.count - 1:
             self.count -= 1
-        self.tally.put_back(ready.sums)
+        self.batch_stats.restore(ready.sums)
         self._keep_left_over(ready.taken)
 
-    def _keep_left_over(self, taken: Taken) -> None:
+    def _keep_left_over(self, taken: TakenGroups) -> None:
         """For the next stream that somebody takes from, in the order of their draws; or cancelled, if that is over."""
         if self._is_accounted:
             for group in taken.groups:
@@ -175,19 +175,19 @@ class Delivery:
         pairs += zip(taken.draws, taken.groups, strict=True)
         pairs.sort(key=lambda pair: pair[0].index)
         dropped = [*self._left_over.dropped, *taken.dropped]
-        self._left_over = Taken([group for _, group in pairs], [draw for draw, _ in pairs], dropped)
+        self._left_over = TakenGroups([group for _, group in pairs], [draw for draw, _ in pairs], dropped)
 
     def _begin(self, rules: StreamRules) -> tuple[GroupStream, anyio.CancelScope]:
         stream, stop = self._start(rules)
         self._streams.append(stream)
         return stream, stop
 
-    async def _take_from(self, stream: GroupStream, groups: int, needed: int | None = None) -> Ready | None:
+    async def _take_from(self, stream: GroupStream, groups: int, needed: int | None = None) -> ReadyBatch | None:
         left_over, self._left_over = self._left_over, _NOTHING
         stream.adopt(left_over)
         return self._make_ready(await stream.take(groups, needed=needed))
 
-    async def _take_once(self, groups: int) -> Ready | None:
+    async def _take_once(self, groups: int) -> ReadyBatch | None:
         stream, stop = self._begin(msgspec.structs.replace(self._rules, order="start", ahead=0))
         ready, gives_up, is_raised, is_ended = None, True, False, False
         try:
@@ -209,7 +209,7 @@ class Delivery:
                     self._failure = self._failure or stream.failure
         return ready
 
-    async def _take(self, groups: int, needed: int | None) -> Ready | None:
+    async def _take(self, groups: int, needed: int | None) -> ReadyBatch | None:
         while True:
             if self._shared is None:
                 self._shared, self._stop_shared = self._begin(self._rules)
@@ -220,7 +220,7 @@ class Delivery:
                 if stream.failure is not None and not self._is_closed:
                     await self._end_shared(stream)
                 raise
-            if ready is not None or not self._draws.has_returned or self._is_closed:
+            if ready is not None or not self._source.has_returned or self._is_closed:
                 return ready
             await self._end_shared(stream)  # it had come to the end of the tasks before others gave some back
 
@@ -232,14 +232,14 @@ class Delivery:
         assert self._stop_shared is not None
         await self._end(stream, self._stop_shared, gives_up=True, is_alone=False)
 
-    def _make_ready(self, taken: Taken) -> Ready | None:
+    def _make_ready(self, taken: TakenGroups) -> ReadyBatch | None:
         """Groups that were taken, as a batch; none if the tasks are at their end."""
-        if not taken.groups and not self._draws.count:
+        if not taken.groups and not self._source.count:
             raise UsageError("tasks has no tasks: there is nothing to play")
         if not taken.groups:
             return None
-        sums = self.tally.take()
-        ready = Ready(self.count, taken.groups, taken.dropped, self.tally.figures(sums), sums, taken)
+        sums = self.batch_stats.take()
+        ready = ReadyBatch(self.count, taken.groups, taken.dropped, self.batch_stats.figures(sums), sums, taken)
         self.count += 1
         self.watch.delivered(ready.index, ready.groups, ready.dropped, ready.stats)
         return ready

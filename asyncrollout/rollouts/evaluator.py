@@ -12,7 +12,7 @@ from asyncrollout.errors import ClosedError, StalledError
 from asyncrollout.logs import get_logger
 from asyncrollout.rollouts.evaluation import Evaluation, checked
 from asyncrollout.rollouts.sampling.ledger import Ledger
-from asyncrollout.rollouts.sampling.task_source import Draw, Draws, Share
+from asyncrollout.rollouts.sampling.task_source import GroupRequest, Share, TaskSource
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Group
 
@@ -33,7 +33,7 @@ class Evaluator:
         self._shares = shares
         self._ledger = ledger
         self._most_in_flight = max(int(slots.total_tokens) // 2, 1)
-        self.slots = HalfOfSlots(slots, anyio.CapacityLimiter(self._most_in_flight))
+        self.slots = EvaluationSlots(slots, anyio.CapacityLimiter(self._most_in_flight))
         self._stall_seconds = stall_seconds
         self._last_held = last_held
         self._under_way: set[anyio.CancelScope] = set()
@@ -43,7 +43,7 @@ class Evaluator:
             scope.cancel()
 
     async def run(
-        self, play: Callable[[Draw], Awaitable[Group]], name: str, tasks: list[Any], k: int, seed: int
+        self, play: Callable[[GroupRequest], Awaitable[Group]], name: str, tasks: list[Any], k: int, seed: int
     ) -> Evaluation:
         """Each task once, by `play`, which gives a group of `k`; their ids begin with the name.
 
@@ -53,7 +53,7 @@ class Evaluator:
         at_once = anyio.CapacityLimiter(self._most_in_flight)
         groups: dict[int, Group] = {}
 
-        async def play_one(draw: Draw) -> None:
+        async def play_one(draw: GroupRequest) -> None:
             groups[draw.index] = group = await play(msgspec.structs.replace(draw, id=f"{name}-{draw.id}"))
             self._ledger.end_group(group, "delivered")
             at_once.release_on_behalf_of(draw.id)
@@ -64,7 +64,7 @@ class Evaluator:
                 async with task_group() as watched:
                     watched.start_soon(self._raise_if_stalled, f"{name}-")
                     async with task_group() as playing:
-                        async for draw in Draws(tasks, sampling_seed(seed, "evaluation"), self._shares):
+                        async for draw in TaskSource(tasks, sampling_seed(seed, "evaluation"), self._shares):
                             await at_once.acquire_on_behalf_of(draw.id)  # which lets others run, too
                             playing.start_soon(play_one, draw)
                     watched.cancel_scope.cancel()
@@ -92,7 +92,7 @@ class Evaluator:
         raise StalledError(f"nothing has moved for {self._stall_seconds:g} s: {self._ledger.stuck(prefix)}")
 
 
-class HalfOfSlots:
+class EvaluationSlots:
     """Places for rollouts that are taken of all, and of a part of them: a place in the part comes first."""
 
     def __init__(self, all_slots: anyio.CapacityLimiter, part: anyio.CapacityLimiter) -> None:

@@ -4,24 +4,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asyncrollout.journal.run import RunJournal
-from asyncrollout.rollouts.episode.observer import Nobody
+from asyncrollout.rollouts.episode.observer import NullObserver
 from asyncrollout.rollouts.episode.progress import Progress
 from asyncrollout.rollouts.sampling.ledger import Ledger
-from asyncrollout.rollouts.sampling.task_source import Draw
-from asyncrollout.telemetry import Meter
+from asyncrollout.rollouts.sampling.task_source import GroupRequest
+from asyncrollout.telemetry import MetricsCollector
 from asyncrollout.trajectories import DRAWN, EVALUATED, Group, Trajectory
 
 
-class Watching(Nobody):
+class MetricsObserver(NullObserver):
     """Counts; evaluations in the ledger alone. What is done for a record only, is done by those who keep one."""
 
-    def __init__(self, ledger: Ledger, meter: Meter) -> None:
+    def __init__(self, ledger: Ledger, meter: MetricsCollector) -> None:
         self.ledger = ledger
-        self._meter = meter
+        self._collector = meter
         self._evaluations = 0
 
     def dispatched(self, uid: str) -> Progress:
-        return self.ledger.dispatched(uid, self._meter.played if uid.startswith(DRAWN) else None)
+        return self.ledger.dispatched(uid, self._collector.played if uid.startswith(DRAWN) else None)
 
     def failed(self, trajectory: Trajectory) -> None:
         self.ledger.retry(trajectory.uid)
@@ -33,19 +33,19 @@ class Watching(Nobody):
 
     def _count(self, trajectory: Trajectory) -> None:
         if trajectory.uid.startswith(DRAWN):
-            self._meter.ended(trajectory)
+            self._collector.ended(trajectory)
         else:
-            self._meter.evaluated()
+            self._collector.evaluated()
 
-    def drawn(self, draw: Draw) -> None: ...
+    def drawn(self, draw: GroupRequest) -> None: ...
 
     def judged(self, group: Group, more: int) -> None:  # noqa: ARG002
         """A group has its verdict, and so have `more` that were judged with it, which follow."""
-        self._meter.judged(group)
+        self._collector.judged(group)
 
     def dropped_stale(self, group: Group) -> None:
         """A group became too old before it was delivered."""
-        self._meter.dropped_stale(group)
+        self._collector.dropped_stale(group)
 
     def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
         """They are not finished, and will be played anew; so will be, if so wished, what nobody has drawn yet."""
@@ -63,7 +63,7 @@ class Watching(Nobody):
         """A batch has its taker; one that `is_repeated` was delivered to an earlier process, too."""
         for group in groups:
             self.ledger.end_group(group, "delivered")
-        self._meter.delivered(len(groups), lag)
+        self._collector.delivered(len(groups), lag)
 
     def updated(self, weights: int) -> None: ...
 
@@ -78,10 +78,10 @@ class Watching(Nobody):
     def end_evaluation(self, name: str) -> None: ...
 
 
-class Recording(Watching):
+class JournalObserver(MetricsObserver):
     """Also keeps a journal, and knows what was played before."""
 
-    def __init__(self, ledger: Ledger, meter: Meter, journal: RunJournal) -> None:
+    def __init__(self, ledger: Ledger, meter: MetricsCollector, journal: RunJournal) -> None:
         super().__init__(ledger, meter)
         self._journal = journal
         past = journal.past
@@ -96,9 +96,9 @@ class Recording(Watching):
     def _recalled(self, trajectory: Trajectory) -> None:
         self.ledger.dispatched(trajectory.uid).begins("")
         if trajectory.uid.startswith(DRAWN):
-            self._meter.recalled(trajectory)
+            self._collector.recalled(trajectory)
         else:
-            self._meter.evaluated()
+            self._collector.evaluated()
 
     def retries_used(self, group: str) -> int:
         return self._journal.retries_used(group)
@@ -117,7 +117,7 @@ class Recording(Watching):
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         return await super().finished(tag, await self._journal.finished(tag, trajectory))
 
-    def drawn(self, draw: Draw) -> None:
+    def drawn(self, draw: GroupRequest) -> None:
         self._journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
 
     def judged(self, group: Group, more: int) -> None:
@@ -141,7 +141,7 @@ class Recording(Watching):
             for group in groups:
                 for trajectory in group.trajectories:
                     self._recalled(trajectory)
-                self._meter.judged(group)
+                self._collector.judged(group)
         super().handed_over(groups, lag, is_repeated=is_repeated)
 
     def updated(self, weights: int) -> None:

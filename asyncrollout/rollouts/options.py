@@ -9,12 +9,12 @@ import msgspec
 
 from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.errors import UsageError
-from asyncrollout.policies.control import Learning, hold_back
+from asyncrollout.policies.control import PolicyControl, hold_back
 from asyncrollout.pool.worker.env_runner import is_async
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvRef, EnvSpec, find_env
 from asyncrollout.rollouts.sampling.task_source import Share
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 from asyncrollout.video.files import VIDEOS
 from asyncrollout.video.recorder import VideoRecorder
 
@@ -42,7 +42,7 @@ def _read_share(entry: Any, place: int, find: Find) -> Share:
     unknown = [key for key in entry if key not in Share.__struct_fields__] if isinstance(entry, Mapping) else []
     for key in unknown:
         meant = _MEANT.get(key)
-        hint = f": did you mean {meant!r}?" if meant else nearest(str(key), Share.__struct_fields__)
+        hint = f": did you mean {meant!r}?" if meant else did_you_mean(str(key), Share.__struct_fields__)
         raise UsageError(f"env[{place}] takes no {key!r}{hint}")
     try:
         share = entry if isinstance(entry, Share) else msgspec.convert(entry, Share)
@@ -57,7 +57,7 @@ def runs_on_loop(shares: Sequence[Share]) -> bool:
     return all(share.env.runs == "light" or is_async(share.env) for share in shares)
 
 
-def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Learning | None]:
+def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, PolicyControl | None]:
     """The agent to play with, and the parts of its policy that learn; None if it shows none that can be held back."""
     if (policy is None) == (agent is None):
         raise UsageError("Rollouts takes either policy= or agent=")

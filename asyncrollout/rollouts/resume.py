@@ -19,17 +19,17 @@ from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent, MemoryMarkovAgent, RandomAgent
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.group_numbers import number_of
-from asyncrollout.journal.history import Past
-from asyncrollout.journal.policy import Journalled
+from asyncrollout.journal.history import RunHistory
+from asyncrollout.journal.policy import JournaledPolicy
 from asyncrollout.journal.records import RunRecords
 from asyncrollout.journal.run import RunJournal, may_change, open_journal, redacted
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.wrappers import nested
 from asyncrollout.redaction import hide_in_command, known_secrets, named_secrets, without_secrets
 from asyncrollout.rollouts.options import with_policy
-from asyncrollout.rollouts.sampling.batch_stats import Sums
-from asyncrollout.rollouts.sampling.stream import Taken
-from asyncrollout.rollouts.sampling.task_source import Draw, Reported, Share
+from asyncrollout.rollouts.sampling.batch_stats import BatchSums
+from asyncrollout.rollouts.sampling.stream import TakenGroups
+from asyncrollout.rollouts.sampling.task_source import GroupRequest, ReportedGroup, Share
 from asyncrollout.serialization import from_plain, to_plain
 from asyncrollout.trajectories import Group, Limits
 from asyncrollout.types import Sampling
@@ -43,7 +43,7 @@ _GIT_SECONDS = 5
 
 
 @dataclass(eq=False)
-class Ready:
+class ReadyBatch:
     """A batch for the next taker, and the ids of groups that were dropped on the way to it.
 
     One that was taken from a stream can be taken back; one of an earlier process is delivered as it was.
@@ -53,8 +53,8 @@ class Ready:
     groups: list[Group]
     dropped: list[str]
     stats: dict[str, float]
-    sums: Sums = field(default_factory=Sums)
-    taken: Taken | None = None
+    sums: BatchSums = field(default_factory=BatchSums)
+    taken: TakenGroups | None = None
 
 
 def read_resume(run_dir: Any, resume: Any) -> bool | int:
@@ -80,7 +80,7 @@ def read_accepted(accept_changes: Any) -> frozenset[str]:
     return frozenset(accept_changes)
 
 
-def what_is_given(
+def run_identity(
     shares: Iterable[Share], agent: Any, *, seed: int, group_size: int, order: str, limits: Limits
 ) -> dict[str, Any]:
     """What a run's results follow from, and what therefore stays the same when it is resumed; secrets are in it."""
@@ -90,11 +90,11 @@ def what_is_given(
     }
     bounds = {name: getattr(limits, name) for name in limits.__struct_fields__}
     given = {"seed": seed, "group_size": group_size, "order": order, "envs": envs, "limits": bounds}
-    plain: dict[str, Any] = to_plain(given) | _who_plays(agent)
+    plain: dict[str, Any] = to_plain(given) | _agent_identity(agent)
     return plain
 
 
-def _who_plays(agent: Any) -> dict[str, Any]:
+def _agent_identity(agent: Any) -> dict[str, Any]:
     """The agent's class and what it was made of, and the models that it asks; their servers may be others."""
     made_of = [field.name for field in fields(agent) if field.init] if is_dataclass(agent) else []
     own = [name for name in made_of if name != "policy"]
@@ -139,27 +139,29 @@ async def open_run(
         yield journal
 
 
-def recorded_draws(past: Past) -> dict[int, Draw]:
+def recorded_draws(past: RunHistory) -> dict[int, GroupRequest]:
     return {
-        drawn.index: Draw(drawn.index, drawn.group, drawn.seed, from_plain(drawn.task), drawn.tag)
+        drawn.index: GroupRequest(drawn.index, drawn.group, drawn.seed, from_plain(drawn.task), drawn.tag)
         for drawn in past.drawn.values()
     }
 
 
-def reported_groups(directory: Path, judged_at: Mapping[str, int]) -> list[Reported]:
+def reported_groups(directory: Path, judged_at: Mapping[str, int]) -> list[ReportedGroup]:
     """All that was judged, for a source of tasks that chooses by it, in the order in which it was."""
     groups = RunRecords(directory).groups(judged_at.keys())
-    reported = [Reported(judged_at[group.id], number_of(group.id) or 0, group) for group in groups]
+    reported = [ReportedGroup(judged_at[group.id], number_of(group.id) or 0, group) for group in groups]
     return sorted(reported, key=lambda one: one.drawn)
 
 
-def journalled(agent: Any, journal: RunJournal) -> Any:
+def with_journal(agent: Any, journal: RunJournal) -> Any:
     """The agent with its replies on record."""
     asks_once = isinstance(agent, ChatAgent | MarkovAgent | MemoryAgent | MemoryMarkovAgent)
     only_appends = type(agent) is ChatAgent  # others may rewrite what was said
     recorded = with_policy(
         agent,
-        lambda policy: Journalled(policy, journal.writer, journal.past, asks_once=asks_once, only_appends=only_appends),
+        lambda policy: JournaledPolicy(
+            policy, journal.writer, journal.past, asks_once=asks_once, only_appends=only_appends
+        ),
     )
     if recorded is agent and not isinstance(agent, RandomAgent):
         log.warning("replies_not_recorded", agent=type(agent).__name__, hint="make it a dataclass with a field policy")

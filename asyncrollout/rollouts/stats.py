@@ -7,7 +7,7 @@ import msgspec
 
 from asyncrollout.rollouts.episode.progress import POLICY, RESET, STEP, Progress
 from asyncrollout.rollouts.sampling.ledger import Ledger
-from asyncrollout.telemetry import Standing
+from asyncrollout.telemetry import Gauges
 from asyncrollout.trajectories import DRAWN
 from asyncrollout.types import PoolStats
 
@@ -33,11 +33,11 @@ class RolloutsStats(msgspec.Struct, frozen=True):
     pool: PoolStats
 
 
-def standing(stats: RolloutsStats, ledger: Ledger, wanted: tuple[int, int] | None) -> Standing:
+def standing(stats: RolloutsStats, ledger: Ledger, wanted: tuple[int, int] | None) -> Gauges:
     """The same for the figures of a run, of which so many batches of so many groups are wanted."""
     training = (progress for uid, progress in ledger.open.items() if uid.startswith(DRAWN))
     waiting = waiting_for(training)
-    return Standing(
+    return Gauges(
         wanted_batches=None if wanted is None else wanted[0],
         wanted_groups=None if wanted is None else wanted[0] * wanted[1],
         playing=stats.playing_groups,

@@ -17,7 +17,7 @@ VARIABLE = "ASYNCROLLOUT_TOKEN"
 _SHORTEST = 16
 
 
-class Token(msgspec.Struct, frozen=True):
+class AccessToken(msgspec.Struct, frozen=True):
     """A secret, and the Unix time at which it expires."""
 
     secret: bytes
@@ -27,17 +27,17 @@ class Token(msgspec.Struct, frozen=True):
         return "Token(...)"
 
 
-def read_token(text: str, *, where: str) -> Token:
+def read_token(text: str, *, where: str) -> AccessToken:
     """`secret` or `secret@unix-time`; the error does not show it."""
     secret, at, expires = text.strip().rpartition("@")
     if not at or not expires.isdigit():
         secret, expires = text.strip(), ""
     if len(secret) < _SHORTEST or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise UsageError(f"{where} is not a token: it has at least {_SHORTEST} letters, digits or signs, and no spaces")
-    return Token(secret.encode(), float(expires) if expires else math.inf)
+    return AccessToken(secret.encode(), float(expires) if expires else math.inf)
 
 
-def gather_tokens(given: str | None, file: str | os.PathLike[str] | None) -> list[Token]:
+def gather_tokens(given: str | None, file: str | os.PathLike[str] | None) -> list[AccessToken]:
     """The token that is given, else that of the environment variable; and all those of a file, one on each line."""
     tokens = []
     if given is not None:
@@ -76,7 +76,7 @@ def foreign_host(headers: Iterable[str], allowed: Collection[str]) -> str | None
     return next((one for one, host in hosts.items() if not is_this_machine(host) and host not in allowed), None)
 
 
-def why_refused(tokens: Iterable[Token], header: str | None) -> str | None:
+def why_refused(tokens: Iterable[AccessToken], header: str | None) -> str | None:
     """Why a request with this `Authorization` header is refused; None if it is not."""
     kind, _, given = (header or "").partition(" ")
     if kind.lower() != "bearer" or not given:

@@ -43,7 +43,7 @@ class EnvService:
     ) -> None:
         if max_workers is None:
             max_workers = (config or BaseServiceConfig()).get("max_workers", BaseServiceConfig.max_workers)
-        validation.whole("max_workers", max_workers, 1)
+        validation.check_int("max_workers", max_workers, 1)
         self.max_workers: int = max_workers
         self.environments: dict[Any, ServedEnv] = {}
         self.env_configs: dict[Any, dict[str, Any]] = {}
@@ -176,7 +176,9 @@ class EnvService:
         async def run(env_id: Any, value: Any) -> None:
             env = self.find(env_id)
             async with AsyncExitStack() as held:
-                if env.handle.seat.opening.spec.runs != "cpu":  # those are one at a time in each worker by themselves
+                if (
+                    env.handle.binding.opening.spec.runs != "cpu"
+                ):  # those are one at a time in each worker by themselves
                     await held.enter_async_context(self._slots)
                 held.enter_context(env.at_work())
                 results[env_id] = await work(env, value)

@@ -13,7 +13,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool.wire.codec import Op
 from asyncrollout.service.clients import Client
-from asyncrollout.service.messages import CLIENT_HEADER, PROTOCOL, Answer, Call, Hello, Outbox, read_frame
+from asyncrollout.service.messages import CLIENT_HEADER, PROTOCOL, Hello, Outbox, RemoteCall, RemoteReply, read_frame
 from asyncrollout.service.sessions import Sessions
 
 log = get_logger(__name__)
@@ -39,7 +39,7 @@ class ServerChannel:
         self._begun = 0  # since others had a turn
         self._scope = anyio.CancelScope()
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: RemoteReply) -> None:
         self._outbox.put(answer)
 
     async def run(self, request: web.Request) -> web.WebSocketResponse:
@@ -74,7 +74,7 @@ class ServerChannel:
             if client.channel is not self:  # its pool is here by another one
                 break
             try:
-                calls = read_frame(message.data, Call)
+                calls = read_frame(message.data, RemoteCall)
                 while calls:
                     now, calls = calls[: self._slice], calls[self._slice :]
                     if self._begin(client, now):
@@ -103,7 +103,7 @@ class ServerChannel:
     async def _leave(self, code: int, reason: str) -> None:
         await self._socket.close(code=code, message=reason.encode("ascii", "replace")[:100])
 
-    def _begin(self, client: Client, calls: list[Call]) -> bool:
+    def _begin(self, client: Client, calls: list[RemoteCall]) -> bool:
         """Make these calls; whether the pool says that it is closed."""
         for call in calls:
             if call.op == Op.STOP:

@@ -9,7 +9,7 @@ import msgspec
 
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.service.messages import Answer, decode
+from asyncrollout.service.messages import RemoteReply, decode
 
 
 class Session:
@@ -18,7 +18,7 @@ class Session:
     def __init__(self) -> None:
         self.handle: EnvHandle | None = None
         self.number = 0
-        self.answer: Answer | None = None
+        self.answer: RemoteReply | None = None
         self.waiting = 0
         self.reads = 0  # how many of `waiting` only read
         self.idle_since = time.monotonic()
@@ -54,7 +54,7 @@ class Session:
 class Channel(Protocol):
     """Where answers go."""
 
-    def send(self, answer: Answer) -> None: ...
+    def send(self, answer: RemoteReply) -> None: ...
 
     def leave(self) -> None:
         """Take no more calls."""
@@ -73,6 +73,6 @@ class Client:
         """Remove and return the sessions of these envs, or all."""
         return [self.sessions.pop(env) for env in [*(self.sessions if envs is None else envs)]]
 
-    def tell(self, answer: Answer) -> None:
+    def tell(self, answer: RemoteReply) -> None:
         if self.channel is not None:  # else it asks again when it is back
             self.channel.send(answer)

@@ -5,7 +5,7 @@ from types import TracebackType
 import anyio
 
 
-class UnderWay:
+class InFlightCounter:
     """Counts what is within its blocks."""
 
     def __init__(self) -> None:

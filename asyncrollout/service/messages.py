@@ -48,7 +48,7 @@ class Hello(msgspec.Struct, frozen=True):
     largest: int
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True):
+class RemoteCall(msgspec.Struct, frozen=True, array_like=True):
     """One call of an env; `number` grows with each call of that env, so that a call is known if it comes again."""
 
     env: int
@@ -61,7 +61,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
         return len(self.payload)
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class RemoteReply(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a call, with its numbers. `gone` says that the server has no such env (any more)."""
 
     env: int
@@ -78,14 +78,14 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
         return len(self.value) + len(self.info)
 
 
-class _Unpacker(codec.Unpacker):
+class _RemoteUnpacker(codec.Unpacker):
     def _extension(self, code: int, data: memoryview) -> Any:
         if code == _PLAIN:
             return from_plain(msgspec.msgpack.decode(data))
         return super()._extension(code, data)
 
 
-_unpack = _Unpacker(trusted=False).decode
+_unpack = _RemoteUnpacker(trusted=False).decode
 
 
 def encode(value: Any, *, exact: bool = True) -> msgspec.Raw:
@@ -173,7 +173,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def put(self, part: Call | Answer) -> None:
+    def put(self, part: RemoteCall | RemoteReply) -> None:
         self._parts.append(part)
         self._filled.set()
 

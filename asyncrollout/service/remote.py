@@ -11,16 +11,16 @@ from anyio.abc import TaskGroup
 
 from asyncrollout import validation
 from asyncrollout.errors import ClosedError, PoolError, UnknownEnvError, UsageError
-from asyncrollout.pool.binding import Seat
+from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.hosts import Backend, Home
-from asyncrollout.pool.pool import Description, EnvPool
+from asyncrollout.pool.hosts import Backend, EnvHost
+from asyncrollout.pool.pool import EnvDescription, EnvPool
 from asyncrollout.pool.worker.env_factory import own_copies
-from asyncrollout.pool.worker.env_runner import Opening
-from asyncrollout.protocols import Recorded
+from asyncrollout.pool.worker.env_runner import OpenRequest
+from asyncrollout.protocols import EnvRecording
 from asyncrollout.registry import EnvRef, EnvSpec
 from asyncrollout.service.access import VARIABLE
-from asyncrollout.service.remote_host import Host
+from asyncrollout.service.remote_host import RemoteHost
 from asyncrollout.types import TextOptions, WorkerStats
 
 
@@ -46,13 +46,13 @@ class RemoteEnvPool(EnvPool):
         self._urls = [checked_address(one) for one in (url if isinstance(url, list | tuple) else [url])]
         if not self._urls:
             raise UsageError("a remote pool needs the address of a server")
-        validation.seconds("patience", patience)
+        validation.check_seconds("patience", patience)
         super().__init__(len(self._urls), max_restarts=max_restarts)
         self._token = os.environ.get(VARIABLE) if token is None else token
         self._patience = patience
 
     def _make_backend(self) -> Backend:
-        return Hosts(self._urls, token=self._token, patience=self._patience)
+        return RemoteBackend(self._urls, token=self._token, patience=self._patience)
 
     def find(self, env: EnvRef) -> EnvSpec:
         """What is known here of an env; the server may know more of them."""
@@ -72,7 +72,7 @@ class RemoteEnvPool(EnvPool):
         worker: int | None = None,
         beside: EnvHandle | None = None,
         expert: bool = False,
-        record: Recorded | None = None,
+        record: EnvRecording | None = None,
         **env_kwargs: Any,
     ) -> EnvHandle:
         """An env that the server knows by this name; `worker` is the number of the server that it is to live at.
@@ -88,30 +88,30 @@ class RemoteEnvPool(EnvPool):
         kwargs |= {key: value for key, value in given.items() if value is not None}
         self._check_rank(spec.name, worker)
         there = EnvSpec(name=spec.name, factory=spec.name, kwargs=kwargs, replayable=spec.replayable)
-        return self._handle(Opening(there, text=False, expert=False, options=TextOptions()), worker, beside=beside)
+        return self._handle(OpenRequest(there, text=False, expert=False, options=TextOptions()), worker, beside=beside)
 
-    def describe(self, seat: Seat) -> Description:
-        opening = seat.opening
+    def describe(self, binding: EnvBinding) -> EnvDescription:
+        opening = binding.opening
         kwargs = dict(opening.spec.kwargs)
         text, expert = kwargs.pop("text", None), bool(kwargs.pop("expert", False))
-        return Description(opening.spec.name, kwargs, text, expert, seat.pinned)
+        return EnvDescription(opening.spec.name, kwargs, text, expert, binding.pinned)
 
-    def _lives_on_loop(self, opening: Opening, pinned: int | None) -> bool:  # noqa: ARG002
+    def _lives_on_loop(self, opening: OpenRequest, pinned: int | None) -> bool:  # noqa: ARG002
         return False
 
 
-class Hosts:
+class RemoteBackend:
     """The servers of a pool, as its backend."""
 
     def __init__(self, urls: Sequence[str], *, token: str | None, patience: float) -> None:
         options: Any = {"client_id": secrets.token_hex(16), "token": token, "patience": patience}
-        self._hosts = [Host(rank, url, on_back=self._notify, **options) for rank, url in enumerate(urls)]
+        self._hosts = [RemoteHost(rank, url, on_back=self._notify, **options) for rank, url in enumerate(urls)]
         self._patience = patience
         self._changed = anyio.Event()
         self._closed = False
 
     @property
-    def homes(self) -> Sequence[Home]:
+    def hosts(self) -> Sequence[EnvHost]:
         return [host for host in self._hosts if host.usable]
 
     @property
@@ -133,7 +133,7 @@ class Hosts:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[Home]:  # noqa: ARG002
+    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[EnvHost]:  # noqa: ARG002
         wanted = self._hosts if rank is None else [self._hosts[rank]]
         usable = [host for host in wanted if host.usable]
         with anyio.move_on_after(self._patience):

@@ -12,19 +12,19 @@ from asyncrollout import errors
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.hosts import Caller, Clock, Lost, Reply
+from asyncrollout.pool.hosts import Caller, DurationWindow, HostLost, Reply
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.codec import OUTCOMES, Op
-from asyncrollout.pool.wire.replay_log import Called, write_past
-from asyncrollout.pool.worker.env_runner import Opening
+from asyncrollout.pool.wire.replay_log import RecordedCall, write_past
+from asyncrollout.pool.worker.env_runner import OpenRequest
 from asyncrollout.service.connection import Connection, leave
 from asyncrollout.service.messages import (
     CLIENT_HEADER,
     LIVE,
     PIECE,
-    Answer,
-    Call,
     Outbox,
+    RemoteCall,
+    RemoteReply,
     decode,
     encode,
     read_frame,
@@ -37,14 +37,14 @@ _CLOSE_GRACE = 5.0
 _LET_GO = 0.05  # seconds for those who waited to hear that the server is given up
 _PIECE_OVERHEAD = 32  # bytes of a piece beside its content, at most
 
-Pending = tuple["asyncio.Future[Reply]", Call]
+Pending = tuple["asyncio.Future[Reply]", RemoteCall]
 
 
-class Host:
-    """The home of the envs that live at one server. A call that was under way when the connection broke is asked again.
+class RemoteHost:
+    """The host of the envs that live at one server. A call that was under way when the connection broke is asked again.
 
     A lost connection is tried again for `patience` seconds, in which `usable` stays true. Then the server is given up:
-    calls are `Lost` until it is back, which `on_back` reports. Envs without a call under way may still live there then.
+    calls are `HostLost` until it is back, which `on_back` reports. Envs without a call under way may still live there.
     """
 
     is_idle = True  # as for `wait`
@@ -64,7 +64,7 @@ class Host:
         self.url = url
         self.load = 0.0
         self.envs = 0
-        self.clock = Clock()
+        self.clock = DurationWindow()
         self.reconnects = 0
         self.trouble: RolloutError | None = None
         self.just_lost = False  # calls that come now have waited for it already
@@ -102,7 +102,7 @@ class Host:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         if self.trouble is not None:
             self._numbers.pop(env_id, None)  # the env is about to leave
-            future.set_exception(Lost("crash", cause=str(self.trouble)))
+            future.set_exception(HostLost("crash", cause=str(self.trouble)))
         else:
             call = self._call(env_id, op, content)
             self._pending[env_id, call.number] = (future, call)
@@ -114,11 +114,11 @@ class Host:
             self._outbox.put(self._call(env_id, Op.CLOSE, encode(None)))
         self._numbers.pop(env_id, None)  # if the server hears nothing of it now, it will by `LIVE`
 
-    def _call(self, env_id: int, op: int, content: msgspec.Raw) -> Call:
+    def _call(self, env_id: int, op: int, content: msgspec.Raw) -> RemoteCall:
         if len(content) > self._connection.largest // 2:
             raise codec.UnsendableError(f"{len(content):,} bytes are more than half of what {self.url} takes at a time")
         number = self._numbers[env_id] = self._numbers.get(env_id, 0) + 1
-        return Call(env_id, number, int(op), content)
+        return RemoteCall(env_id, number, int(op), content)
 
     def stats(self) -> WorkerStats:
         return WorkerStats(
@@ -149,7 +149,7 @@ class Host:
     def _give_up(self, error: RolloutError) -> None:
         log.warning("host_lost", host=self.url, error=str(error))
         self.just_lost = True
-        self._end(error, Lost("crash", cause=str(error)))
+        self._end(error, HostLost("crash", cause=str(error)))
 
     async def _come_back(self) -> None:
         """Try the server again until it takes the connection."""
@@ -175,7 +175,7 @@ class Host:
             else:
                 future.set_exception(self._closed())
         self._outbox = Outbox()
-        self._outbox.put(Call(0, 0, LIVE, encode([*self._numbers])))
+        self._outbox.put(RemoteCall(0, 0, LIVE, encode([*self._numbers])))
         for _, call in self._pending.values():
             self._outbox.put(call)
 
@@ -197,9 +197,9 @@ class Host:
         finally:
             await leave(socket)
 
-    def _answers(self, frame: bytes) -> list[Answer]:
+    def _answers(self, frame: bytes) -> list[RemoteReply]:
         try:
-            return read_frame(frame, Answer)
+            return read_frame(frame, RemoteReply)
         except UsageError as error:
             raise PoolError(f"{self.url} is not an asyncrollout server: {error}") from error
 
@@ -209,7 +209,7 @@ class Host:
         except (aiohttp.ClientError, OSError):  # the reader finds out, too
             return
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: RemoteReply) -> None:
         pending = self._pending.pop((answer.env, answer.number), None)
         if pending is None:
             return
@@ -220,7 +220,7 @@ class Host:
         if future.done():  # whoever asked is gone
             return
         if answer.gone:
-            future.set_exception(Lost("crash", cause=f"{self.url} has this env no more"))
+            future.set_exception(HostLost("crash", cause=f"{self.url} has this env no more"))
             return
         self.clock.extend((answer.seconds,))
         try:
@@ -233,16 +233,16 @@ class Host:
         socket = self._connection.socket
         if self.trouble is not None or socket is None:
             return
-        self._end(PoolError("the pool is closed"), Lost("closed"))
+        self._end(PoolError("the pool is closed"), HostLost("closed"))
         try:
             with anyio.move_on_after(_CLOSE_GRACE, shield=True):
-                self._outbox.put(Call(0, 0, int(Op.STOP)))
+                self._outbox.put(RemoteCall(0, 0, int(Op.STOP)))
                 await self._outbox.flush(socket.send_bytes, self._connection.largest)
                 await socket.close()
         except (aiohttp.ClientError, OSError):  # it is lost anyway
             return
 
-    def _end(self, trouble: RolloutError, lost: Lost) -> None:
+    def _end(self, trouble: RolloutError, lost: HostLost) -> None:
         """Whoever waits for an answer is told, and takes its env elsewhere."""
         self.trouble = trouble
         for future, call in self._take_awaited():
@@ -261,7 +261,7 @@ class Host:
         return ClosedError(f"it was closed during this call, and the connection to {self.url} was lost")
 
 
-def _reply(answer: Answer, call: Call) -> Reply:
+def _reply(answer: RemoteReply, call: RemoteCall) -> Reply:
     if answer.failure is not None:
         told = getattr(errors, answer.failure.raises, None)
         if not isinstance(told, type) or not issubclass(told, RolloutError):
@@ -278,11 +278,11 @@ def _as_it_is(payload: Any) -> Any:
     return payload
 
 
-def _opening(opening: Opening) -> list[Any]:
+def _opening(opening: OpenRequest) -> list[Any]:
     return [opening.spec.name, dict(opening.spec.kwargs)]
 
 
-def _called(called: Called) -> list[Any]:
+def _called(called: RecordedCall) -> list[Any]:
     return [called.method, called.args, called.kwargs, called.keep]
 
 

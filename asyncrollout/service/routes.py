@@ -20,7 +20,7 @@ class Configs(msgspec.Struct):
     ids2configs: dict[str, dict[str, Any]]
 
 
-class Seeds(msgspec.Struct):
+class SeedsBody(msgspec.Struct):
     ids2seeds: dict[str, Any]
 
 
@@ -83,7 +83,7 @@ class Routes:
         service = self._service
         return [
             web.post("/environments", self._create),
-            self._batch("/batch/reset", Seeds, "results", lambda body: self._reset(body.ids2seeds)),
+            self._batch("/batch/reset", SeedsBody, "results", lambda body: self._reset(body.ids2seeds)),
             self._batch("/batch/step", Actions, "results", lambda body: self._step(body.ids2actions)),
             self._batch("/batch/reward", Named, "rewards", lambda body: self._rewards(body.env_ids)),
             self._batch(

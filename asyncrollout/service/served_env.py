@@ -12,7 +12,7 @@ from asyncrollout.logs import get_logger
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.service.observations import observation_to_json, to_json
 from asyncrollout.types import STEP_REWARDS, Observation, Outcome, total_reward
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 log = get_logger(__name__)
 
@@ -22,7 +22,7 @@ Stepped = tuple[dict[str, Any], float, bool, dict[str, Any]]
 _LONGEST_LOGGED = 200
 
 
-class Episode:
+class ServedEpisode:
     """What is kept of an episode; `trouble` is why it cannot be stepped, where the env's handle does not know it."""
 
     def __init__(self, trouble: str = "") -> None:
@@ -39,7 +39,7 @@ class ServedEnv:
         self.handle = handle
         self.idle_since: float | None = time.monotonic()
         self._own_seed = config.get("seed")
-        self._episode = Episode()
+        self._episode = ServedEpisode()
 
     @property
     def reward(self) -> float:
@@ -59,7 +59,7 @@ class ServedEnv:
 
         Nothing is left of the episode before, even if this fails.
         """
-        self._episode = episode = Episode("its last reset failed: call reset first")
+        self._episode = episode = ServedEpisode("its last reset failed: call reset first")
         seed, task = given, None
         if isinstance(given, Mapping):
             _check_keys("reset", given, ("seed", "extra_info"))
@@ -124,4 +124,4 @@ async def _shown(outcome: Outcome) -> Shown:
 def _check_keys(what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in given:
         if key not in known:
-            raise UsageError(f"{what}: there is no key {key!r}{nearest(str(key), known)}")
+            raise UsageError(f"{what}: there is no key {key!r}{did_you_mean(str(key), known)}")

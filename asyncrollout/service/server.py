@@ -18,13 +18,13 @@ from asyncrollout.logs import get_logger
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.redaction import hide, known_secrets
 from asyncrollout.registry import env_names
-from asyncrollout.service.access import Token, foreign_host, host_of, is_this_machine, why_refused
+from asyncrollout.service.access import AccessToken, foreign_host, host_of, is_this_machine, why_refused
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer
 from asyncrollout.service.channel import ServerChannel
 from asyncrollout.service.connection_limits import KEEP_SECONDS, Connections, http_logger
-from asyncrollout.service.in_flight import UnderWay
+from asyncrollout.service.in_flight import InFlightCounter
 from asyncrollout.service.messages import CLIENT_HEADER, MOST_PARTS, PATH, without_folders
 from asyncrollout.service.routes import Routes
 from asyncrollout.service.sessions import Sessions
@@ -61,7 +61,7 @@ class EnvServer:
         host: str = "127.0.0.1",
         port: int = 8200,
         *,
-        tokens: Sequence[Token] = (),
+        tokens: Sequence[AccessToken] = (),
         allow_hosts: Iterable[str] = (),
         admission: Admission | None = None,
         caps: Caps = Caps(),  # noqa: B008 (frozen)
@@ -72,9 +72,9 @@ class EnvServer:
                 f"host={host!r} can be reached from other machines: give a token (--token, --token-file or "
                 "$ASYNCROLLOUT_TOKEN), or listen on 127.0.0.1"
             )
-        validation.seconds("grace", grace)
+        validation.check_seconds("grace", grace)
         for name, value in msgspec.structs.asdict(caps).items():
-            validation.seconds(name, value) if name == "idle_seconds" else validation.whole(name, value, 1)
+            validation.check_seconds(name, value) if name == "idle_seconds" else validation.check_int(name, value, 1)
         self._host, self._port = host, port
         self._tokens = tokens
         self._allowed_hosts = {host_of(one) for one in (host, *allow_hosts)}
@@ -97,7 +97,7 @@ class EnvServer:
         self._background = Background()
         self._parts = AsyncExitStack()
         self._making = 0
-        self._requests = UnderWay()
+        self._requests = InFlightCounter()
         self._served = 0
         self._finishing: anyio.CancelScope | None = None
         self._hurried = False

@@ -18,11 +18,20 @@ from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.codec import Op
-from asyncrollout.pool.wire.replay_log import Called, read_past
+from asyncrollout.pool.wire.replay_log import RecordedCall, read_past
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.clients import Channel, Client, Session
-from asyncrollout.service.in_flight import UnderWay
-from asyncrollout.service.messages import LIVE, PIECE, Answer, Call, as_failure, decode, encode, encode_outcome
+from asyncrollout.service.in_flight import InFlightCounter
+from asyncrollout.service.messages import (
+    LIVE,
+    PIECE,
+    RemoteCall,
+    RemoteReply,
+    as_failure,
+    decode,
+    encode,
+    encode_outcome,
+)
 from asyncrollout.types import Outcome
 
 log = get_logger(__name__)
@@ -51,7 +60,7 @@ class Sessions:
     ) -> None:
         self.clients: dict[str, Client] = {}
         self.calls = 0
-        self.under_way = UnderWay()
+        self.under_way = InFlightCounter()
         self._pool = pool
         self._admission = admission
         self._check_room = check_room
@@ -107,18 +116,18 @@ class Sessions:
         if client.channel is channel:
             client.channel, client.left_at = None, time.monotonic()
 
-    def begin(self, client: Client, call: Call) -> None:
+    def begin(self, client: Client, call: RemoteCall) -> None:
         """Make a call, unless it was made before: then its answer is given again."""
         if call.op == LIVE:
             self._close_others(client, call)
             return
         session = client.sessions.get(call.env)
         if session is None and call.op != Op.OPEN:
-            client.tell(Answer(call.env, call.number, gone=True))
+            client.tell(RemoteReply(call.env, call.number, gone=True))
             return
         if len(self._running) >= self._at_once + self._most_waiting and call.op != Op.CLOSE:
             told = f"{len(self._running)} calls are under way, which is all that this server takes at a time"
-            client.tell(Answer(call.env, call.number, failure=as_failure(PoolError(told))))
+            client.tell(RemoteReply(call.env, call.number, failure=as_failure(PoolError(told))))
             return
         if session is None:
             session = client.sessions[call.env] = Session()
@@ -134,7 +143,7 @@ class Sessions:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def _close_others(self, client: Client, call: Call) -> None:
+    def _close_others(self, client: Client, call: RemoteCall) -> None:
         """Close the envs that the pool does not name: it dropped them while its connection was lost."""
         live = _listed(decode(call.payload))
         if not all(type(env) is int for env in live):
@@ -144,7 +153,7 @@ class Sessions:
             log.info("stale_envs_closed", pool=client.id[:8], count=len(stale))
             self._tasks.create_task(_close(stale))
 
-    async def _answer(self, client: Client, session: Session, call: Call) -> None:
+    async def _answer(self, client: Client, session: Session, call: RemoteCall) -> None:
         try:
             with self.under_way:
                 most = _MOST_WAITING + (call.op == Op.CLOSE)  # which nobody asks again
@@ -155,11 +164,11 @@ class Sessions:
                         raise UsageError("nobody waits for it any more")
                     answer = await self._made(session, call)
         except RolloutError as error:
-            answer = Answer(call.env, call.number, failure=as_failure(error))
+            answer = RemoteReply(call.env, call.number, failure=as_failure(error))
         except Exception:
             log.exception("call_failed", op=call.op)
             bug = PoolError("the server has a bug, and its log the traceback")
-            answer = Answer(call.env, call.number, failure=as_failure(bug))
+            answer = RemoteReply(call.env, call.number, failure=as_failure(bug))
         finally:
             session.waiting -= 1
             session.reads -= call.op in _READS
@@ -173,11 +182,11 @@ class Sessions:
             session.answer = answer
         client.tell(answer)
 
-    def _slot(self, call: Call) -> AbstractAsyncContextManager[Any]:
+    def _slot(self, call: RemoteCall) -> AbstractAsyncContextManager[Any]:
         """A place among the calls at work; an env is closed whether or not there is one."""
         return nullcontext() if call.op == Op.CLOSE else self._slots
 
-    async def _made(self, session: Session, call: Call) -> Answer:
+    async def _made(self, session: Session, call: RemoteCall) -> RemoteReply:
         began = time.monotonic()
         payload = decode(call.payload)
         handle = session.handle
@@ -232,11 +241,11 @@ class Sessions:
             raise UsageError(f"this is not the past of an env: {error}") from error
         if past.holds_states:
             raise UsageError("no env here takes its state from a network: an env may read it with pickle")
-        if past.episodes and not handle.seat.opening.spec.replayable:
+        if past.episodes and not handle.binding.opening.spec.replayable:
             raise EnvCrashed("the server lost it within an episode, and it is not replayable")
         return await handle.become(past)
 
-    def _called(self, payload: Any) -> Called:
+    def _called(self, payload: Any) -> RecordedCall:
         parts = _listed(payload)
         method, args, kwargs, keep = _parts(parts[:4], 4)
         is_right = isinstance(method, str) and isinstance(args, list | tuple) and isinstance(kwargs, dict)
@@ -246,7 +255,7 @@ class Sessions:
             raise UsageError("no env here takes its state from a network: an env may read it with pickle")
         admit = self._admission.admit_value
         own = {key: admit(key, one) for key, one in kwargs.items()}
-        return Called(method, tuple(admit("", one) for one in args), own, keep, raised=parts[4:] == [True])
+        return RecordedCall(method, tuple(admit("", one) for one in args), own, keep, raised=parts[4:] == [True])
 
     async def close_client(self, client: Client) -> None:
         """A pool that is closed, or has been away for too long."""
@@ -276,13 +285,13 @@ async def _close(sessions: Iterable[Session]) -> None:
                 tasks.start_soon(handle.close)
 
 
-def _with_value(call: Call, outcome: Outcome | None, value: Any, seconds: float) -> Answer:
+def _with_value(call: RemoteCall, outcome: Outcome | None, value: Any, seconds: float) -> RemoteReply:
     if outcome is None:
-        return Answer(call.env, call.number, value=encode(value), seconds=seconds)
+        return RemoteReply(call.env, call.number, value=encode(value), seconds=seconds)
     fields = [outcome.observation, outcome.reward, outcome.terminated, outcome.truncated]
     body, digest = encode_outcome(fields)
     info = encode(outcome.info or None, exact=False)
-    return Answer(call.env, call.number, value=body, info=info, digest=digest, seconds=seconds)
+    return RemoteReply(call.env, call.number, value=body, info=info, digest=digest, seconds=seconds)
 
 
 def _parts(payload: Any, count: int) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from asyncrollout.successes import Successes, result_of
-from asyncrollout.telemetry.run_metrics import Figures, Standing, Trend
+from asyncrollout.telemetry.run_metrics import Gauges, RunMetrics, Trend
 from asyncrollout.trajectories import Group, Trajectory, Turn
 from asyncrollout.types import Durations
 
@@ -24,7 +24,7 @@ _LARGEST_REWARD = 1e100  # squares of many times more could not be added up
 _MOST_REASONS = 32  # a filter may give each group one of its own
 
 
-class Meter:
+class MetricsCollector:
     """Counts what is played."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,7 +43,7 @@ class Meter:
         self._dropped: Counter[str] = Counter()
         self._reward = 0.0
         self._group_rewards: deque[float] = deque(maxlen=2 * _RECENT_GROUPS)
-        self._history = _History()
+        self._history = _RecentPace()
         self._kept_at = deque([self._began], maxlen=1 + _RECENT_KEPT)
         self._recalled: set[str] = set()
         self._batches = self._delivered = self._lag = 0
@@ -118,10 +118,10 @@ class Meter:
         self._delivered += groups
         self._lag = lag
 
-    def read(self, now: float, standing: Standing) -> Figures:
+    def read(self, now: float, standing: Gauges) -> RunMetrics:
         turns_per_second, tokens_per_second = self._rates(now)
         recent, change, trend = compare(self._group_rewards)
-        return Figures(
+        return RunMetrics(
             **msgspec.structs.asdict(standing),
             seconds=now - self._began,
             eta=self._eta(now, self._kept, standing.wanted_groups),
@@ -176,7 +176,7 @@ class Meter:
         return left * (now - self._kept_at[0]) / since
 
 
-class _History:
+class _RecentPace:
     """Means of equally many values each, from the first value on; as there come more, neighbours are joined."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import anyio.to_thread
 from asyncrollout.concurrency import Background, run_to_end
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.telemetry.run_metrics import Figures, flat
+from asyncrollout.telemetry.run_metrics import RunMetrics, flat
 from asyncrollout.telemetry.sinks import Sink
 
 log = get_logger(__name__)
@@ -23,13 +23,13 @@ _CLOSING_SECONDS = 15.0  # for one write; a sink that sends to a server has some
 _LAST_SECONDS = 120.0  # for all that is left to write
 
 
-class Reporting:
+class MetricsExporter:
     """Writes figures to each sink every few seconds, whenever `write` is called (with each batch), and at the end.
 
     A sink that is slow gets all of `write`, up to `_MOST_WAITING` of them late; of what is between, only the newest.
     """
 
-    def __init__(self, sinks: Sequence[Sink], read: Callable[[], Figures]) -> None:
+    def __init__(self, sinks: Sequence[Sink], read: Callable[[], RunMetrics]) -> None:
         for sink in sinks:
             if not callable(getattr(sink, "write", None)):
                 raise UsageError(f"metrics: {sink!r:.100} is not a sink: it has no write(figures)")

@@ -9,7 +9,7 @@ from asyncrollout.types import Durations
 Trend = Literal["up", "down", "level"]
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     """How things stand at one moment: what only those know who play. `retries` are of calls and of rollouts.
 
     `stale` counts groups that were kept and then grew too old; `queued` the calls that wait for a worker. The wanted
@@ -30,7 +30,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
-class Figures(Standing, frozen=True, kw_only=True):
+class RunMetrics(Gauges, frozen=True, kw_only=True):
     """A run at one moment; what is not known yet is None. Evaluations count in `evaluated_rollouts` alone.
 
     `groups` counts all that were judged, or became stale before: those `kept`, and those `dropped`, by reason;
@@ -70,7 +70,7 @@ class Figures(Standing, frozen=True, kw_only=True):
 _SIGNS: dict[Trend, int] = {"down": -1, "level": 0, "up": 1}
 
 
-def flat(figures: Figures) -> dict[str, float]:
+def flat(figures: RunMetrics) -> dict[str, float]:
     """Numbers by name, such as `dropped/constant_reward` and `env_seconds/p95`; what is not known is left out."""
     found: dict[str, float] = {}
     for name, value in msgspec.to_builtins(figures).items():

@@ -39,7 +39,7 @@ class MethodCall:
 
 
 @dataclass(frozen=True)
-class Episode:
+class CheckedEpisode:
     """The actions of one episode and what came of them; `error` if it broke off."""
 
     seed: int
@@ -69,7 +69,7 @@ class Case:
     kwargs: Mapping[str, Any]
     pools: dict[Backend, EnvPool]
     task: Any = None
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[CheckedEpisode] = field(default_factory=list)
     played: int = 0
     steps: int = 0
     places: set[str] = field(default_factory=set)
@@ -99,9 +99,9 @@ class Case:
     async def play(self, env: EnvHandle, seed: int, actions: Iterable[Any]) -> list[Outcome]:
         """An episode from its reset; it stops with its last action, or where the env ends it."""
         self.played += 1
-        return await self.go_on(env, actions, [await env.reset(seed=seed, task=self.task)])
+        return await self.resume_at(env, actions, [await env.reset(seed=seed, task=self.task)])
 
-    async def go_on(self, env: EnvHandle, actions: Iterable[Any], so_far: Sequence[Outcome]) -> list[Outcome]:
+    async def resume_at(self, env: EnvHandle, actions: Iterable[Any], so_far: Sequence[Outcome]) -> list[Outcome]:
         outcomes = list(so_far)
         for action in actions:
             if outcomes[-1].done:
@@ -113,12 +113,14 @@ class Case:
             self.steps += 1
         return outcomes
 
-    async def replays(self, env: EnvHandle, episode: Episode) -> list[str]:
+    async def replays(self, env: EnvHandle, episode: CheckedEpisode) -> list[str]:
         """Play an episode again; what differs, if anything."""
         seen = await self.play(env, episode.seed, episode.actions)
         return against(episode, seen)
 
-    async def record(self, backend: Backend, seed: int, choose: Choice, max_steps: int, **options: Any) -> Episode:
+    async def record(
+        self, backend: Backend, seed: int, choose: Choice, max_steps: int, **options: Any
+    ) -> CheckedEpisode:
         """Play an episode with actions chosen on the way, and keep it."""
         actions: list[Any] = []
         outcomes: list[Outcome] = []
@@ -128,15 +130,15 @@ class Case:
                 outcomes = await self.play(env, seed, ())
                 while len(actions) < max_steps and not outcomes[-1].done:
                     action = copy.deepcopy(choose(len(actions), outcomes[-1], generator))  # it may be one array, reused
-                    outcomes = await self.go_on(env, [action], outcomes)
+                    outcomes = await self.resume_at(env, [action], outcomes)
                     actions.append(action)
             except StopIteration:
                 pass
             except EnvError as error:
                 if not outcomes:
                     raise
-                return Episode(seed, actions, outcomes, error)
-        return Episode(seed, actions, outcomes)
+                return CheckedEpisode(seed, actions, outcomes, error)
+        return CheckedEpisode(seed, actions, outcomes)
 
 
 def own_copy(value: Any) -> Any:
@@ -147,7 +149,7 @@ def own_copy(value: Any) -> Any:
         return value
 
 
-def against(episode: Episode, seen: Sequence[Outcome]) -> list[str]:
+def against(episode: CheckedEpisode, seen: Sequence[Outcome]) -> list[str]:
     parted = difference(episode.outcomes, seen)
     return [f"seed {episode.seed}: {parted}"] if parted else []
 

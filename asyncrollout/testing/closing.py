@@ -12,7 +12,7 @@ from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.worker.env_runner import is_async, run_now
 from asyncrollout.testing.cases import Case
 from asyncrollout.testing.compare import shown
-from asyncrollout.testing.direct import Direct, settled
+from asyncrollout.testing.direct import DirectPoints, settled
 from asyncrollout.testing.points import Skipped, point
 
 _PATIENCE = 10.0  # seconds; a pool waits less for an env that is closed
@@ -67,7 +67,7 @@ async def _closes_twice(case: Case, env: EnvHandle) -> list[str]:
 
 async def _closes_here(case: Case) -> list[str]:
     try:
-        direct = Direct(case)
+        direct = DirectPoints(case)
         await direct.reset(0)
     except Exception as error:
         raise _unready(error) from error

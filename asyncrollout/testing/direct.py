@@ -11,13 +11,13 @@ import numpy as np
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.worker.env_runner import check_reset, reset_arguments, reset_options
 from asyncrollout.registry import load_factory
-from asyncrollout.testing.cases import Case, Episode, MethodCall, own_copy
+from asyncrollout.testing.cases import Case, CheckedEpisode, MethodCall, own_copy
 from asyncrollout.testing.compare import same, shown
 from asyncrollout.testing.points import Skipped, point
 from asyncrollout.types import TextOptions
 from asyncrollout.video.frames import PictureReader
 
-Look = Callable[["Direct", str, Any], None]
+Look = Callable[["DirectPoints", str, Any], None]
 """Called in every state with the env, the place in the episode in words, and the raw observation."""
 
 _NOT_FOR_THE_ENV = ("text", "worker", "expert")
@@ -25,7 +25,7 @@ _GENERATORS = ("random", "numpy.random")
 _MARK = 0x5EED  # a state that no env leaves by chance
 
 
-class Direct:
+class DirectPoints:
     """An env and its text interface as plain objects in this process."""
 
     def __init__(self, case: Case) -> None:
@@ -52,7 +52,7 @@ class Direct:
         options = reset_options(self.env, own_copy(self._task))
         return await settled(self.env.reset(**reset_arguments(seed, options, takes_options=check_reset(self.env))))
 
-    async def walk(self, episode: Episode, look: Look) -> None:
+    async def walk(self, episode: CheckedEpisode, look: Look) -> None:
         """Play an episode, looking at every state."""
         observation, _ = await self.reset(episode.seed)
         look(self, f"seed {episode.seed}, reset", observation)
@@ -88,7 +88,7 @@ async def settled(result: Any) -> Any:
 
 async def walk_all(case: Case, look: Look) -> None:
     for episode in case.episodes:
-        async with Direct(case) as direct:
+        async with DirectPoints(case) as direct:
             case.played += 1
             case.steps += len(episode.actions)
             await direct.walk(episode, look)
@@ -104,7 +104,7 @@ async def own_randomness(case: Case) -> list[str]:
     marked = random.getstate(), np.random.get_state()  # noqa: NPY002
     seen: list[str] = []
 
-    def look(_: Direct, place: str, __: Any) -> None:
+    def look(_: DirectPoints, place: str, __: Any) -> None:
         now = random.getstate(), np.random.get_state()  # noqa: NPY002
         changed = [name for name, state, mark in zip(_GENERATORS, now, marked, strict=True) if not same(state, mark)]
         seen.extend(f"{place} changed the state of `{name}`" for name in changed)
@@ -119,7 +119,7 @@ async def own_randomness(case: Case) -> list[str]:
 
 @point("an env leaves its keyword arguments alone", "copy what the env changes: list(given), dict(given), given.copy()")
 async def leaves_arguments(case: Case) -> list[str]:
-    async with Direct(case) as direct:
+    async with DirectPoints(case) as direct:
         given = direct.given
         if not given:
             raise Skipped("it is opened without any")
@@ -141,13 +141,13 @@ async def notes_on_observations(case: Case) -> list[str]:
 
 @point("an observation is in observation_space", "correct the space (its shape, bounds, dtype), or the observation")
 async def observation_space(case: Case) -> list[str]:
-    async with Direct(case) as direct:
+    async with DirectPoints(case) as direct:
         space: Any = getattr(direct.env, "observation_space", None)
     if not callable(getattr(space, "contains", None)):
         raise Skipped("it has no observation_space")
     outside: list[str] = []
 
-    def look(_: Direct, place: str, seen: Any) -> None:
+    def look(_: DirectPoints, place: str, seen: Any) -> None:
         if not space.contains(seen):
             outside.append(f"{place}: {shown(seen)} of {_kind(seen)} is not in {space}")
 
@@ -160,7 +160,7 @@ async def observation_space(case: Case) -> list[str]:
     "return an array (height, width, 3) of uint8; grey, RGBA and floats up to 1 are taken, too",
 )
 async def render(case: Case) -> list[str]:
-    async with Direct(case) as direct:
+    async with DirectPoints(case) as direct:
         if not callable(getattr(direct.env, "render", None)):
             raise Skipped("it has no render()")
         if getattr(direct.env, "render_mode", "") in (None, "human"):

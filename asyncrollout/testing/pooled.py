@@ -6,7 +6,7 @@ from itertools import product
 
 from asyncrollout.protocols import has_snapshots
 from asyncrollout.testing.cases import Case, against
-from asyncrollout.testing.direct import Direct
+from asyncrollout.testing.direct import DirectPoints
 from asyncrollout.testing.points import Skipped, point
 from asyncrollout.types import WorkerStats
 
@@ -79,8 +79,8 @@ async def same_beside_others(case: Case) -> list[str]:
             async with case.open(backend, **options) as beside:
                 others = await case.play(beside, other.seed, ())
                 for turn in range(max(len(rest), len(other.actions))):
-                    outcomes = await case.go_on(env, rest[turn : turn + 1], outcomes)
-                    others = await case.go_on(beside, other.actions[turn : turn + 1], others)
+                    outcomes = await case.resume_at(env, rest[turn : turn + 1], outcomes)
+                    others = await case.resume_at(beside, other.actions[turn : turn + 1], others)
         seen += [f"{backend}, {text}" for text in [*against(one, outcomes), *against(other, others)]]
     return seen
 
@@ -106,7 +106,7 @@ async def fork(case: Case) -> list[str]:
             begun = await case.play(env, episode.seed, episode.actions[:place])
             twin = await env.fork()
             for name, which in (("the fork", twin), ("the original", env)):
-                outcomes = await case.go_on(which, episode.actions[place:], begun)
+                outcomes = await case.resume_at(which, episode.actions[place:], begun)
                 seen += [f"{backend}, {name} at step {place}, {text}" for text in against(episode, outcomes)]
             await twin.close()
     return seen
@@ -123,10 +123,10 @@ async def snapshots(case: Case) -> list[str]:
         async with case.open(backend) as env, case.open(backend) as fresh:
             begun = await case.play(env, episode.seed, episode.actions[:place])
             kept = await env.snapshot()
-            await case.go_on(env, rest, begun)
+            await case.resume_at(env, rest, begun)
             for name, which in (("the same env", env), ("a fresh env", fresh)):
                 await which.restore(kept)
-                outcomes = await case.go_on(which, rest, begun)
+                outcomes = await case.resume_at(which, rest, begun)
                 seen += [f"{backend}, {name} at step {place}, {text}" for text in against(episode, outcomes)]
     return seen
 
@@ -143,7 +143,7 @@ async def killed_worker(case: Case) -> list[str]:
         if worker.pid is None:
             raise Skipped(f"worker {worker.rank} has no process")
         os.kill(worker.pid, signal.SIGKILL)
-        return against(episode, await case.go_on(env, episode.actions[episode.half :], begun))
+        return against(episode, await case.resume_at(env, episode.actions[episode.half :], begun))
 
 
 async def notes_on_seeds(case: Case) -> list[str]:
@@ -168,5 +168,5 @@ def _workers(case: Case) -> list[WorkerStats]:
 
 
 async def _offers_snapshots(case: Case) -> bool:
-    async with Direct(case) as direct:
+    async with DirectPoints(case) as direct:
         return has_snapshots(direct.env)

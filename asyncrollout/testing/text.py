@@ -6,7 +6,7 @@ from typing import Any
 
 from asyncrollout.testing.cases import Case, against
 from asyncrollout.testing.compare import same, shown
-from asyncrollout.testing.direct import Direct, walk_all
+from asyncrollout.testing.direct import DirectPoints, walk_all
 from asyncrollout.testing.points import Skipped, point
 from asyncrollout.types import Observation, Parsed
 
@@ -59,7 +59,7 @@ async def parse_never_raises(case: Case) -> list[str]:
         return [seen for reply in [*HOSTILE, *hostile_forms((played or [""])[0])] if (seen := _misread(direct, reply))]
 
 
-def _misread(direct: Direct, reply: str) -> str | None:
+def _misread(direct: DirectPoints, reply: str) -> str | None:
     try:
         parsed = direct.text.parse(reply)
     except Exception as error:  # noqa: BLE001 (whatever it is, it is the finding)
@@ -77,7 +77,7 @@ def _misread(direct: Direct, reply: str) -> str | None:
 async def describes(case: Case) -> list[str]:
     seen: list[str] = []
 
-    def look(direct: Direct, place: str, observation: Any) -> None:
+    def look(direct: DirectPoints, place: str, observation: Any) -> None:
         told = direct.text.describe(observation)
         text = told.text if isinstance(told, Observation) else told
         if not isinstance(text, str):
@@ -101,7 +101,7 @@ async def anchors(case: Case) -> list[str]:
     rounds: list[list[tuple[str, Any]]] = []
     seen: list[str] = []
 
-    def look(direct: Direct, place: str, _: Any) -> None:
+    def look(direct: DirectPoints, place: str, _: Any) -> None:
         anchor = direct.text.anchor()
         try:
             hash(anchor)
@@ -134,7 +134,7 @@ async def invalid_changes_nothing(case: Case) -> list[str]:
             after = await env.step(invalid)
             if after.done or not same(after.observation, begun[-1].observation):
                 seen.append(f"{backend}: after {shown(invalid)} it showed {shown(after)}, before {shown(begun[-1])}")
-            outcomes = await case.go_on(env, episode.actions[episode.half :], begun)
+            outcomes = await case.resume_at(env, episode.actions[episode.half :], begun)
             seen += [f"{backend}, after {shown(invalid)}, {text}" for text in against(episode, outcomes)]
     return seen
 
@@ -146,7 +146,7 @@ async def solver(case: Case) -> list[str]:
             raise Skipped("its text interface has no solve()")
     seen: list[str] = []
 
-    def look(direct: Direct, place: str, observation: Any) -> None:
+    def look(direct: DirectPoints, place: str, observation: Any) -> None:
         direct.text.describe(observation)
         reply = direct.text.solve()
         if not isinstance(reply, str) or not direct.text.parse(reply).valid:
@@ -157,10 +157,10 @@ async def solver(case: Case) -> list[str]:
 
 
 @asynccontextmanager
-async def _started(case: Case) -> AsyncIterator[Direct]:
+async def _started(case: Case) -> AsyncIterator[DirectPoints]:
     if not case.has_text:
         raise Skipped("it is opened without a text interface")
-    async with Direct(case) as direct:
+    async with DirectPoints(case) as direct:
         observation, _ = await direct.reset(case.episodes[0].seed)
         direct.text.describe(observation)
         yield direct

@@ -9,7 +9,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.registry import env_names, find_env, load_factory
 from asyncrollout.text.replies import find_answer, read_reply
 from asyncrollout.types import Parsed, TextOptions
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 Projection = Callable[[Sequence[str]], tuple[list[Any], list[bool]]]
 
@@ -45,7 +45,7 @@ def _find_projection(env: str) -> tuple[Callable[[str, TextOptions], Parsed], An
     if not callable(project):
         raise UsageError(
             f"env {env!r} has no projection of its own: give its text interface a static project(reply, options)"
-            f"{nearest(env, [*env_names(), GENERIC])}"
+            f"{did_you_mean(env, [*env_names(), GENERIC])}"
         )
     return project, getattr(interface, "default_action", None)
 
@@ -56,7 +56,7 @@ def _options(env: str, given: dict[str, Any]) -> TextOptions:
     except msgspec.ValidationError as error:
         fields = TextOptions.__struct_fields__
         wrong = next((key for key in given if key not in fields), "")
-        raise UsageError(f"projection of {env!r}: {error}{nearest(wrong, list(fields))}") from error
+        raise UsageError(f"projection of {env!r}: {error}{did_you_mean(wrong, list(fields))}") from error
 
 
 def _project_anything(reply: str, options: TextOptions) -> Parsed:

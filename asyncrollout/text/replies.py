@@ -22,7 +22,7 @@ _STATED = re.compile(r".*(?::|\bis\b)")
 _DRESSING = " \t\r\n.,;:!\"'`*_[](){}<>"
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StatedAnswer(msgspec.Struct, frozen=True):
     """The part of a reply that actions are read from, and its tag, if any; no text, but a reason, if there is none."""
 
     text: str = ""
@@ -58,14 +58,14 @@ class Projecting(Generic[E]):
         return self.project(reply, self._options)
 
 
-def find_answer(reply: str, *, strict: bool = False, tags: tuple[str, ...] = _TAGS) -> Answer:
+def find_answer(reply: str, *, strict: bool = False, tags: tuple[str, ...] = _TAGS) -> StatedAnswer:
     """What the last `<answer>` or `<action>` tag holds, else the prose outside `<think>`; an env may have other `tags`.
 
     `strict` wants the whole reply to be `<think>..</think><answer>..</answer>`; `<action>` is none of its tags.
     """
     answer = _find_strict(reply, tags) if strict else _find_lenient(reply, tags)
     if len(answer.text) > LONGEST and answer.tagged:
-        return Answer(reason=f"the answer is longer than {LONGEST} characters")
+        return StatedAnswer(reason=f"the answer is longer than {LONGEST} characters")
     return answer
 
 
@@ -131,26 +131,26 @@ def turn_format(options: TextOptions, example: str = "your action", *, most: int
     )
 
 
-def _find_strict(reply: str, tags: tuple[str, ...]) -> Answer:
+def _find_strict(reply: str, tags: tuple[str, ...]) -> StatedAnswer:
     reply = reply.strip()
     tags = tuple(tag for tag in tags if tag != "action")
     not_so = "not of the form " + " or ".join(f"<think>..</think><{tag}>..</{tag}>" for tag in tags)
     if not reply.startswith("<think>"):
-        return Answer(reason=f"{not_so}: it does not begin with <think>")
+        return StatedAnswer(reason=f"{not_so}: it does not begin with <think>")
     tag = next((tag for tag in tags if reply.endswith(f"</{tag}>")), None)
     if tag is None:
-        return Answer(reason=f"{not_so}: it does not end with {' or '.join(f'</{tag}>' for tag in tags)}")
+        return StatedAnswer(reason=f"{not_so}: it does not end with {' or '.join(f'</{tag}>' for tag in tags)}")
     thought_end = reply.find("</think>")
     start = reply.rfind(f"<{tag}>")
     if thought_end < 0 or start < thought_end or reply[thought_end + len("</think>") : start].strip():
-        return Answer(reason=f"{not_so}: </think> is not followed by one <{tag}>")
+        return StatedAnswer(reason=f"{not_so}: </think> is not followed by one <{tag}>")
     content = reply[start + len(tag) + 2 : -len(tag) - 3]
     if f"</{tag}>" in content:
-        return Answer(reason=f"{not_so}: there is more than one </{tag}>")
+        return StatedAnswer(reason=f"{not_so}: there is more than one </{tag}>")
     return _tagged(content, tag)
 
 
-def _find_lenient(reply: str, tags: tuple[str, ...]) -> Answer:
+def _find_lenient(reply: str, tags: tuple[str, ...]) -> StatedAnswer:
     """The last tag outside thoughts, else the one that ends a thought which was never closed, else the prose."""
     said = _outside_thoughts(reply[:-LONGEST] + _odd_tag(tags).sub(_plain_tag, reply[-LONGEST:]), tags)
     for part in said:
@@ -159,8 +159,8 @@ def _find_lenient(reply: str, tags: tuple[str, ...]) -> Answer:
             return _tagged(*found)
     for part in said[:2]:
         if part.strip():
-            return Answer(text=part.strip())
-    return Answer(reason="the reply is empty" if not reply.strip() else "the reply has nothing outside <think>")
+            return StatedAnswer(text=part.strip())
+    return StatedAnswer(reason="the reply is empty" if not reply.strip() else "the reply has nothing outside <think>")
 
 
 @cache
@@ -210,9 +210,9 @@ def _closed(text: str, tag: str) -> tuple[int, int] | None:
     return start, text.find(f"</{tag}>", start)
 
 
-def _tagged(content: str, tag: str) -> Answer:
+def _tagged(content: str, tag: str) -> StatedAnswer:
     content = content.strip()
-    return Answer(text=content, tag=tag) if content else Answer(reason="the answer is empty")
+    return StatedAnswer(text=content, tag=tag) if content else StatedAnswer(reason="the answer is empty")
 
 
 def _split(text: str, options: TextOptions) -> list[str]:

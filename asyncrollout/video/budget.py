@@ -21,7 +21,7 @@ _LARGEST = 1 << 62
 _LARGEST_STEP = 64 << 10
 
 
-class Share(msgspec.Struct, frozen=True):
+class BudgetShare(msgspec.Struct, frozen=True):
     """A camera's part in a budget; it travels to the env's process."""
 
     path: Path
@@ -70,11 +70,11 @@ class Budget:
         self._kept += size
         self._note(_KEPT, self._kept)
 
-    def take_share(self) -> Share | None:
+    def take_share(self) -> BudgetShare | None:
         """A slot for one more camera, or None if all are taken."""
-        return Share(self._path, self._free.pop(), self._step) if self._free else None
+        return BudgetShare(self._path, self._free.pop(), self._step) if self._free else None
 
-    def give_back(self, share: Share) -> None:
+    def give_back(self, share: BudgetShare) -> None:
         """Its camera writes no more."""
         self._note(_FIRST + share.slot, 0)
         self._free.append(share.slot)

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from asyncrollout.errors import UsageError
-from asyncrollout.video.budget import Share
-from asyncrollout.video.episode_writer import Reel, check_fps
+from asyncrollout.video.budget import BudgetShare
+from asyncrollout.video.episode_writer import EpisodeWriter, check_fps
 from asyncrollout.video.files import new_part, stem_of
 
 DEFAULT_FPS = 10.0
@@ -27,7 +27,7 @@ class CameraOptions(msgspec.Struct, frozen=True):
     ffmpeg: str
     fps: float | None = None
     overlay: bool = False
-    share: Share | None = None
+    share: BudgetShare | None = None
     is_over: bool = False
     """Nothing is filmed any more: the recorder was left."""
 
@@ -47,15 +47,15 @@ class Footage(msgspec.Struct, frozen=True, array_like=True):
     """What may look wrong, though every frame is there."""
 
 
-class Camera:
-    """Films an env's episodes, one file each. Made by the pool, as `Camera(env, options, tell)`."""
+class EnvCamera:
+    """Films an env's episodes, one file each. Made by the pool, as `EnvCamera(env, options, tell)`."""
 
     def __init__(self, env: Any, options: CameraOptions, tell: Callable[[Any], str] = str) -> None:
         self._options = options
         self._fps = options.fps or _own_fps(env)
         self._space = _observed(env)
         self._tell = tell
-        self._reel: Reel | None = None
+        self._reel: EpisodeWriter | None = None
         self._stem = ""
         self._ends: list[int] = []
         self._reward = 0.0
@@ -65,7 +65,7 @@ class Camera:
         self._bytes_ended = 0  # in files whose encoders have ended
         self._told = 0  # of all bytes, those that the other cameras know of
         self._past: list[Footage] = []
-        self._ending: list[Reel] = []
+        self._ending: list[EpisodeWriter] = []
 
     @property
     def is_filming(self) -> bool:
@@ -93,7 +93,7 @@ class Camera:
         options = self._options
         self._stem = stem_of(options.name, episode)
         path = new_part(options.directory, self._stem, options.take)
-        self._reel = Reel(path, fps=self._fps, ffmpeg=options.ffmpeg, space=self._space)
+        self._reel = EpisodeWriter(path, fps=self._fps, ffmpeg=options.ffmpeg, space=self._space)
         self._ends = [-1] * turns_before
         self._is_start = True
         self._reward = 0.0
@@ -149,11 +149,11 @@ class Camera:
             Footage(self._stem, part, reel.fps, self._ends, reel.frames, reel.trouble, is_sightless, reel.doubt)
         )
 
-    def _forget(self, ended: list[Reel]) -> None:
+    def _forget(self, ended: list[EpisodeWriter]) -> None:
         self._bytes_ended += sum(reel.written for reel in ended)
         self._ending = [reel for reel in self._ending if reel not in ended]
 
-    def _check_share(self, reel: Reel) -> None:
+    def _check_share(self, reel: EpisodeWriter) -> None:
         """At the first frame, and whenever so much was written since that others should know."""
         share, written = self._options.share, self._written()
         if share is not None and (not reel.frames or written - self._told >= share.step):

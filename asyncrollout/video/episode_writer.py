@@ -9,7 +9,7 @@ from asyncrollout.video.encoder import Encoder
 from asyncrollout.video.frames import PictureReader, declared_bounds, fitted, video_size
 
 
-class Reel:
+class EpisodeWriter:
     """Begins an encoder with the first picture, whose size all have; `trouble` says why there is nothing more."""
 
     def __init__(self, path: Path, *, fps: float, ffmpeg: str, max_bytes: int | None = None, space: Any = None) -> None:

@@ -15,7 +15,7 @@ from asyncrollout import validation
 from asyncrollout.concurrency import Background, run_to_end
 from asyncrollout.errors import ClosedError, JournalError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.video.budget import OVER_BUDGET, Budget, Share
+from asyncrollout.video.budget import OVER_BUDGET, Budget, BudgetShare
 from asyncrollout.video.camera import CameraOptions, Footage
 from asyncrollout.video.encoder import find_ffmpeg
 from asyncrollout.video.episode_writer import check_fps
@@ -32,7 +32,7 @@ from asyncrollout.video.files import (
     size_of,
     whole_file,
 )
-from asyncrollout.video.recording import Recording
+from asyncrollout.video.recording import VideoRecording
 
 log = get_logger(__name__)
 
@@ -68,10 +68,10 @@ class VideoRecorder:
         max_encoders: int = 32,
         max_bytes: int = 4 << 30,
     ) -> None:
-        validation.whole("every", every, 1)
-        validation.one_of("keep", keep, ("all", "failures", "extremes"))
-        validation.whole("max_encoders", max_encoders, 1)
-        validation.whole("max_bytes", max_bytes, 1)
+        validation.check_int("every", every, 1)
+        validation.check_choice("keep", keep, ("all", "failures", "extremes"))
+        validation.check_int("max_encoders", max_encoders, 1)
+        validation.check_int("max_bytes", max_bytes, 1)
         self.directory = None if directory is None else Path(directory).absolute()
         self.every = every
         self.keep = keep
@@ -86,9 +86,9 @@ class VideoRecorder:
         self._max_encoders = max_encoders
         self._max_bytes = max_bytes
         self._budget: Budget | None = None
-        self._filming: dict[str, Recording] = {}  # by name: of several attempts at an episode, the last counts
-        self._unsettled: set[Recording] = set()
-        self._shares: dict[Recording, Share] = {}  # of those whose encoders may be at work
+        self._filming: dict[str, VideoRecording] = {}  # by name: of several attempts at an episode, the last counts
+        self._unsettled: set[VideoRecording] = set()
+        self._shares: dict[VideoRecording, BudgetShare] = {}  # of those whose encoders may be at work
         self._at_work: set[anyio.CancelScope] = set()
         self._all_settled = anyio.Event()
         self._sightless: set[str] = set()
@@ -168,7 +168,7 @@ class VideoRecorder:
                     _unlink(part)
         os.close(self._claim)
 
-    def film(self, name: str, *, kind: str = "", hold: bool = False) -> Recording | None:
+    def film(self, name: str, *, kind: str = "", hold: bool = False) -> VideoRecording | None:
         """What `pool.open(..., record=)` takes; None if there is no room for another film.
 
         Envs of a `kind` that had no pictures to show are not filmed again. What is held is kept or not when its
@@ -188,12 +188,12 @@ class VideoRecorder:
             return None
         take = f"{self._takes}.{next(self._numbers)}."
         options = CameraOptions(directory, name, take, self._ffmpeg, self._fps, self._overlay, share)
-        recording = self._filming[name] = Recording(self, options, kind, hold=hold)
+        recording = self._filming[name] = VideoRecording(self, options, kind, hold=hold)
         self._unsettled.add(recording)
         self._shares[recording] = share
         return recording
 
-    def film_rollout(self, uid: str, kind: str) -> Recording | None:
+    def film_rollout(self, uid: str, kind: str) -> VideoRecording | None:
         """As `film`, held; the file is named after the rollout. Of two with the same uid at a time, one is filmed."""
         name = name_for(uid)
         if self._filmed_like(name) is not None:
@@ -217,7 +217,7 @@ class VideoRecorder:
         self._groups[kind] += 1
         return self._groups[kind] % self.every == 1 % self.every
 
-    def note(self, recording: Recording) -> None:
+    def note(self, recording: VideoRecording) -> None:
         """A recording has ended: say what went wrong, but once; and let another one begin."""
         if recording.footage:
             self._funds.keep(recording.kept_bytes)
@@ -238,11 +238,11 @@ class VideoRecorder:
             tell = log.info if kind else log.warning  # it was asked for by name
             tell("env_not_recorded", env=kind, name=film.stem, reason=film.trouble)
 
-    def settle(self, recording: Recording, *, keep: bool) -> None:
+    def settle(self, recording: VideoRecording, *, keep: bool) -> None:
         """Make its files whole, or remove them, by and by."""
         self._work.start_soon(self._settle_to_the_end, recording, keep)
 
-    async def _settle_to_the_end(self, recording: Recording, keep: bool) -> None:
+    async def _settle_to_the_end(self, recording: VideoRecording, keep: bool) -> None:
         """Also if whoever records is cancelled, until it takes too long."""
         with anyio.CancelScope(shield=True) as scope:
             self._at_work.add(scope)
@@ -253,7 +253,7 @@ class VideoRecorder:
         if not self._at_work:
             self._all_settled.set()
 
-    async def _settle(self, recording: Recording, keep: bool) -> None:
+    async def _settle(self, recording: VideoRecording, keep: bool) -> None:
         name = recording.options.name
         await recording.end_film(max(min(self._is_late_at - anyio.current_time(), _END_WAIT), 0.0))
         found = await anyio.to_thread.run_sync(recording.parts)
@@ -284,7 +284,7 @@ class VideoRecorder:
             self._tell_once("it cannot be made whole", "video_not_whole", name=whole.stem, error=str(error))
         self._funds.keep(size_of(whole) + size_of(part) - before)
 
-    def _give_back(self, recording: Recording) -> None:
+    def _give_back(self, recording: VideoRecording) -> None:
         share = self._shares.pop(recording, None)
         if share is not None:
             self._funds.give_back(share)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CAMERA = "asyncrollout.video.camera:Camera"
 
 
-class Recording:
+class VideoRecording:
     """The film of one env, which is opened with `record=`. Made by `VideoRecorder.film`."""
 
     def __init__(self, recorder: "VideoRecorder", options: CameraOptions, kind: str, *, hold: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.video.encoder import find_ffmpeg
-from asyncrollout.video.episode_writer import Reel, check_fps
+from asyncrollout.video.episode_writer import EpisodeWriter, check_fps
 from asyncrollout.video.files import check_name, count_frames, finish, new_part, new_take, whole_file
 
 log = get_logger(__name__)
@@ -35,7 +35,7 @@ class VideoWriter:
             raise UsageError(f"cannot make {directory}: {error.strerror or error}") from error
         ffmpeg = find_ffmpeg()
         part = new_part(directory, stem, new_take())
-        self._reel = Reel(part, fps=check_fps(fps), ffmpeg=ffmpeg, max_bytes=max_bytes)
+        self._reel = EpisodeWriter(part, fps=check_fps(fps), ffmpeg=ffmpeg, max_bytes=max_bytes)
         self._finish = weakref.finalize(self, _finish, self._reel, directory, stem, ffmpeg, os.getpid())
 
     @property
@@ -71,7 +71,7 @@ class VideoWriter:
         self.close()
 
 
-def _finish(reel: Reel, directory: Path, stem: str, ffmpeg: str, pid: int) -> None:
+def _finish(reel: EpisodeWriter, directory: Path, stem: str, ffmpeg: str, pid: int) -> None:
     if os.getpid() != pid:  # a copy in a forked process, which has no encoder
         return
     reel.end()

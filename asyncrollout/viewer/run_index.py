@@ -23,7 +23,7 @@ _LONGEST_HEAD = 1024 * 1024
 _QUIET_AFTER = 10.0  # seconds; a run that is played writes its metrics every two
 
 
-class Standing(msgspec.Struct, frozen=True):
+class RunStatus(msgspec.Struct, frozen=True):
     """A run in the list. `figures` are its last ones, and none if it has written none yet."""
 
     name: str
@@ -34,7 +34,7 @@ class Standing(msgspec.Struct, frozen=True):
     figures: dict[str, float]
 
 
-class Shelf:
+class RunIndex:
     """Run directories, and directories of run directories, as they are when somebody looks."""
 
     def __init__(self, places: Sequence[Path]) -> None:
@@ -47,7 +47,7 @@ class Shelf:
         """All runs by the name of their directory; if several have the same, with a number."""
         return _named(dict.fromkeys(run for place in self._places for run in _runs_in(place)))
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[RunStatus]:
         """How each run stands; what was begun last comes first."""
         found = [standing(name, directory) for name, directory in self.runs().items()]
         return sorted(found, key=lambda one: (one.began or 0.0, one.name), reverse=True)
@@ -65,7 +65,7 @@ def _named(paths: Iterable[Path]) -> dict[str, Path]:
     return found
 
 
-def standing(name: str, directory: Path) -> Standing:
+def standing(name: str, directory: Path) -> RunStatus:
     began, envs = _head(directory / JOURNAL)
     changed = max((status.st_mtime for status in _statuses(directory, JOURNAL, TRAJECTORIES, METRICS)), default=0.0)
     figures = last_figures(directory)
@@ -76,7 +76,7 @@ def standing(name: str, directory: Path) -> Standing:
         state = "complete"
     else:
         state = "playing" if time.time() - changed < _QUIET_AFTER else "stopped"
-    return Standing(name, state, envs, began, changed, figures)
+    return RunStatus(name, state, envs, began, changed, figures)
 
 
 def last_figures(directory: Path) -> dict[str, float]:

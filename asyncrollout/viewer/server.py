@@ -20,11 +20,11 @@ from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.report.compared_run import decide, read_side, which_k
 from asyncrollout.report.comparison import MOST_SIDES, comparison_page
 from asyncrollout.report.document import whole_page
-from asyncrollout.report.page import Served, write_report
+from asyncrollout.report.page import LiveUpdates, write_report
 from asyncrollout.report.videos import recordings
 from asyncrollout.telemetry import prometheus_text
 from asyncrollout.telemetry.prometheus import CONTENT_TYPE
-from asyncrollout.viewer.run_index import Shelf, Standing, standing, version_of
+from asyncrollout.viewer.run_index import RunIndex, RunStatus, standing, version_of
 
 HOST = "127.0.0.1"
 _INDEX, _FOLLOW = "asyncrollout.viewer:index.js", "asyncrollout.viewer:follow.js"
@@ -46,7 +46,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Viewer:
     """Answers requests; reports are written to a directory of its own, and anew when a run has gone on since."""
 
-    def __init__(self, shelf: Shelf, own: Path) -> None:
+    def __init__(self, shelf: RunIndex, own: Path) -> None:
         self._shelf = shelf
         self._own = own
         self._written: dict[Path, str] = {}
@@ -138,14 +138,14 @@ class Viewer:
         async with self._writing.setdefault(directory, anyio.Lock()):
             version = await anyio.to_thread.run_sync(version_of, directory)
             if self._written.get(directory) != version:
-                served = Served(_FOLLOW, {"run": name, "version": version})
+                served = LiveUpdates(_FOLLOW, {"run": name, "version": version})
                 write = partial(write_report, directory, path, lambda _done, _all: check_cancelled(), served=served)
                 await anyio.to_thread.run_sync(write)
                 self._written[directory] = version
         return path
 
 
-def _read_state(name: str, directory: Path) -> tuple[str, Standing]:
+def _read_state(name: str, directory: Path) -> tuple[str, RunStatus]:
     return version_of(directory), standing(name, directory)
 
 
@@ -156,7 +156,7 @@ def _comparison(runs: dict[str, Path]) -> str:
 
 
 @asynccontextmanager
-async def serving(shelf: Shelf, port: int | None) -> AsyncIterator[str]:
+async def serving(shelf: RunIndex, port: int | None) -> AsyncIterator[str]:
     """The address under which the runs are shown; without a port, any that is free."""
     if port is not None and not 1 <= port <= _LAST_PORT:
         raise UsageError(f"--port {port}: it must be a whole number from 1 to {_LAST_PORT}")

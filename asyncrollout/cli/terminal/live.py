@@ -29,7 +29,7 @@ from asyncrollout.cli.terminal.numbers import (
     share,
 )
 from asyncrollout.concurrency import Background
-from asyncrollout.telemetry import Figures
+from asyncrollout.telemetry import RunMetrics
 
 _REDRAWN_EVERY = 0.25  # seconds
 _LINE_EVERY = 5.0
@@ -62,7 +62,7 @@ class Display:
 
 @asynccontextmanager
 async def live(
-    read: Callable[[], Figures],
+    read: Callable[[], RunMetrics],
     *,
     title: str,
     console: Console | None = None,
@@ -201,7 +201,7 @@ def _reopen(file: IO[str]) -> int | None:
 class Board:
     """The table: every number keeps its place, whatever its size."""
 
-    def __init__(self, figures: Figures, title: str) -> None:
+    def __init__(self, figures: RunMetrics, title: str) -> None:
         self._figures = figures
         self._title = title
 
@@ -214,7 +214,7 @@ class Board:
         yield Panel(Group(*lines), title=title, title_align="left", border_style="dim", width=width)
 
 
-def _progress(figures: Figures, width: int) -> Table | Text:
+def _progress(figures: RunMetrics, width: int) -> Table | Text:
     """How long it has taken, how much is done, and how long it may still take."""
     took = Text(clock(figures.seconds).ljust(LABEL))
     done = Text(_batches(figures), style="bold")
@@ -239,7 +239,7 @@ def _progress(figures: Figures, width: int) -> Table | Text:
     return row
 
 
-def _lines(f: Figures, width: int, *, ascii_only: bool) -> Iterable[Text]:
+def _lines(f: RunMetrics, width: int, *, ascii_only: bool) -> Iterable[Text]:
     trend = f.reward_trend or ""
     pace, turns = (rate(f.tokens_per_second), "tokens/s"), (rate(f.turns_per_second), "turns/s")
     change = (number(f.reward_change, "+"), trend or "change", _COLOURS.get(trend, ""))
@@ -272,7 +272,7 @@ def _lines(f: Figures, width: int, *, ascii_only: bool) -> Iterable[Text]:
         yield text
 
 
-def line(f: Figures) -> str:
+def line(f: RunMetrics) -> str:
     """The figures in one line, for logs and pipes."""
     parts = [
         clock(f.seconds),
@@ -289,6 +289,6 @@ def line(f: Figures) -> str:
     return " | ".join(parts)
 
 
-def _batches(figures: Figures) -> str:
+def _batches(figures: RunMetrics) -> str:
     wanted = "" if figures.wanted_batches is None else f"/{figures.wanted_batches}"
     return f"{figures.batches}{wanted} batches"

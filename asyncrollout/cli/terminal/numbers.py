@@ -10,7 +10,7 @@ from rich.text import Text
 
 from asyncrollout.report.summary import Totals
 from asyncrollout.stats import Estimate
-from asyncrollout.telemetry import Figures
+from asyncrollout.telemetry import RunMetrics
 from asyncrollout.types import Durations
 
 LABEL = 10
@@ -23,15 +23,17 @@ _BLOCKS_ASCII = "_.-:=+*#"
 _CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
-def summary(figures: Figures, *, title: str, notes: Sequence[str] = (), totals: Totals | None = None) -> RenderableType:
+def summary(
+    figures: RunMetrics, *, title: str, notes: Sequence[str] = (), totals: Totals | None = None
+) -> RenderableType:
     """The figures of the whole run. `notes` are lines below them, such as how to go on with it.
 
     `totals` are what the run's files say of all its attempts, where `figures` know of the last alone.
     """
-    return _Summary(figures if totals is None else with_totals(figures, totals), title, notes, totals)
+    return _RunSummary(figures if totals is None else with_totals(figures, totals), title, notes, totals)
 
 
-def with_totals(figures: Figures, totals: Totals) -> Figures:
+def with_totals(figures: RunMetrics, totals: Totals) -> RunMetrics:
     return msgspec.structs.replace(
         figures,
         seconds=totals.seconds,
@@ -45,14 +47,14 @@ def with_totals(figures: Figures, totals: Totals) -> Figures:
     )
 
 
-def as_record(figures: Figures) -> dict[str, Any]:
+def as_record(figures: RunMetrics) -> dict[str, Any]:
     """The figures for a program to read: plain values, by the names of their fields."""
     record: dict[str, Any] = msgspec.to_builtins(figures)
     return record
 
 
-class _Summary:
-    def __init__(self, figures: Figures, title: str, notes: Sequence[str], totals: Totals | None) -> None:
+class _RunSummary:
+    def __init__(self, figures: RunMetrics, title: str, notes: Sequence[str], totals: Totals | None) -> None:
         self._figures = figures
         self._totals = totals
         self._title = title
@@ -71,7 +73,7 @@ class _Summary:
             yield Text(shown(note))
 
 
-def _rows(f: Figures, totals: Totals | None, *, ascii_only: bool) -> list[tuple[str, str]]:
+def _rows(f: RunMetrics, totals: Totals | None, *, ascii_only: bool) -> list[tuple[str, str]]:
     llm, env = (", ".join(map(" ".join, percentiles(taken))) for taken in (f.policy_seconds, f.env_seconds))
     tokens = f"{count(f.tokens)}, {rate(f.tokens / max(f.seconds, 1e-9))} a second"
     wanted = "" if f.wanted_batches is None else f" of {f.wanted_batches}"

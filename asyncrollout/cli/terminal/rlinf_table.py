@@ -7,24 +7,24 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrollout.cli.terminal.numbers import harmless, number
-from asyncrollout.dropin.rlinf.results import Episode, Summary, summarize
+from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, EvaluationTotals, summarize
 from asyncrollout.stats import Estimate
 
 _LONGEST_ERROR = 300
 
 
-def outcomes(episodes: Sequence[Episode]) -> RenderableType:
+def outcomes(episodes: Sequence[EvaluatedEpisode]) -> RenderableType:
     """The tables."""
     intervals = Text("In brackets: 95% confidence intervals, over episodes.", style="dim")
     return Group(_by_env(episodes), Text(), _by_task(episodes), Text(), intervals)
 
 
-def by_task(episodes: Sequence[Episode]) -> dict[str, Summary]:
+def by_task(episodes: Sequence[EvaluatedEpisode]) -> dict[str, EvaluationTotals]:
     tasks = dict.fromkeys(episode.task for episode in episodes if episode.task)
     return {task: summarize([episode for episode in episodes if episode.task == task]) for task in tasks}
 
 
-def _by_env(episodes: Sequence[Episode]) -> Table:
+def _by_env(episodes: Sequence[EvaluatedEpisode]) -> Table:
     table = _table("env", "task", "seed", "success", "return", "steps", "ended", right=(2, 4, 5))
     for episode in episodes:
         told = "-" if episode.success is None else "yes" if episode.success else "no"
@@ -36,7 +36,7 @@ def _by_env(episodes: Sequence[Episode]) -> Table:
     return table
 
 
-def _by_task(episodes: Sequence[Episode]) -> Table:
+def _by_task(episodes: Sequence[EvaluatedEpisode]) -> Table:
     tasks = by_task(episodes)
     whole = summarize(episodes)
     failed = ["failed"] if whole.failed else []
@@ -47,7 +47,7 @@ def _by_task(episodes: Sequence[Episode]) -> Table:
     return table
 
 
-def _cells(found: Summary, *, has_failures: bool) -> list[str]:
+def _cells(found: EvaluationTotals, *, has_failures: bool) -> list[str]:
     counted = [str(found.episodes), *([str(found.failed)] if has_failures else [])]
     return [*counted, _told(found.success, ".0%"), _told(found.reward, ".2f"), _told(found.steps, ".0f")]
 

@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrollout.cli.terminal.numbers import LABEL, as_number, as_share, clock, count, counts, harmless, number, share
-from asyncrollout.report.compared_run import Side, read_side, which_k
+from asyncrollout.report.compared_run import ComparedRun, read_side, which_k
 from asyncrollout.report.history import read_history
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.rollouts.api import Rollouts
 from asyncrollout.rollouts.stats import waiting_for
-from asyncrollout.stats import Estimate, Played, summarize
+from asyncrollout.stats import ComparedGroup, Estimate, summarize
 from asyncrollout.successes import succeeded
 from asyncrollout.trajectories import Group, group_of
 
@@ -147,7 +147,7 @@ class Scores(msgspec.Struct, frozen=True):
     errors: dict[str, int]
 
     @classmethod
-    def of(cls, env: str, groups: Sequence[Played], ks: Sequence[int], members: Sequence[Rollout]) -> "Scores":
+    def of(cls, env: str, groups: Sequence[ComparedGroup], ks: Sequence[int], members: Sequence[Rollout]) -> "Scores":
         found = summarize(groups, ks)
         return cls(
             env=env,
@@ -171,7 +171,7 @@ class Scores(msgspec.Struct, frozen=True):
         return as_share(self.pass_at[k]) + (f" of {told} tasks" if told < self.tasks else "")
 
 
-class Evaluated(msgspec.Struct, frozen=True):
+class EvaluationFigures(msgspec.Struct, frozen=True):
     """What came of an evaluation: all of it first, then each env if there are several. `seconds` leave pauses out."""
 
     wanted: int
@@ -207,7 +207,7 @@ class Evaluated(msgspec.Struct, frozen=True):
 class EvaluationSummary:
     """The figures, with notes below them."""
 
-    def __init__(self, found: Evaluated, title: str, notes: Sequence[str]) -> None:
+    def __init__(self, found: EvaluationFigures, title: str, notes: Sequence[str]) -> None:
         self._found = found
         self._title = title
         self._notes = notes
@@ -224,16 +224,16 @@ class EvaluationSummary:
             yield Text(shown(note))
 
 
-def read_evaluated(directory: Path, wanted: int) -> Evaluated:
+def read_evaluated(directory: Path, wanted: int) -> EvaluationFigures:
     """From a run's files; takes as long as it takes, so call it in a thread."""
     side = read_side(directory, directory.name)
     ks = which_k([side])
     tags = [""] if len(side.envs) < 2 else ["", *side.envs]
     scores = [_scores_of(side, tag, ks) for tag in tags]
-    return Evaluated(wanted, side.history.clock(side.history.last), scores)
+    return EvaluationFigures(wanted, side.history.clock(side.history.last), scores)
 
 
-def _scores_of(side: Side, tag: str, ks: Sequence[int]) -> Scores:
+def _scores_of(side: ComparedRun, tag: str, ks: Sequence[int]) -> Scores:
     groups = [group for group in side.played if tag in ("", group.tag)]
     members = [one for group in side.groups if tag in ("", group.env) for one in group.members]
     return Scores.of(tag or ", ".join(side.envs), groups, ks, members)

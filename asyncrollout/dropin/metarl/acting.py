@@ -13,7 +13,7 @@ from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent
 from asyncrollout.policies.batched import BatchedPolicy
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.types import Generation, Request
-from asyncrollout.validation import one_of
+from asyncrollout.validation import check_choice
 
 _BATCH_AXIS = 1  # of a hidden state: layers, batch, size
 
@@ -32,20 +32,20 @@ class AGENT_ARCHS(StrEnum):  # noqa: N801 (the name that configurations know)
 def as_arch(value: Any) -> AGENT_ARCHS:
     """Also that of another enum of the same names."""
     text = str(getattr(value, "value", value)).lower().replace("_", "-")
-    one_of("agent_arch", text, [arch.value for arch in AGENT_ARCHS])
+    check_choice("agent_arch", text, [arch.value for arch in AGENT_ARCHS])
     return AGENT_ARCHS(text)
 
 
 @asynccontextmanager
 async def batched_agent(agent: Any, arch: AGENT_ARCHS, *, discrete: bool) -> AsyncIterator[Agent]:
     """A learner's agent as one of ours, which is asked in a thread for all who wait."""
-    async with BatchedPolicy(Acting(agent, arch, discrete=discrete), max_wait=0.0) as policy:
+    async with BatchedPolicy(AgentPolicy(agent, arch, discrete=discrete), max_wait=0.0) as policy:
         yield _agent(arch, policy)
 
 
 def direct_agent(agent: Any, arch: AGENT_ARCHS, *, discrete: bool) -> Agent:
     """A learner's agent as one of ours, which answers at once."""
-    return _agent(arch, _Direct(Acting(agent, arch, discrete=discrete)))
+    return _agent(arch, _DirectAgent(AgentPolicy(agent, arch, discrete=discrete)))
 
 
 def _agent(arch: AGENT_ARCHS, policy: Policy) -> Agent:
@@ -53,16 +53,16 @@ def _agent(arch: AGENT_ARCHS, policy: Policy) -> Agent:
 
 
 @dataclass(frozen=True)
-class _Direct:
+class _DirectAgent:
     """Answers at once: who plays has an env to wait for."""
 
-    acting: "Acting"
+    acting: "AgentPolicy"
 
     async def generate(self, request: Request) -> Generation:
         return self.acting([request])[0]
 
 
-class Acting:
+class AgentPolicy:
     """Asks `act(obs, deterministic=False)`; a memory with `prev_internal_state`, `prev_action`, `reward` and `obs`.
 
     All have a batch axis. The first of what `act` gives is the action (one-hot, or a number, where actions are

@@ -9,12 +9,12 @@ import anyio
 from asyncrollout.dropin.metarl.wrapper import Transition, as_transition, episode_seeds
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.validation import one_of
+from asyncrollout.validation import check_choice
 
 _COMMANDS = ("reset", "step", "get_attr", "seed")
 
 
-class Member:
+class AsyncEnv:
     """Calls of several tasks are made one after the other, in the order in which they came."""
 
     def __init__(self, handle: EnvHandle, seed: int | None) -> None:
@@ -50,7 +50,7 @@ class Member:
         if not isinstance(command, tuple) or len(command) != 2:
             raise UsageError(f"{self.name}: a command is a tuple of its name and its data, and not {command!r:.100}")
         name, data = command
-        one_of(f"{self.name}: command", name, _COMMANDS)
+        check_choice(f"{self.name}: command", name, _COMMANDS)
         match name, data:
             case "reset", dict() | None:
                 given = data or {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncrollout.concurrency import task_group
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS
-from asyncrollout.dropin.metarl.serving import ServedEnv
+from asyncrollout.dropin.metarl.serving import MetaEnv
 from asyncrollout.pool.wire.codec import detach
 from asyncrollout.protocols import Agent, Playable
 from asyncrollout.rollouts.episode.episode import run_rollout
@@ -20,18 +20,18 @@ from asyncrollout.types import Outcome
 _NO_LIMITS = Limits(invalid=None)  # actions of numbers are none that could not be read
 
 
-class Play(msgspec.Struct, frozen=True):
+class RolloutStart(msgspec.Struct, frozen=True):
     """What a rollout begins with."""
 
     seed: int
     task: Any = None
 
 
-def drawn_plays(seed: int, first: int, count: int, tasks: Sequence[Any]) -> list[Play]:
+def drawn_plays(seed: int, first: int, count: int, tasks: Sequence[Any]) -> list[RolloutStart]:
     """Those of the rollouts from number `first` on; the same ones whoever plays them."""
     numbers = range(first, first + count)
     return [
-        Play(
+        RolloutStart(
             sampling_seed(seed, "rollout", number),
             tasks[sampling_seed(seed, "task", number) % len(tasks)] if len(tasks) else None,
         )
@@ -46,7 +46,7 @@ class LocalEnv:
 
     def __init__(self, env: Any) -> None:
         self.name = type(env).__name__
-        self._env = ServedEnv(env)
+        self._env = MetaEnv(env)
 
     async def reset(self, *, seed: int, task: Any, member: int) -> Outcome:  # noqa: ARG002
         observation, info = self._env.reset(seed=seed, options=None if task is None else {"task": task})
@@ -58,7 +58,7 @@ class LocalEnv:
         return Outcome(detach(observation), reward, terminated, truncated, info)  # as from a worker: nobody else's
 
 
-class Played(NamedTuple):
+class CollectedRollout(NamedTuple):
     """A rollout: what was seen, from its start to its end, and of each step the action, its reward, and the goal."""
 
     seen: np.ndarray[Any, Any]
@@ -68,12 +68,14 @@ class Played(NamedTuple):
     terminated: bool
 
 
-PlayOne = Callable[[Playable, Play], Awaitable[Played]]
+PlayOne = Callable[[Playable, RolloutStart], Awaitable[CollectedRollout]]
 
 
-async def play_shares(envs: Sequence[Playable], plays: Sequence[Play], play_one: PlayOne) -> list[Played]:
+async def play_shares(
+    envs: Sequence[Playable], plays: Sequence[RolloutStart], play_one: PlayOne
+) -> list[CollectedRollout]:
     """Env i of n plays the rollouts i, i + n, i + 2n, ... and waits for no other; the first failure is raised."""
-    played: dict[int, Played] = {}
+    played: dict[int, CollectedRollout] = {}
 
     async def play_share(rank: int) -> None:
         for number in range(rank, len(plays), len(envs)):
@@ -85,13 +87,13 @@ async def play_shares(envs: Sequence[Playable], plays: Sequence[Play], play_one:
     return [played[number] for number in range(len(plays))]
 
 
-async def play_asked(agent: Agent, env: Playable, play: Play) -> Played:
+async def play_asked(agent: Agent, env: Playable, play: RolloutStart) -> CollectedRollout:
     """A rollout whose agent is asked here, at every step."""
     trajectory = await run_rollout(env, agent, seed=play.seed, task=play.task, limits=_NO_LIMITS)
     if trajectory.error is not None:
         raise trajectory.error
     turns = trajectory.turns
-    return Played(
+    return CollectedRollout(
         np.stack([turn.observation for turn in turns] + [trajectory.final]),
         np.stack([np.ravel(turn.action) for turn in turns]),
         np.array([turn.reward for turn in turns]),
@@ -100,7 +102,7 @@ async def play_asked(agent: Agent, env: Playable, play: Play) -> Played:
     )
 
 
-def store(played: Played, storage: Any, arch: AGENT_ARCHS) -> int:
+def store(played: CollectedRollout, storage: Any, arch: AGENT_ARCHS) -> int:
     """Add a rollout to a storage, by steps or as a whole; how often it was at the goal."""
     count = len(played.rewards)
     ends = [False] * (count - 1) + [played.terminated]

@@ -7,7 +7,7 @@ from typing import Any
 from asyncrollout.errors import UsageError
 
 
-class ForeignEnv:
+class GymCompatEnv:
     """The task goes to the env's `reset_task(task)`, to its `reset(task=...)`, or into the options of its reset."""
 
     def __init__(self, env: Any) -> None:

@@ -8,14 +8,22 @@ from typing import Any
 from asyncrollout.agents.numeric import RandomAgent
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, as_arch, batched_agent, direct_agent
-from asyncrollout.dropin.metarl.collecting import LocalEnv, Play, Played, drawn_plays, play_asked, play_shares, store
+from asyncrollout.dropin.metarl.collecting import (
+    CollectedRollout,
+    LocalEnv,
+    RolloutStart,
+    drawn_plays,
+    play_asked,
+    play_shares,
+    store,
+)
 from asyncrollout.dropin.metarl.making import make_env, make_parallel_env
 from asyncrollout.dropin.metarl.parallel import POOL_OPTIONS, ParallelEnvManager
-from asyncrollout.dropin.metarl.remote_agent import StaysError, can_travel, carried, play_alone
+from asyncrollout.dropin.metarl.remote_agent import StaysError, can_travel, play_alone, ship_agent
 from asyncrollout.dropin.metarl.storage import SeqReplayBuffer, SimpleReplayBuffer
 from asyncrollout.errors import ClosedError, EnvTimeout, RolloutError, UsageError
 from asyncrollout.protocols import Agent, Playable
-from asyncrollout.validation import whole
+from asyncrollout.validation import check_int
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +68,7 @@ class Learner:
         """Make the envs of a configuration: one to train in, one to evaluate in; with more than one worker, a pool."""
         if env_type != "meta":
             raise UsageError(f"env_type={env_type!r} is not 'meta', the only kind of env that is made here")
-        whole("num_parallel_workers", num_parallel_workers, 0)
+        check_int("num_parallel_workers", num_parallel_workers, 0)
         tasks: dict[str, Any] = {"num_train_tasks": num_train_tasks, "num_eval_tasks": num_eval_tasks}
         self.train_env_parallel = None
         if num_parallel_workers > 1:
@@ -100,7 +108,7 @@ class Learner:
 
         Each env of `parallel_env` plays its share at its own pace; without one, `train_env` plays all.
         """
-        whole("num_rollouts", num_rollouts, 1)
+        check_int("num_rollouts", num_rollouts, 1)
         arch = as_arch(self.agent_arch)
         env = self.train_env if parallel_env is None else parallel_env
         self._check_ready(env, random_actions=random_actions)
@@ -131,14 +139,14 @@ class Learner:
             raise UsageError("acts_in_workers and acts_in_batches are both True: an agent acts in one way")
 
     def _played(
-        self, env: Any, plays: list[Play], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]
-    ) -> list[Played]:
+        self, env: Any, plays: list[RolloutStart], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]
+    ) -> list[CollectedRollout]:
         """By workers alone, or asked here at every step; without an `arch`, at random."""
         if isinstance(env, ParallelEnvManager) and (arch is None or self._may_travel()):
             vouched = arch is not None and bool(self.acts_in_workers)
             own = None if vouched or arch is None else make_agent()
             try:
-                with carried(make_agent, vouched=vouched) as ticket:
+                with ship_agent(make_agent, vouched=vouched) as ticket:
                     one = partial(play_alone, ticket, env.step_timeout, own)
                     return portal.run(play_shares, [each.handle for each in env.envs], plays, one)
             except (StaysError, EnvTimeout) as reason:  # what the agent takes counts for the env there
@@ -160,8 +168,8 @@ class Learner:
         return UsageError(f"acts_in_workers=True: agent={self.agent!r:.100} has to stay: {reason}")
 
     async def _play_here(
-        self, env: Any, plays: list[Play], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]
-    ) -> list[Played]:
+        self, env: Any, plays: list[RolloutStart], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]
+    ) -> list[CollectedRollout]:
         is_pool = isinstance(env, ParallelEnvManager)
         envs: list[Playable] = [one.handle for one in env.envs] if is_pool else [LocalEnv(env)]
         if arch is None or not self.acts_in_batches:

@@ -8,7 +8,7 @@ from asyncrollout.dropin.metarl.parallel import POOL_OPTIONS, ParallelEnvManager
 from asyncrollout.dropin.metarl.wrapper import VariBadWrapper
 from asyncrollout.errors import UnknownEnvError
 from asyncrollout.registry import EnvSpec, env_names, find_env, load_factory
-from asyncrollout.validation import nearest, whole
+from asyncrollout.validation import check_int, did_you_mean
 
 _VERSIONED = re.compile(r"-v\d+$")
 
@@ -34,7 +34,7 @@ def make_parallel_env(
 
     Among the `kwargs`, those that `ParallelEnvManager` knows are for it: processes, recover, step_timeout.
     """
-    whole("num_workers", num_workers, 1)
+    check_int("num_workers", num_workers, 1)
     options = {key: kwargs.pop(key) for key in POOL_OPTIONS if key in kwargs}
     make = partial(_wrapped, _find(env_id), episodes_per_task, oracle, kwargs)
     seeds = None if seed is None else [seed + rank for rank in range(num_workers)]
@@ -49,7 +49,9 @@ def _find(env_id: str) -> EnvSpec:
 
     if _VERSIONED.search(env_id) and env_id not in gymnasium.registry:
         known = [*env_names(), *gymnasium.registry]
-        raise UnknownEnvError(f"no env is called {env_id!r}, neither here nor in Gymnasium{nearest(env_id, known)}")
+        raise UnknownEnvError(
+            f"no env is called {env_id!r}, neither here nor in Gymnasium{did_you_mean(env_id, known)}"
+        )
     return find_env(f"gymnasium:{env_id}")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from asyncrollout.concurrency import task_group
 from asyncrollout.dropin import portal
-from asyncrollout.dropin.metarl.async_env import Member
+from asyncrollout.dropin.metarl.async_env import AsyncEnv
 from asyncrollout.dropin.metarl.serving import pickled
 from asyncrollout.dropin.metarl.wrapper import Transition
 from asyncrollout.errors import UsageError
@@ -17,7 +17,7 @@ from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.pool import EnvPool, usable_cpus
 from asyncrollout.registry import EnvSpec
 from asyncrollout.types import Recovery
-from asyncrollout.validation import one_of, whole
+from asyncrollout.validation import check_choice, check_int
 
 POOL_OPTIONS = ("processes", "recover", "step_timeout")
 """What a manager can be told about its processes."""
@@ -46,10 +46,10 @@ class ParallelEnvManager:
         step_timeout: float = 60.0,
     ) -> None:
         if start_method is not None:
-            one_of("start_method", start_method, _START_METHODS)
+            check_choice("start_method", start_method, _START_METHODS)
         if not env_fns:
             raise UsageError("ParallelEnvManager needs at least one function that makes an env")
-        whole("processes", 1 if processes is None else processes, 1)
+        check_int("processes", 1 if processes is None else processes, 1)
         self.num_envs = len(env_fns)
         self.step_timeout = step_timeout
         specs = [env_spec(f"{name}[{rank}]", make) for rank, make in enumerate(env_fns)]
@@ -58,7 +58,7 @@ class ParallelEnvManager:
         pool = EnvPool(workers, recover=recover, step_timeout=step_timeout)
         self._opened = portal.Opened(opened_members(pool, specs, ranks, self._checked(seeds, "seeds")))
         self.envs = self._opened.value
-        self.remotes = tuple(Remote(env, self._opened) for env in self.envs)
+        self.remotes = tuple(PipeEnd(env, self._opened) for env in self.envs)
         told = self._opened.run(self.envs[0].described)
         self.observation_space = told["observation_space"]
         self.action_space = told["action_space"]
@@ -97,7 +97,7 @@ class ParallelEnvManager:
         self.closed = True
         self._opened.close()
 
-    def _env(self, idx: int) -> Member:
+    def _env(self, idx: int) -> AsyncEnv:
         if idx not in range(self.num_envs):
             raise UsageError(f"idx={idx!r}: there are {self.num_envs} envs, from 0 on")
         return self.envs[idx]
@@ -110,10 +110,10 @@ class ParallelEnvManager:
         return values
 
 
-class Remote:
+class PipeEnd:
     """One env of a manager like the end of a pipe: `send` does not wait, each `recv` waits for the next answer."""
 
-    def __init__(self, env: Member, opened: portal.Opened[Any]) -> None:
+    def __init__(self, env: AsyncEnv, opened: portal.Opened[Any]) -> None:
         self._env = env
         self._opened = opened  # as long as somebody has a remote, there is somebody at the other end
         self._sent: deque[Future[tuple[str, Any]]] = deque()
@@ -138,11 +138,11 @@ class Remote:
 @asynccontextmanager
 async def opened_members(
     pool: EnvPool, specs: Sequence[EnvSpec], ranks: Sequence[int | None], seeds: Sequence[int | None]
-) -> AsyncIterator[list[Member]]:
+) -> AsyncIterator[list[AsyncEnv]]:
     """A pool with these envs, made at the same time; each stays on the worker of its rank, if it has one."""
     async with pool:
         handles = await _all([partial(_opened, pool, spec, rank) for spec, rank in zip(specs, ranks, strict=True)])
-        yield [Member(handle, seed) for handle, seed in zip(handles, seeds, strict=True)]
+        yield [AsyncEnv(handle, seed) for handle, seed in zip(handles, seeds, strict=True)]
 
 
 def env_spec(name: str, make: Callable[[], Any]) -> EnvSpec:

@@ -11,8 +11,8 @@ import cloudpickle
 import msgspec
 import numpy as np
 
-from asyncrollout.dropin.metarl.collecting import Play, Played
-from asyncrollout.dropin.metarl.worker_rollout import Ticket
+from asyncrollout.dropin.metarl.collecting import CollectedRollout, RolloutStart
+from asyncrollout.dropin.metarl.worker_rollout import AgentRef
 from asyncrollout.errors import EnvDiverged, ProviderError
 from asyncrollout.pool.worker.env_runner import run_now
 from asyncrollout.protocols import Agent, Playable
@@ -30,7 +30,7 @@ class StaysError(Exception):
 
 
 @contextmanager
-def carried(make_agent: Callable[[], Agent], *, vouched: bool) -> Iterator[Ticket]:
+def ship_agent(make_agent: Callable[[], Agent], *, vouched: bool) -> Iterator[AgentRef]:
     """A file with the agent, for workers to read."""
     try:
         content = cloudpickle.dumps(make_agent)
@@ -48,10 +48,12 @@ def carried(make_agent: Callable[[], Agent], *, vouched: bool) -> Iterator[Ticke
             path.write_bytes(content)
         except OSError as error:
             raise StaysError(f"its file cannot be written: {error}") from error
-        yield Ticket(str(path), vouched)
+        yield AgentRef(str(path), vouched)
 
 
-async def play_alone(ticket: Ticket, step_timeout: float, own: Agent | None, env: Playable, play: Play) -> Played:
+async def play_alone(
+    ticket: AgentRef, step_timeout: float, own: Agent | None, env: Playable, play: RolloutStart
+) -> CollectedRollout:
     """A rollout that the env's worker plays with its copy of the agent, some time at each call.
 
     If it is given, `own`, from which the copy was made, is asked the same, and must answer the same.
@@ -65,18 +67,20 @@ async def play_alone(ticket: Ticket, step_timeout: float, own: Agent | None, env
     return await _play_once(ticket, seconds, own, env, play)
 
 
-async def _play_once(ticket: Ticket, seconds: float, own: Agent | None, env: Playable, play: Play) -> Played:
+async def _play_once(
+    ticket: AgentRef, seconds: float, own: Agent | None, env: Playable, play: RolloutStart
+) -> CollectedRollout:
     outcome = await env.reset(seed=play.seed, task=msgspec.structs.replace(ticket, task=play.task), member=0)
     _raise_trouble(outcome)
     start, parts = outcome.observation, []
-    witness = None if own is None else _Witness(own, play.seed, start)
+    witness = None if own is None else _ShadowAgent(own, play.seed, start)
     while not outcome.done:
         outcome = await env.step(seconds)
         _raise_trouble(outcome)
         parts.append(outcome.observation)
         if witness is not None:
             await witness.check(outcome.observation)
-    return Played(
+    return CollectedRollout(
         np.concatenate([np.asarray(start)[None], *(part["seen"] for part in parts)]),
         np.concatenate([part["actions"] for part in parts]),
         np.concatenate([part["rewards"] for part in parts]),
@@ -85,7 +89,7 @@ async def _play_once(ticket: Ticket, seconds: float, own: Agent | None, env: Pla
     )
 
 
-class _Witness:
+class _ShadowAgent:
     """The learner's own agent through a rollout of its copy."""
 
     def __init__(self, agent: Agent, seed: int, start: Any) -> None:

@@ -5,21 +5,21 @@ from typing import Any
 
 import cloudpickle
 
-from asyncrollout.dropin.metarl.gym_compat import ForeignEnv
-from asyncrollout.dropin.metarl.worker_rollout import SelfPlay, Ticket, Trouble, agent_copy
+from asyncrollout.dropin.metarl.gym_compat import GymCompatEnv
+from asyncrollout.dropin.metarl.worker_rollout import AgentRef, Trouble, WorkerRollout, agent_copy
 from asyncrollout.dropin.metarl.wrapper import VariBadWrapper
 from asyncrollout.errors import UsageError
 
 _TOLD = ("observation_space", "action_space", "n_tasks", "horizon_bamdp", "_max_episode_steps")
 
 
-class ServedEnv:
+class MetaEnv:
     """Anything that the meta-RL code calls an env, with Gymnasium's reset and step."""
 
     def __init__(self, env: Any) -> None:
         self._own = env
-        self._env = env.bamdp if isinstance(env, VariBadWrapper) else ForeignEnv(env)
-        self._alone: SelfPlay | None = None
+        self._env = env.bamdp if isinstance(env, VariBadWrapper) else GymCompatEnv(env)
+        self._alone: WorkerRollout | None = None
 
     @property
     def action_space(self) -> Any:
@@ -29,14 +29,14 @@ class ServedEnv:
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._alone = None
         task = (options or {}).get("task")
-        if not isinstance(task, Ticket):
+        if not isinstance(task, AgentRef):
             return self._env.reset(seed=seed, options=options)
         try:
             copy = agent_copy(task)
         except Exception as error:  # noqa: BLE001 (whatever loading it runs)
             reason = f"it cannot be loaded in a worker process: {type(error).__name__}: {error}"
             return None, {"trouble": Trouble("stays", reason)}
-        self._alone = SelfPlay(self._env, copy, seed or 0, task.task)
+        self._alone = WorkerRollout(self._env, copy, seed or 0, task.task)
         return self._alone.start, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -75,6 +75,6 @@ def pickled(make: Callable[[], Any]) -> bytes:
     return content
 
 
-def serve(make: bytes) -> ServedEnv:
+def serve(make: bytes) -> MetaEnv:
     """Make the env of a pickled function."""
-    return ServedEnv(cloudpickle.loads(make)())
+    return MetaEnv(cloudpickle.loads(make)())

@@ -12,7 +12,7 @@ from asyncrollout.errors import UsageError
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class _Env(msgspec.Struct, kw_only=True):
+class _EnvSettings(msgspec.Struct, kw_only=True):
     env_type: str
     env_name: str
     max_rollouts_per_task: Count
@@ -21,11 +21,11 @@ class _Env(msgspec.Struct, kw_only=True):
     num_parallel_workers: Annotated[int, msgspec.Meta(ge=0)] = 4
 
 
-class _Train(msgspec.Struct, kw_only=True):
+class _TrainSettings(msgspec.Struct, kw_only=True):
     num_rollouts_per_iter: Count
 
 
-_PARTS: dict[str, type[msgspec.Struct]] = {"env": _Env, "train": _Train}
+_PARTS: dict[str, type[msgspec.Struct]] = {"env": _EnvSettings, "train": _TrainSettings}
 _CLOSE = 0.8
 
 

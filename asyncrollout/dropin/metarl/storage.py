@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
-from asyncrollout.validation import whole
+from asyncrollout.validation import check_int
 
 Batch = dict[str, NDArray[Any]]
 
@@ -17,8 +17,8 @@ class _Ring:
 
     def __init__(self, size: int, observation_dim: int, action_dim: int, seed: int) -> None:
         for name, value in (("max_replay_buffer_size", size), ("observation_dim", observation_dim)):
-            whole(name, value, 1)
-        whole("action_dim", action_dim, 1)
+            check_int(name, value, 1)
+        check_int("action_dim", action_dim, 1)
         widths = {"obs": observation_dim, "act": action_dim, "rew": 1, "term": 1, "obs2": observation_dim}
         self._columns = {key: np.zeros((size, width), dtype=np.float32) for key, width in widths.items()}
         self._capacity = size
@@ -88,7 +88,7 @@ class SeqReplayBuffer(_Ring):
         seed: int = 0,
         **_: Any,
     ) -> None:
-        whole("sampled_seq_len", sampled_seq_len, 1)
+        check_int("sampled_seq_len", sampled_seq_len, 1)
         if sample_weight_baseline < 0:
             raise UsageError(f"sample_weight_baseline={sample_weight_baseline!r} is below 0")
         self._length = sampled_seq_len

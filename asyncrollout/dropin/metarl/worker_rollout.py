@@ -25,7 +25,7 @@ from asyncrollout.types import Outcome
 _MOST_BYTES = 8 << 20  # of observations in one reply
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class AgentRef(msgspec.Struct, frozen=True):
     """Stands for the task in a reset: in which file the agent is, another one for each collection, and the task.
 
     If somebody vouches for the copies, nobody compares what they do. So they get global generators of their own, and it
@@ -45,16 +45,16 @@ class Trouble(msgspec.Struct, frozen=True):
     trace: str = ""
 
 
-class _Env(Protocol):
+class _PlayedEnv(Protocol):
     def reset(self, *, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]: ...
 
     def step(self, action: Any) -> Fields: ...
 
 
-class SelfPlay:
+class WorkerRollout:
     """One rollout. `play` goes on with it for some seconds; its observation has the steps as arrays."""
 
-    def __init__(self, env: _Env, copy: "AgentCopy", seed: int, task: Any) -> None:
+    def __init__(self, env: _PlayedEnv, copy: "AgentCopy", seed: int, task: Any) -> None:
         self._env = env
         self._copy = copy
         self._player = copy.agent.open("", seed)
@@ -139,7 +139,7 @@ class AgentCopy:
 _copies: dict[str, AgentCopy] = {}  # the latest alone
 
 
-def agent_copy(ticket: Ticket) -> AgentCopy:
+def agent_copy(ticket: AgentRef) -> AgentCopy:
     """The agent of a ticket, which is loaded once for all envs of this worker."""
     if ticket.path not in _copies:
         _copies.clear()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from asyncrollout.bamdp import Bamdp, Floats, TaskEnv
-from asyncrollout.dropin.metarl.gym_compat import ForeignEnv
+from asyncrollout.dropin.metarl.gym_compat import GymCompatEnv
 
 Transition = tuple[Any, float, bool, dict[str, Any]]
 """Observation, reward, end, info."""
@@ -79,4 +79,4 @@ def _as_task_env(env: Any) -> TaskEnv:
     if hasattr(env, "restart") and hasattr(env, "horizon"):
         own: TaskEnv = env
         return own
-    return ForeignEnv(env)
+    return GymCompatEnv(env)

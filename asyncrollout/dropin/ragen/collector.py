@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _MOST_TURNS = 50
 
 
-class _Env(msgspec.Struct, frozen=True):
+class _CollectorEnv(msgspec.Struct, frozen=True):
     max_steps: Count | None = None
 
 
@@ -31,8 +31,8 @@ class _Turns(msgspec.Struct, frozen=True):
     max_turn: Count | None = None
 
 
-class _Settings(msgspec.Struct, frozen=True):
-    env: _Env = _Env()
+class _CollectorSettings(msgspec.Struct, frozen=True):
+    env: _CollectorEnv = _CollectorEnv()
     agent_proxy: _Turns = _Turns()
     algorithm: Algorithm = Algorithm()
     data: Data = Data()
@@ -42,7 +42,7 @@ class _Settings(msgspec.Struct, frozen=True):
         return self.env.max_steps or self.agent_proxy.max_turn or _MOST_TURNS
 
 
-class Episode(msgspec.Struct):
+class CollectedEpisode(msgspec.Struct):
     """One environment's turns, as rows of a batch to be: `arrays` of its numbers, `rows` of its objects.
 
     `kept` is false for one that only fills the batch up, `failed` is true for one whose environment gave an error.
@@ -73,12 +73,12 @@ class TrajectoryCollector:
 
     def __init__(self, config: Any, tokenizer: Any = None, processor: Any = None) -> None:
         try:
-            self._settings = msgspec.convert(plain(config), _Settings)
+            self._settings = msgspec.convert(plain(config), _CollectorSettings)
         except msgspec.ValidationError as error:
             raise UsageError(f"config: {error}".replace("$.", "").replace("`", "'")) from error
         self.tokenizer = tokenizer
         self.processor = processor
-        self.carried: list[list[Episode]] = []
+        self.carried: list[list[CollectedEpisode]] = []
 
     def multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase, is_train: bool = True
@@ -90,7 +90,7 @@ class TrajectoryCollector:
 
     def vanilla_multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase
-    ) -> list[list[Episode]]:
+    ) -> list[list[CollectedEpisode]]:
         """Groups of episodes, one from each environment."""
         observations, infos = envs.reset()
         episodes = _episodes(len(observations["text"]), envs.envs.group_n)
@@ -120,12 +120,12 @@ class TrajectoryCollector:
 
     def dynamic_multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase
-    ) -> list[list[Episode]]:
+    ) -> list[list[CollectedEpisode]]:
         """Groups without failures whose rewards are not all equal, until there are enough, or the tries are used up."""
         rules = self._settings.algorithm.filter_groups
         target = self._settings.data.train_batch_size or envs.envs.num_processes // envs.envs.group_n
         kept = self.carried  # what is kept from here on is there for the next call, if this one fails
-        dropped: list[list[Episode]] = []
+        dropped: list[list[CollectedEpisode]] = []
         for tries in range(1, rules.max_num_gen_batches + 1):
             if len(kept) >= target:
                 break
@@ -159,7 +159,9 @@ class TrajectoryCollector:
             raise UsageError(f"generate_sequences gave {len(texts)} replies for {expected} prompts")
         return texts
 
-    def _exhausted(self, kept: list[list[Episode]], dropped: list[list[Episode]], target: int) -> list[list[Episode]]:
+    def _exhausted(
+        self, kept: list[list[CollectedEpisode]], dropped: list[list[CollectedEpisode]], target: int
+    ) -> list[list[CollectedEpisode]]:
         rules = self._settings.algorithm.filter_groups
         told = (
             f"{len(kept)} of {target} groups were kept in {rules.max_num_gen_batches} tries "
@@ -189,18 +191,18 @@ def response_texts(answers: Any, tokenizer: Any) -> list[str]:
     return list(tokenizer.batch_decode(answers.batch["responses"], skip_special_tokens=True))
 
 
-def _is_kept(group: Sequence[Episode]) -> bool:
+def _is_kept(group: Sequence[CollectedEpisode]) -> bool:
     if any(episode.failed for episode in group):
         return False
     return len(group) == 1 or varies([episode.reward for episode in group])
 
 
-def _episodes(count: int, group_n: int) -> list[Episode]:
+def _episodes(count: int, group_n: int) -> list[CollectedEpisode]:
     groups = [str(uuid.uuid4()) for _ in range(count // group_n)]
-    return [Episode(groups[index // group_n], str(uuid.uuid4()), [], [], []) for index in range(count)]
+    return [CollectedEpisode(groups[index // group_n], str(uuid.uuid4()), [], [], []) for index in range(count)]
 
 
-def _add(episode: Episode, batch: DataProto, row: int, turn: dict[str, Any], info: dict[str, Any]) -> None:
+def _add(episode: CollectedEpisode, batch: DataProto, row: int, turn: dict[str, Any], info: dict[str, Any]) -> None:
     episode.arrays.append({key: column[row] for key, column in batch.batch.items()})
     episode.rows.append({**{key: column[row] for key, column in batch.non_tensor_batch.items()}, **turn})
     episode.infos.append(info)
@@ -212,7 +214,7 @@ def _data_source(gen_batch: Any, row: int) -> Any:
     return sources[row] if row < len(sources) else "default"
 
 
-def _gathered(episodes: Sequence[Episode]) -> DataProto:
+def _gathered(episodes: Sequence[CollectedEpisode]) -> DataProto:
     rows = [
         {
             **row,

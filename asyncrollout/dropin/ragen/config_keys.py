@@ -9,7 +9,7 @@ from asyncrollout.config.document import Path
 from asyncrollout.config.suggestions import shown
 from asyncrollout.dropin.key_mapping import KeyMapping
 from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, our_env, our_kwargs
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 _TRAIN: Path = ("es_manager", "train")
 _TAGS: Path = (*_TRAIN, "env_configs", "tags")
@@ -97,7 +97,7 @@ def _map_envs(keys: KeyMapping) -> None:
 def _entry(keys: KeyMapping, index: int, tag: str, defined: dict[Any, Any]) -> dict[str, Any]:
     known = {**KNOWN_TAGS, **defined}
     if tag not in known:
-        told = f"found {tag!r}, which custom_envs does not define{nearest(tag, map(str, known))}"
+        told = f"found {tag!r}, which custom_envs does not define{did_you_mean(tag, map(str, known))}"
         keys.problems.append(Problem((*_TAGS, index), told))
         return {"env": tag}
     here, custom = (*_CUSTOM, tag), known[tag]
@@ -215,7 +215,7 @@ def _map_ranking(keys: KeyMapping) -> None:
     else:
         return
     if given["type"] not in (None, *_LARGEST, *_SMALLEST):
-        told = f"found {found(given['type'])}{nearest(str(given['type']), [*_LARGEST, *_SMALLEST])}"
+        told = f"found {found(given['type'])}{did_you_mean(str(given['type']), [*_LARGEST, *_SMALLEST])}"
         keys.problems.append(Problem((*_ROLLOUT, "rollout_filter_type"), told))
     keys.put(("keep",), {**keep, "largest": given["type"] not in _SMALLEST}, _ROLLOUT)
     named = {**{key: key for key in keep}, "name": "strategy", "softmax": "top_p_prob_mode", "largest": "type"}

@@ -5,15 +5,15 @@ from typing import Any
 
 from asyncrollout import validation
 from asyncrollout.dropin.portal import Opened
-from asyncrollout.dropin.ragen.env_batch import Fleet
-from asyncrollout.dropin.ragen.settings import Plan, registered_type
+from asyncrollout.dropin.ragen.env_batch import EnvBatch
+from asyncrollout.dropin.ragen.settings import EnvPlan, registered_type
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.pool.batch_calls import Result
 
 Stepped = tuple[list[Any], list[float], list[bool], list[dict[str, Any]]]
 
 
-class EnvironmentContainer(Fleet):
+class EnvironmentContainer(EnvBatch):
     """`plans` are environments in the order of their groups. An async context manager.
 
     Members of a group start alike, groups differ, and each reset without seeds gives new episodes, which follow from
@@ -22,7 +22,7 @@ class EnvironmentContainer(Fleet):
 
     def __init__(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[EnvPlan],
         *,
         group_n: int,
         seed: int,
@@ -67,7 +67,7 @@ class EnvironmentContainer(Fleet):
         return observations, rewards, dones, infos
 
     async def render_all(self, mode: str = "text") -> list[Any]:
-        validation.one_of("mode", mode, ("text", "rgb_array"))
+        validation.check_choice("mode", mode, ("text", "rgb_array"))
         if mode == "text":
             return [state for state, _ in self._last]
         return await self.render(range(self.num_processes))
@@ -139,13 +139,13 @@ class MultiProcessEnvironmentContainer(SynchronousContainer):
         workers: int | None = None,
         parallel: bool = True,
     ) -> None:
-        validation.whole("env_num", env_num, 1)
-        validation.whole("group_n", group_n, 1)
-        validation.whole("seed", seed, 0)
+        validation.check_int("env_num", env_num, 1)
+        validation.check_int("group_n", group_n, 1)
+        validation.check_int("seed", seed, 0)
         self.env_type = registered_type(env_type, "env_type")
         self.env_num = env_num
         plans = [
-            Plan(self.env_type, self.env_type, group, dict(env_kwargs or {}))
+            EnvPlan(self.env_type, self.env_type, group, dict(env_kwargs or {}))
             for group in range(env_num)
             for _ in range(group_n)
         ]

@@ -14,8 +14,8 @@ from asyncrollout.dropin.ragen.data import DataProto, objects
 from asyncrollout.dropin.ragen.settings import Mode, read_settings
 from asyncrollout.dropin.ragen.states import Cache
 from asyncrollout.dropin.ragen.tokens import (
-    Conversation,
     Message,
+    TokenizedConversation,
     conversation_arrays,
     encode_conversation,
     prompt_arrays,
@@ -151,7 +151,7 @@ def _in_columns(scores: list[list[float]]) -> NDArray[np.float64]:
     return placed
 
 
-def _at_ends(told: list[Conversation], scores: list[list[float]]) -> NDArray[np.float64]:
+def _at_ends(told: list[TokenizedConversation], scores: list[list[float]]) -> NDArray[np.float64]:
     """Aligned with `responses`, which begin at the second token of rows that are padded on the left."""
     width = max(len(one.ids) for one in told)
     placed = np.zeros((len(told), width))

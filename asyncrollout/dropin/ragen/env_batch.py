@@ -11,9 +11,9 @@ import anyio
 from anyio.abc import TaskStatus
 
 from asyncrollout.concurrency import Background, task_group
-from asyncrollout.dropin.ragen.settings import Plan
+from asyncrollout.dropin.ragen.settings import EnvPlan
 from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
-from asyncrollout.pool.batch_calls import Begun, Result, call_all
+from asyncrollout.pool.batch_calls import PendingCall, Result, call_all
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.types import PoolStats
@@ -21,7 +21,7 @@ from asyncrollout.types import PoolStats
 logger = logging.getLogger(__name__)
 
 
-class Fleet:
+class EnvBatch:
     """An async context manager. Envs are opened at the first reset, and keep their places.
 
     With `parallel`, which can be changed at any time, envs that are not light live in `workers` processes, else all of
@@ -30,7 +30,7 @@ class Fleet:
 
     def __init__(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[EnvPlan],
         host: str,
         *,
         workers: int | None,
@@ -97,7 +97,7 @@ class Fleet:
         """Of the workers, if there are any, else of the loop."""
         return (self._pool or self._loop_pool).stats()
 
-    def _begin_step(self, index: int, action: Any) -> Begun:
+    def _begin_step(self, index: int, action: Any) -> PendingCall:
         return self._handle(index).begin_step(action)
 
     def _handle(self, index: int) -> EnvHandle:
@@ -120,7 +120,7 @@ class Fleet:
             await self._start_workers()
         for index in indices:
             handle = self._handles[index]
-            if handle is not None and handle.seat.on_loop == self._wants_worker(index):
+            if handle is not None and handle.binding.on_loop == self._wants_worker(index):
                 await self._move(index, handle)
         self._settled_as = self.parallel, self._is_alone
 

@@ -10,7 +10,7 @@ from asyncrollout.dropin.ragen.container import (
     SynchronousContainer,
 )
 from asyncrollout.dropin.ragen.managers import REGISTERED_MANAGERS, EnvironmentManagerBase, MixedEnvironmentManager
-from asyncrollout.dropin.ragen.settings import Mode, Plan, Settings, read_plans, read_settings, registered_type
+from asyncrollout.dropin.ragen.settings import EnvPlan, Mode, Settings, read_plans, read_settings, registered_type
 from asyncrollout.errors import UnknownEnvError, UsageError
 from asyncrollout.text.projections import GENERIC, Projection, create_projection_function
 
@@ -86,7 +86,9 @@ def _make(settings: Settings, mode: Mode) -> EnvironmentManagerBase:
     return _manager_of(container, plans, tags)
 
 
-def _manager_of(container: SynchronousContainer, plans: list[Plan], tags: dict[str, Plan]) -> EnvironmentManagerBase:
+def _manager_of(
+    container: SynchronousContainer, plans: list[EnvPlan], tags: dict[str, EnvPlan]
+) -> EnvironmentManagerBase:
     managers = {tag: _manager(plan.env_type, container, tag) for tag, plan in tags.items()}
     if len(managers) == 1:
         return next(iter(managers.values()))

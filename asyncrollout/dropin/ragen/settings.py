@@ -13,7 +13,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rewards import Grouping, Method
 from asyncrollout.types import Placement
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class EnvConfigs(msgspec.Struct, frozen=True):
     n_groups: list[Count] | None = None
 
 
-class Part(msgspec.Struct, frozen=True):
+class ModeSettings(msgspec.Struct, frozen=True):
     """The environments of one mode."""
 
     env_groups: Count
@@ -39,8 +39,8 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class EsManager(msgspec.Struct, frozen=True):
-    train: Part
-    val: Part | None = None
+    train: ModeSettings
+    val: ModeSettings | None = None
     format_penalty: float = 0.1
     use_multiprocessing: bool = True
     max_workers: Count | None = None
@@ -86,7 +86,7 @@ class Data(msgspec.Struct, frozen=True):
     max_prompt_length: Count = 2048
 
 
-class Seeds(msgspec.Struct, frozen=True):
+class SeedSettings(msgspec.Struct, frozen=True):
     train: int | None = None
     val: int | None = None
 
@@ -99,20 +99,20 @@ class Settings(msgspec.Struct, frozen=True):
     agent_proxy: AgentProxy = AgentProxy()
     algorithm: Algorithm = Algorithm()
     data: Data = Data()
-    seed: int | Seeds | None = None
+    seed: int | SeedSettings | None = None
     use_parallel_envs: bool = True
 
-    def part(self, mode: Mode) -> Part:
-        part: Part | None = getattr(self.es_manager, mode)
+    def part(self, mode: Mode) -> ModeSettings:
+        part: ModeSettings | None = getattr(self.es_manager, mode)
         if part is None:
             raise UsageError(f"config: es_manager.{mode} is missing: say how many of which tags")
         return part
 
     def base_seed(self, mode: Mode) -> int:
         """The first seed of a mode; validation has its own, unless it is said."""
-        given = getattr(self.seed, mode) if isinstance(self.seed, Seeds) else self.seed
+        given = getattr(self.seed, mode) if isinstance(self.seed, SeedSettings) else self.seed
         if mode == "val":
-            return given if isinstance(self.seed, Seeds) and given is not None else _VAL_SEED
+            return given if isinstance(self.seed, SeedSettings) and given is not None else _VAL_SEED
         return _SEED if given is None else given
 
     @property
@@ -120,7 +120,7 @@ class Settings(msgspec.Struct, frozen=True):
         return self.es_manager.max_workers or min(_MOST_WORKERS, os.cpu_count() or 1)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class EnvPlan(msgspec.Struct, frozen=True):
     """One environment to be opened."""
 
     tag: str
@@ -163,20 +163,20 @@ def read_settings(config: Any) -> Settings:
         raise UsageError(f"config: {error}".replace("$.", "").replace("`", "'")) from error
 
 
-def read_plans(settings: Settings, mode: Mode) -> list[Plan]:
+def read_plans(settings: Settings, mode: Mode) -> list[EnvPlan]:
     """The environments of a mode, in the order of their ids."""
     part = settings.part(mode)
     configs, groups = part.env_configs, _group_counts(part, mode)
     sequential = {our_env(name) for name in settings.es_manager.sequential_env_types}
     talk = settings.agent_proxy
     options = {"separator": talk.action_sep, "max_actions_per_turn": talk.max_actions_per_turn}
-    plans: list[Plan] = []
+    plans: list[EnvPlan] = []
     for place, (tag, count) in enumerate(zip(configs.tags, groups, strict=True)):
         custom = _custom_env(settings, tag, f"es_manager.{mode}.env_configs.tags[{place}]")
         env_type = registered_type(custom.env_type, f"custom_envs.{tag}.env_type")
         for _ in range(count):
             group = len(plans) // part.group_size
-            plan = Plan(
+            plan = EnvPlan(
                 tag,
                 env_type,
                 group,
@@ -195,7 +195,7 @@ def registered_type(name: str, key: str) -> str:
     for known in (name, our_env(name)):
         if known in envs.REGISTERED_ENVS and known in envs.REGISTERED_ENV_CONFIGS:
             return str(known)
-    raise UsageError(f"{key}: no env type is called {name!r}{nearest(name, envs.REGISTERED_ENVS)}")
+    raise UsageError(f"{key}: no env type is called {name!r}{did_you_mean(name, envs.REGISTERED_ENVS)}")
 
 
 def _custom_env(settings: Settings, tag: str, key: str) -> CustomEnv:
@@ -204,10 +204,10 @@ def _custom_env(settings: Settings, tag: str, key: str) -> CustomEnv:
     if tag in KNOWN_TAGS:
         return msgspec.convert(KNOWN_TAGS[tag], CustomEnv)
     known = [*settings.custom_envs, *KNOWN_TAGS]
-    raise UsageError(f"config: {key}: custom_envs does not define {tag!r}{nearest(tag, known)}")
+    raise UsageError(f"config: {key}: custom_envs does not define {tag!r}{did_you_mean(tag, known)}")
 
 
-def _group_counts(part: Part, mode: Mode) -> list[int]:
+def _group_counts(part: ModeSettings, mode: Mode) -> list[int]:
     """`n_groups` that do not add up to `env_groups` are shares of it, if it can be divided so."""
     key, configs = f"es_manager.{mode}", part.env_configs
     given = configs.n_groups or [1] * len(configs.tags)

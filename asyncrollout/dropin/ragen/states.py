@@ -11,9 +11,9 @@ import numpy as np
 
 from asyncrollout import validation
 from asyncrollout.dropin.portal import Opened
-from asyncrollout.dropin.ragen.env_batch import Fleet
+from asyncrollout.dropin.ragen.env_batch import EnvBatch
 from asyncrollout.dropin.ragen.hosting import BETWEEN
-from asyncrollout.dropin.ragen.settings import Mode, Plan, read_plans, read_settings
+from asyncrollout.dropin.ragen.settings import EnvPlan, Mode, read_plans, read_settings
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.pool.batch_calls import Result
 from asyncrollout.types import STEP_REWARDS, PoolStats
@@ -43,7 +43,7 @@ class AsyncEnvStateManager:
     """
 
     def __init__(self, config: Any, mode: Mode = "train") -> None:
-        validation.one_of("mode", mode, ("train", "val"))
+        validation.check_choice("mode", mode, ("train", "val"))
         settings = read_settings(config)
         rules, part = settings.es_manager, settings.part(mode)
         self.mode = mode
@@ -55,7 +55,7 @@ class AsyncEnvStateManager:
         self._plans = read_plans(settings, mode)
         self.envs = [_entry(index, plan) for index, plan in enumerate(self._plans)]
         self._next_seed = settings.base_seed(mode)
-        self._fleet = Fleet(
+        self._fleet = EnvBatch(
             self._plans,
             "TurnEnv",
             workers=self.max_workers,
@@ -79,7 +79,7 @@ class AsyncEnvStateManager:
         if seed is None:
             seed = self._next_seed
             self._next_seed += self.env_groups if self.mode == "train" else 0
-        validation.whole("seed", seed := operator.index(seed), 0)
+        validation.check_int("seed", seed := operator.index(seed), 0)
         seeds = [seed + plan.group for plan in self._plans]
         members = [index % self.group_size for index in range(len(self._plans))]
         self._fleet.parallel = self.use_multiprocessing
@@ -252,7 +252,7 @@ class EnvStateManager:
         self._opened.close()
 
 
-def _entry(index: int, plan: Plan) -> dict[str, Any]:
+def _entry(index: int, plan: EnvPlan) -> dict[str, Any]:
     if plan.max_actions is None:
         raise UsageError(
             f"config: custom_envs.{plan.tag}.max_actions_per_traj is missing: how many actions may it take?"

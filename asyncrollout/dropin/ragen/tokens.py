@@ -13,7 +13,7 @@ Message = dict[str, Any]
 Ints = NDArray[np.int64]
 
 
-class Conversation(msgspec.Struct, frozen=True):
+class TokenizedConversation(msgspec.Struct, frozen=True):
     """Token ids, whether a model said each of them, and where each of its replies ends."""
 
     ids: list[int]
@@ -26,7 +26,7 @@ def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return _encode(tokenizer, _template(tokenizer, messages, is_prompt=True))
 
 
-def encode_conversation(tokenizer: Any, messages: Sequence[Message]) -> Conversation:
+def encode_conversation(tokenizer: Any, messages: Sequence[Message]) -> TokenizedConversation:
     """Each reply is encoded on its own, so that no token belongs to both a prompt and a reply."""
     ids: list[int] = []
     spoken: list[bool] = []
@@ -47,7 +47,7 @@ def encode_conversation(tokenizer: Any, messages: Sequence[Message]) -> Conversa
         spoken += [False] * len(asked) + [True] * len(said)
         ends.append(len(ids) - 1)
         done = through
-    return Conversation(ids, spoken, ends)
+    return TokenizedConversation(ids, spoken, ends)
 
 
 def pad(rows: Sequence[Sequence[int]], *, side: Literal["left", "right"], fill: int, width: int | None = None) -> Ints:
@@ -69,7 +69,7 @@ def prompt_arrays(tokenizer: Any, prompts: Sequence[Sequence[Message]], *, width
     return _arrays(tokenizer, rows, width)
 
 
-def conversation_arrays(tokenizer: Any, found: Sequence[Conversation]) -> dict[str, Ints]:
+def conversation_arrays(tokenizer: Any, found: Sequence[TokenizedConversation]) -> dict[str, Ints]:
     """RAGEN's arrays of conversations, padded on the left; `responses` and `loss_mask` begin at the second token."""
     arrays = _arrays(tokenizer, [one.ids for one in found], None)
     spoken = pad([[*map(int, one.spoken)] for one in found], side="left", fill=0)

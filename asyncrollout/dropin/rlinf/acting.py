@@ -11,11 +11,11 @@ import anyio.to_thread
 
 from asyncrollout.agents.numeric import MarkovAgent
 from asyncrollout.config import schema
-from asyncrollout.config.build import chat_agent, imported, open_policy
+from asyncrollout.config.build import chat_agent, import_object, open_policy
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, Python
 from asyncrollout.dropin.rlinf.playing import Manner
 from asyncrollout.dropin.rlinf.ranks import visible_devices
-from asyncrollout.dropin.rlinf.results import Episode
+from asyncrollout.dropin.rlinf.results import EvaluatedEpisode
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.scripted import ScriptedPolicy
 from asyncrollout.protocols import Agent
@@ -30,7 +30,7 @@ async def open_manner(
     config: EvaluationConfig,
     spec: EnvSpec,
     on_step: Callable[[], None],
-    on_episode: Callable[[Episode], None],
+    on_episode: Callable[[EvaluatedEpisode], None],
     *,
     own: Any = None,
 ) -> AsyncIterator[Manner]:
@@ -55,7 +55,7 @@ def _own_agent(config: EvaluationConfig, spec: EnvSpec, own: Any) -> tuple[Agent
     if hasattr(own, "open"):
         return own, spec.text is not None
     if not hasattr(own, "generate"):
-        return MarkovAgent(ScriptedPolicy(_Acting(own))), False
+        return MarkovAgent(ScriptedPolicy(_FunctionPolicy(own))), False
     if spec.text is None:
         return MarkovAgent(own), False
     return chat_agent(own, config.agent), True
@@ -81,11 +81,11 @@ def _seen_gpus(config: EvaluationConfig) -> Iterator[None]:
 
 def _imported(chosen: Python) -> Any:
     """What a path names; if it is a class, or there are options for it, what it makes."""
-    own = imported(chosen.path, "policy.path")
+    own = import_object(chosen.path, "policy.path")
     return own(**chosen.kwargs) if inspect.isclass(own) or chosen.kwargs else own
 
 
-class _Acting:
+class _FunctionPolicy:
     """A function of an observation as one of a request. One that is no coroutine is called in a thread, by one episode
     at a time, so that the envs go on meanwhile.
     """

@@ -12,31 +12,31 @@ from asyncrollout.config.checking import Checker, Problem
 from asyncrollout.config.document import Document
 from asyncrollout.config.overrides import expanded, override
 from asyncrollout.config.reading import load_mapping, read_text, told
-from asyncrollout.config.schema import EnvName, FrameRate, FromOne, FromZero, ImportPath, Part, Positive, Text
-from asyncrollout.dropin.rlinf.ranks import Worker, parse_placement
+from asyncrollout.config.schema import ConfigPart, EnvName, FrameRate, FromOne, FromZero, ImportPath, Positive, Text
+from asyncrollout.dropin.rlinf.ranks import RankedWorker, parse_placement
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import env_names
 from asyncrollout.trajectories import Limits
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 VIDEO_DIRECTORY = "logs/behavior_eval/video/eval"
 
 _LEAST = "the least is a line such as 'env.eval.total_num_envs: 4'"
-_ONE_PROCESS = (Worker(0, (0,)),)
+_ONE_PROCESS = (RankedWorker(0, (0,)),)
 
 FileName = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}\Z", description="up to 80 letters, digits, '_', '-' and '.'")
 ]
 
 
-class Python(Part, frozen=True, tag_field="kind", tag="python"):
+class Python(ConfigPart, frozen=True, tag_field="kind", tag="python"):
     """A policy of one's own: a function of the observation, a `Policy`, an `Agent`, or what makes one of `kwargs`."""
 
     path: ImportPath
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-class VideoCfg(Part, frozen=True):
+class VideoCfg(ConfigPart, frozen=True):
     """One video for each env; `fps` is the env's own if not given."""
 
     save_video: bool = True
@@ -46,7 +46,7 @@ class VideoCfg(Part, frozen=True):
     info_on_video: bool = False
 
 
-class Eval(Part, frozen=True):
+class Eval(ConfigPart, frozen=True):
     """The envs; each plays `episodes` episodes. `tasks` are dealt out to them in turn."""
 
     total_num_envs: FromOne = 1
@@ -62,11 +62,11 @@ class Eval(Part, frozen=True):
     video_cfg: VideoCfg = VideoCfg()
 
 
-class Envs(Part, frozen=True):
+class Envs(ConfigPart, frozen=True):
     eval: Eval = Eval()
 
 
-class Cluster(Part, frozen=True):
+class Cluster(ConfigPart, frozen=True):
     """Which GPUs the envs' processes see, and those of the policy (`rollout`)."""
 
     component_placement: dict[str, Any] = field(default_factory=dict)
@@ -81,15 +81,15 @@ class Cluster(Part, frozen=True):
             raise UsageError(f"component_placement: {error}") from None
 
     @property
-    def components(self) -> dict[str, tuple[Worker, ...]]:
+    def components(self) -> dict[str, tuple[RankedWorker, ...]]:
         return parse_placement(self.component_placement)
 
-    def workers(self, component: str) -> tuple[Worker, ...]:
+    def workers(self, component: str) -> tuple[RankedWorker, ...]:
         """The processes of a component; one on the first GPU, if nothing is said."""
         return self.components.get(component, _ONE_PROCESS)
 
 
-class EvaluationConfig(Part, frozen=True, kw_only=True):
+class EvaluationConfig(ConfigPart, frozen=True, kw_only=True):
     """An evaluation."""
 
     cluster: Cluster = Cluster()
@@ -140,4 +140,4 @@ def _unknown_env(name: str) -> list[Problem]:
     if ":" in name or name in known:
         return []
     forms = " (or 'gymnasium:<id>', or 'module:Class')"
-    return [Problem(("env", "eval", "env_type"), f"no env is called {name!r}{nearest(name, known)}{forms}")]
+    return [Problem(("env", "eval", "env_type"), f"no env is called {name!r}{did_you_mean(name, known)}{forms}")]

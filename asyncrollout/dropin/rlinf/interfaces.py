@@ -13,12 +13,12 @@ from asyncrollout.dropin.rlinf.acting import DEVICES, open_manner
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, as_evaluation, read_evaluation
 from asyncrollout.dropin.rlinf.plan import make_plan
 from asyncrollout.dropin.rlinf.playing import play
-from asyncrollout.dropin.rlinf.ranks import Worker, parse_placement, spread
-from asyncrollout.dropin.rlinf.results import Episode, Summary, decided, summarize
+from asyncrollout.dropin.rlinf.ranks import RankedWorker, parse_placement, spread
+from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, EvaluationTotals, decided, summarize
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.registry import find_env
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 from asyncrollout.video import VideoWriter
 
 log = get_logger(__name__)
@@ -48,10 +48,10 @@ class HybridComponentPlacement:
     def components(self) -> list[str]:
         return [*self._workers]
 
-    def get_workers(self, component_name: str) -> tuple[Worker, ...]:
+    def get_workers(self, component_name: str) -> tuple[RankedWorker, ...]:
         """The component's processes, by rank, with their GPUs."""
         if component_name not in self._workers:
-            close = nearest(component_name, self._workers)
+            close = did_you_mean(component_name, self._workers)
             raise UsageError(f"cluster.component_placement has no component {component_name!r}{close}")
         return self._workers[component_name]
 
@@ -100,11 +100,11 @@ def write_video(obs: Any, video_writer: VideoWriter, mode: str = "rgb", batch_si
         video_writer.write(picture)
 
 
-class Evaluation(msgspec.Struct, frozen=True):
+class EvaluationResult(msgspec.Struct, frozen=True):
     """Every episode, in the order of the envs, and figures of all."""
 
-    episodes: list[Episode]
-    summary: Summary
+    episodes: list[EvaluatedEpisode]
+    summary: EvaluationTotals
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -115,7 +115,7 @@ class Evaluation(msgspec.Struct, frozen=True):
         return {**known, "eval/num_trajectories": float(found.episodes - found.failed)}
 
 
-def evaluate(config: Any, *overrides: str, policy: Any = None, allow_import: bool = False) -> Evaluation:
+def evaluate(config: Any, *overrides: str, policy: Any = None, allow_import: bool = False) -> EvaluationResult:
     """Play the envs of a configuration, each filmed, and wait for the results; as `asyncrollout eval`.
 
     `config` is a file's name, a dict, or an object with the same keys as attributes; `overrides` are values such as
@@ -127,17 +127,17 @@ def evaluate(config: Any, *overrides: str, policy: Any = None, allow_import: boo
         named = ", ".join(map(repr, chosen.imports))
         raise UsageError(f"the configuration names code to import, {named}: allow it with allow_import=True")
     episodes = decided(portal.run(_evaluate, chosen, policy))
-    return Evaluation(episodes, summarize(episodes))
+    return EvaluationResult(episodes, summarize(episodes))
 
 
-async def _evaluate(config: EvaluationConfig, policy: Any) -> list[Episode]:
+async def _evaluate(config: EvaluationConfig, policy: Any) -> list[EvaluatedEpisode]:
     spec = find_env(config.env.eval.env_type)
     plan = make_plan(config, spec, visible=os.environ.get(DEVICES))
     async with open_manner(config, spec, lambda: None, _tell, own=policy) as manner:
         return await play(plan, config.env.eval, manner)
 
 
-def _tell(episode: Episode) -> None:
+def _tell(episode: EvaluatedEpisode) -> None:
     told = {"error": episode.error} if episode.error else {"success": episode.success, "reward": episode.reward}
     log.info("episode_ended", env=episode.env, task=episode.task, steps=episode.steps, **told)
 

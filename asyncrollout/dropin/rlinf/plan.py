@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.dropin.rlinf.config import EvaluationConfig
-from asyncrollout.dropin.rlinf.ranks import Seat, Worker, spread, visible_devices
+from asyncrollout.dropin.rlinf.ranks import EnvSlot, RankedWorker, spread, visible_devices
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec, load_factory
 from asyncrollout.trajectories import Limits
@@ -15,23 +15,23 @@ from asyncrollout.trajectories import Limits
 _DECIDED = ("text", "worker", "expert", "record")  # keywords of EnvPool.open
 
 
-class Part(msgspec.Struct, frozen=True):
+class PlannedEnv(msgspec.Struct, frozen=True):
     """One env: its seat, the process of the pool that it lives in, its episodes' seeds and tasks, its video's name."""
 
-    seat: Seat
+    seat: EnvSlot
     process: int
     seeds: tuple[int, ...]
     tasks: tuple[Any, ...]
     name: str
 
 
-class Plan(msgspec.Struct, frozen=True):
+class EvaluationPlan(msgspec.Struct, frozen=True):
     """All of it; `environs` are the environment variables of the pool's processes."""
 
     spec: EnvSpec
     kwargs: dict[str, Any]
     limits: Limits
-    parts: tuple[Part, ...]
+    parts: tuple[PlannedEnv, ...]
     environs: tuple[dict[str, str], ...]
 
     @property
@@ -39,13 +39,13 @@ class Plan(msgspec.Struct, frozen=True):
         return sum(len(part.seeds) for part in self.parts)
 
 
-def make_plan(config: EvaluationConfig, spec: EnvSpec, *, visible: str | None = None) -> Plan:
+def make_plan(config: EvaluationConfig, spec: EnvSpec, *, visible: str | None = None) -> EvaluationPlan:
     """The plan for envs of a spec. `visible` is CUDA_VISIBLE_DEVICES as it is."""
     chosen, workers = config.env.eval, config.cluster.workers("env")
     seats = spread(chosen.total_num_envs, workers)
     is_alone = getattr(load_factory(spec.factory), "alone_in_process", False)
     parts = tuple(
-        Part(
+        PlannedEnv(
             seat,
             index if is_alone else seat.rank,
             tuple(chosen.seed + index + round_ * len(seats) for round_ in range(chosen.episodes)),
@@ -54,11 +54,11 @@ def make_plan(config: EvaluationConfig, spec: EnvSpec, *, visible: str | None = 
         )
         for index, seat in enumerate(seats)
     )
-    by_rank: Mapping[int, Worker] = {worker.rank: worker for worker in workers}
+    by_rank: Mapping[int, RankedWorker] = {worker.rank: worker for worker in workers}
     ranks = [seat.rank for seat in seats] if is_alone else sorted({seat.rank for seat in seats})
     environs = [{"CUDA_VISIBLE_DEVICES": visible_devices(by_rank[rank].gpus, visible)} for rank in ranks]
     kwargs, limits = _settings(config, spec)
-    return Plan(spec, kwargs, limits, parts, tuple(environs))
+    return EvaluationPlan(spec, kwargs, limits, parts, tuple(environs))
 
 
 def _task(tasks: list[Any], index: int) -> Any:

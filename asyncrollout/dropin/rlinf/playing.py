@@ -11,8 +11,8 @@ import msgspec
 
 from asyncrollout.concurrency import task_group
 from asyncrollout.dropin.rlinf.config import Eval
-from asyncrollout.dropin.rlinf.plan import Part, Plan
-from asyncrollout.dropin.rlinf.results import Episode, as_episode
+from asyncrollout.dropin.rlinf.plan import EvaluationPlan, PlannedEnv
+from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, as_episode
 from asyncrollout.errors import JournalError, RolloutError, UsageError
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.pool import EnvPool
@@ -36,12 +36,12 @@ class Manner:
     text: bool
     expert: bool
     on_step: Callable[[], None]
-    on_episode: Callable[[Episode], None]
+    on_episode: Callable[[EvaluatedEpisode], None]
 
 
-async def play(plan: Plan, chosen: Eval, manner: Manner) -> list[Episode]:
+async def play(plan: EvaluationPlan, chosen: Eval, manner: Manner) -> list[EvaluatedEpisode]:
     """All episodes, in the order of the envs; a failed one is data, but who asks for what cannot be is told."""
-    played: list[list[Episode]] = [[] for _ in plan.parts]
+    played: list[list[EvaluatedEpisode]] = [[] for _ in plan.parts]
     pool = EnvPool(
         len(plan.environs),
         step_timeout=chosen.step_timeout,
@@ -57,12 +57,12 @@ async def play(plan: Plan, chosen: Eval, manner: Manner) -> list[Episode]:
 
 @dataclass(frozen=True)
 class _Stage:
-    plan: Plan
+    plan: EvaluationPlan
     manner: Manner
     pool: EnvPool
     recorder: VideoRecorder | None
 
-    async def play(self, part: Part, played: list[Episode]) -> None:
+    async def play(self, part: PlannedEnv, played: list[EvaluatedEpisode]) -> None:
         """The episodes of one env."""
         plan, manner = self.plan, self.manner
         film = None if self.recorder is None else self.recorder.film(part.name)
@@ -80,7 +80,7 @@ class _Stage:
                 played.append(as_episode(part, number, error, video=False))
                 manner.on_episode(played[-1])
 
-    async def _played(self, env: EnvHandle, part: Part, number: int) -> Trajectory:
+    async def _played(self, env: EnvHandle, part: PlannedEnv, number: int) -> Trajectory:
         uid = f"{part.seat.video_id}.{number}"
         return await run_rollout(
             env,
@@ -94,7 +94,7 @@ class _Stage:
 
 
 @asynccontextmanager
-async def _recorder(plan: Plan, chosen: Eval) -> AsyncIterator[VideoRecorder | None]:
+async def _recorder(plan: EvaluationPlan, chosen: Eval) -> AsyncIterator[VideoRecorder | None]:
     """What films; nothing, and no directory, if no video is to be saved."""
     video = chosen.video_cfg
     if not video.save_video:

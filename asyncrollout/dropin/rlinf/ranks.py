@@ -18,14 +18,14 @@ _MOST = 4096  # processes, or GPUs
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
-class Worker(msgspec.Struct, frozen=True):
+class RankedWorker(msgspec.Struct, frozen=True):
     """A process of a component, and the GPUs that it sees."""
 
     rank: int
     gpus: tuple[int, ...]
 
 
-class Seat(msgspec.Struct, frozen=True):
+class EnvSlot(msgspec.Struct, frozen=True):
     """Where one of many envs is: which process, its first GPU, and the how many-th env it is there."""
 
     rank: int
@@ -37,9 +37,9 @@ class Seat(msgspec.Struct, frozen=True):
         return f"rank{self.rank}_gpu{self.gpu}_env{self.env_idx}"
 
 
-def parse_placement(given: Mapping[str, str | int], *, gpus: int | None = None) -> dict[str, tuple[Worker, ...]]:
+def parse_placement(given: Mapping[str, str | int], *, gpus: int | None = None) -> dict[str, tuple[RankedWorker, ...]]:
     """The processes of each component; several that are placed alike share a key, as in `actor,inference`."""
-    placed: dict[str, tuple[Worker, ...]] = {}
+    placed: dict[str, tuple[RankedWorker, ...]] = {}
     for key, text in given.items():
         names = [name.strip() for name in str(key).split(",")]
         for name in names:
@@ -54,11 +54,11 @@ def parse_placement(given: Mapping[str, str | int], *, gpus: int | None = None) 
     return placed
 
 
-def parse_ranks(text: str | int, *, gpus: int | None = None) -> tuple[Worker, ...]:
+def parse_ranks(text: str | int, *, gpus: int | None = None) -> tuple[RankedWorker, ...]:
     """The processes that a text asks for; `all` GPUs are `gpus`, or as many as this machine has."""
     if isinstance(text, bool) or not isinstance(text, str | int):
         raise _wrong(text, "it is neither a text nor a number")
-    workers: list[Worker] = []
+    workers: list[RankedWorker] = []
     used: list[int] = []
     for part in str(text).split(","):
         resources, colon, processes = (piece.strip() for piece in part.partition(":"))
@@ -77,11 +77,11 @@ def parse_ranks(text: str | int, *, gpus: int | None = None) -> tuple[Worker, ..
     return tuple(workers)
 
 
-def spread(envs: int, workers: Sequence[Worker]) -> list[Seat]:
+def spread(envs: int, workers: Sequence[RankedWorker]) -> list[EnvSlot]:
     """Envs over processes, as evenly as can be: what is left over goes to the first ones, one each."""
     share, left = divmod(envs, len(workers))
     return [
-        Seat(worker.rank, worker.gpus[0], env_idx)
+        EnvSlot(worker.rank, worker.gpus[0], env_idx)
         for place, worker in enumerate(workers)
         for env_idx in range(share + (place < left))
     ]
@@ -108,14 +108,14 @@ def _named(visible: str | None) -> list[str]:
     return [name.strip() for name in (visible or "").split(",") if name.strip()]
 
 
-def _shared(ranks: list[int], on: list[int], text: str | int) -> Iterator[Worker]:
+def _shared(ranks: list[int], on: list[int], text: str | int) -> Iterator[RankedWorker]:
     few, many = sorted((len(ranks), len(on)))
     if many % few:
         raise _wrong(text, f"{len(ranks)} processes and {len(on)} GPUs cannot share evenly")
     each = many // few
     for place, rank in enumerate(ranks):
         is_shared = len(ranks) >= len(on)
-        yield Worker(rank, (on[place // each],) if is_shared else tuple(on[place * each : (place + 1) * each]))
+        yield RankedWorker(rank, (on[place // each],) if is_shared else tuple(on[place * each : (place + 1) * each]))
 
 
 def _range(piece: str, text: str | int) -> list[int]:

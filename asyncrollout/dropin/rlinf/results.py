@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.dropin.rlinf.plan import Part
+from asyncrollout.dropin.rlinf.plan import PlannedEnv
 from asyncrollout.errors import RolloutError
 from asyncrollout.stats import Estimate, mean, mean_count, share
 from asyncrollout.successes import RolloutResult, Successes, reported
@@ -13,7 +13,7 @@ from asyncrollout.trajectories import StopReason, Trajectory
 from asyncrollout.video.files import stem_of
 
 
-class Episode(msgspec.Struct, frozen=True):
+class EvaluatedEpisode(msgspec.Struct, frozen=True):
     """One episode; `error` says why it has no outcome. `video` is its file's name, if there are pictures.
 
     `success` is what the env reported; None if it did not, until `decided` knows all episodes.
@@ -35,7 +35,7 @@ class Episode(msgspec.Struct, frozen=True):
     video: str | None = None
 
 
-class Summary(msgspec.Struct, frozen=True):
+class EvaluationTotals(msgspec.Struct, frozen=True):
     """Of some episodes; those that failed have no outcome, and are counted apart."""
 
     episodes: int
@@ -45,7 +45,7 @@ class Summary(msgspec.Struct, frozen=True):
     steps: Estimate
 
 
-def as_episode(part: Part, number: int, played: Trajectory | RolloutError, *, video: bool) -> Episode:
+def as_episode(part: PlannedEnv, number: int, played: Trajectory | RolloutError, *, video: bool) -> EvaluatedEpisode:
     """The record of an env's episode, or of its failure before there was any."""
     seat, task = part.seat, part.tasks[number]
     known: dict[str, Any] = {
@@ -58,12 +58,12 @@ def as_episode(part: Part, number: int, played: Trajectory | RolloutError, *, vi
         "task": "" if task is None else str(task),
     }
     if isinstance(played, RolloutError):
-        return Episode(**known, error=f"{type(played).__name__}: {played}")
+        return EvaluatedEpisode(**known, error=f"{type(played).__name__}: {played}")
     if task is None:
         known["task"] = next(
             (str(turn.info["activity"]) for turn in played.turns if "activity" in turn.info), played.env
         )
-    return Episode(
+    return EvaluatedEpisode(
         **known,
         success=reported(played) if played.valid else None,
         reward=played.reward if played.valid else None,
@@ -75,7 +75,7 @@ def as_episode(part: Part, number: int, played: Trajectory | RolloutError, *, vi
     )
 
 
-def decided(episodes: Sequence[Episode]) -> list[Episode]:
+def decided(episodes: Sequence[EvaluatedEpisode]) -> list[EvaluatedEpisode]:
     """The episodes of one env, with the success of each that has an outcome."""
     told = [_told(episode) for episode in episodes if not episode.error]
     found = Successes(told)
@@ -85,14 +85,14 @@ def decided(episodes: Sequence[Episode]) -> list[Episode]:
     ]
 
 
-def _told(episode: Episode) -> RolloutResult:
+def _told(episode: EvaluatedEpisode) -> RolloutResult:
     ended = episode.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED)
     return RolloutResult("", episode.success, ended, episode.reward or 0.0)
 
 
-def summarize(episodes: Sequence[Episode]) -> Summary:
+def summarize(episodes: Sequence[EvaluatedEpisode]) -> EvaluationTotals:
     valid = [episode for episode in episodes if not episode.error]
-    return Summary(
+    return EvaluationTotals(
         episodes=len(episodes),
         failed=len(episodes) - len(valid),
         success=share([float(bool(episode.success)) for episode in valid], len(valid)),

@@ -34,7 +34,7 @@ class BatchEnvClient:
     """
 
     def __init__(self, base_url: str, timeout: float = 600, max_workers: int = 10, *, token: str | None = None) -> None:
-        validation.seconds("timeout", timeout)
+        validation.check_seconds("timeout", timeout)
         self.base_url = checked_address(base_url)
         self.timeout = timeout
         self.max_workers = max_workers
@@ -48,7 +48,7 @@ class BatchEnvClient:
 
     def wait_for_server(self, max_retries: int = 10, retry_delay: float = 1.0) -> bool:
         """Ask until the server is there, `retry_delay` seconds apart; whether it is."""
-        validation.whole("max_retries", max_retries, 1)
+        validation.check_int("max_retries", max_retries, 1)
         return self._opened.run(self._wait_for_server, max_retries, retry_delay)
 
     def create_environments_batch(self, ids2configs: Mapping[Any, Any]) -> None:

@@ -8,8 +8,8 @@ import anyio
 import msgspec
 
 from asyncrollout.policies.openai.bodies import read_start
-from asyncrollout.policies.openai.call import Key
-from asyncrollout.policies.openai.endpoint import Answer, Endpoint
+from asyncrollout.policies.openai.call import ApiKey
+from asyncrollout.policies.openai.endpoint import Endpoint, HttpResponse
 from asyncrollout.policies.openai.responses import UNREADABLE
 
 _SECONDS = 5.0
@@ -33,13 +33,13 @@ _models = msgspec.json.Decoder(_Models)
 class Advisor:
     """Looks for what was meant, at the server that refuses; once for many calls."""
 
-    def __init__(self, model: str, key: Key) -> None:
+    def __init__(self, model: str, key: ApiKey) -> None:
         self._model = model
         self._key = key
         self._asking = anyio.Lock()
         self._said: dict[tuple[Endpoint, int], tuple[float, str]] = {}
 
-    async def advise(self, client: aiohttp.ClientSession | None, endpoint: Endpoint, answer: Answer) -> str:
+    async def advise(self, client: aiohttp.ClientSession | None, endpoint: Endpoint, answer: HttpResponse) -> str:
         """What to add to the server's own words; nothing if they must do."""
         status = answer.status
         if status in (401, 403):

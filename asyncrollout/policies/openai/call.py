@@ -6,12 +6,12 @@ import os
 import msgspec
 
 from asyncrollout.errors import UsageError
-from asyncrollout.policies.holding import Held
+from asyncrollout.policies.holding import HeldTime
 from asyncrollout.policies.openai import codec
 from asyncrollout.policies.openai.bodies import ENCODINGS
 from asyncrollout.policies.openai.codec import Mode, ServerKind
-from asyncrollout.policies.openai.context import Overflow
-from asyncrollout.policies.openai.endpoint import Answer, Endpoint
+from asyncrollout.policies.openai.context import ContextOverflow
+from asyncrollout.policies.openai.endpoint import Endpoint, HttpResponse
 from asyncrollout.types import Request, Sampling
 
 SERVERS_OWN = Sampling()
@@ -19,14 +19,14 @@ _MOST_FITS = 2
 _OWN_CAPS = frozenset({"max_tokens", "max_completion_tokens"})
 
 
-class Call:
+class HttpCall:
     """A request on its way: what has been tried, and what went wrong."""
 
     __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_room", "began", "failed", "failures",
                  "had_stale_connection", "is_again", "most", "number", "refusals", "refused_by", "rejections",
                  "request", "trouble")  # fmt: skip
 
-    def __init__(self, request: Request, deadline: float, held: Held, number: int = 0) -> None:
+    def __init__(self, request: Request, deadline: float, held: HeldTime, number: int = 0) -> None:
         self.request = request
         self.number = number  # the lower, the older
         self._deadline = deadline - held.seconds()
@@ -36,7 +36,7 @@ class Call:
         self.failed: Endpoint | None = None
         self.rejections: dict[Endpoint, str] = {}  # of servers that another may prove wrong
         self.trouble = ""
-        self.refused_by: tuple[Endpoint, Answer] | None = None  # for good
+        self.refused_by: tuple[Endpoint, HttpResponse] | None = None  # for good
         self.is_again = self.had_stale_connection = False
         self.most: int | None = None  # tokens, as last asked for
         self._bodies: dict[ServerKind, bytes] = {}
@@ -89,7 +89,7 @@ class Call:
             return msgspec.structs.replace(sampling, max_tokens=None, extra=extra)
         return sampling if most == sampling.max_tokens else msgspec.structs.replace(sampling, max_tokens=most)
 
-    def fits(self, overflow: Overflow) -> bool:
+    def fits(self, overflow: ContextOverflow) -> bool:
         """Whether it is asked again, for a shorter reply that fits the model's context, as a refusal says."""
         if self._fits >= _MOST_FITS:
             return False
@@ -131,7 +131,7 @@ class Call:
         return "".join(f"; {endpoint.name}: {said}" for endpoint, said in self.rejections.items())
 
 
-class Key:
+class ApiKey:
     """The headers with the key; it has no representation that shows it."""
 
     __slots__ = ("_forms", "_key", "closing", "headers", "origin")

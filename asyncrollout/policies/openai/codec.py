@@ -12,12 +12,12 @@ from asyncrollout.policies.openai.bodies import LARGE
 from asyncrollout.policies.openai.responses import (
     UNREADABLE,
     AbortedReplyError,
+    ChatResponse,
     Choice,
     Logprobs,
     Message,
-    Reply,
-    Token,
-    Used,
+    ReportedUsage,
+    TokenLogprob,
     check_values,
     malformed,
 )
@@ -50,7 +50,7 @@ _FINISHED: dict[str | None, FinishReason] = {
 }
 _ONLY_TEXT = frozenset({"text", "input_text"})
 
-_reply = msgspec.json.Decoder(Reply)
+_reply = msgspec.json.Decoder(ChatResponse)
 
 
 def merge(sampling: Sampling, default: Sampling) -> Sampling:
@@ -77,17 +77,17 @@ def encode(request: Request, model: str, mode: Mode, kind: ServerKind, *, logpro
         raise UsageError(f"this request cannot be sent: {error}") from error
 
 
-class Stops(msgspec.Struct, frozen=True):
+class StopSequences(msgspec.Struct, frozen=True):
     """The texts and tokens that end a reply beside the model's own end of a message."""
 
     texts: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
 
 
-NO_STOPS = Stops()
+NO_STOPS = StopSequences()
 
 
-def stops_of(*samplings: Sampling) -> Stops:
+def stops_of(*samplings: Sampling) -> StopSequences:
     """Those of all of them, as fields or as they are written into the body."""
     texts: list[Any] = []
     ids: list[Any] = []
@@ -95,14 +95,16 @@ def stops_of(*samplings: Sampling) -> Stops:
         if sampling.stop or sampling.extra:
             texts += [*sampling.stop, *_listed(sampling.extra.get("stop"))]
             ids += _listed(sampling.extra.get("stop_token_ids"))
-    return Stops(tuple(texts), tuple(ids)) if texts or ids else NO_STOPS
+    return StopSequences(tuple(texts), tuple(ids)) if texts or ids else NO_STOPS
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-def decode(content: bytes, *, logprobs: bool, stops: Stops = NO_STOPS, kind: ServerKind | None = None) -> Generation:
+def decode(
+    content: bytes, *, logprobs: bool, stops: StopSequences = NO_STOPS, kind: ServerKind | None = None
+) -> Generation:
     """The one choice of an answer, whole or streamed; token ids and logprobs are all there, or none."""
     if len(content) > LARGE:
         check_values(content)
@@ -120,7 +122,7 @@ def decode(content: bytes, *, logprobs: bool, stops: Stops = NO_STOPS, kind: Ser
         raise malformed(f"its finish reason is {choice.finish_reason!r}", content)
     if choice.message is None and choice.text is None:
         raise malformed("it has neither a message nor a text", content)
-    usage = reply.usage or Used()
+    usage = reply.usage or ReportedUsage()
     token_ids, numbers = choice.ids, None
     if logprobs:
         token_ids, numbers = _tokens(choice, message, usage, content, stops)
@@ -140,7 +142,7 @@ def decode(content: bytes, *, logprobs: bool, stops: Stops = NO_STOPS, kind: Ser
     )
 
 
-def _has_stopped_early(choice: Choice, stops: Stops) -> bool:
+def _has_stopped_early(choice: Choice, stops: StopSequences) -> bool:
     """Whether it ended before the model's own end of a message; it may have if the server does not say where."""
     if choice.finish_reason == "length":
         return False
@@ -148,7 +150,7 @@ def _has_stopped_early(choice: Choice, stops: Stops) -> bool:
     return bool(stops.texts or stops.ids) if at is UNSET else isinstance(at, str) or at in stops.ids
 
 
-def _is_nothing(choice: Choice, message: Message, usage: Used, stops: Stops) -> bool:
+def _is_nothing(choice: Choice, message: Message, usage: ReportedUsage, stops: StopSequences) -> bool:
     """Whether llama.cpp's model ended its message at once: it does not tell the token that is the end."""
     is_silent = not (message.content or message.reasoning_content or message.reasoning or message.tool_calls)
     was_short = choice.finish_reason == "stop" and (usage.completion_tokens or 0) <= 1
@@ -156,7 +158,7 @@ def _is_nothing(choice: Choice, message: Message, usage: Used, stops: Stops) -> 
 
 
 def _tokens(
-    choice: Choice, message: Message, usage: Used, content: bytes, stops: Stops
+    choice: Choice, message: Message, usage: ReportedUsage, content: bytes, stops: StopSequences
 ) -> tuple[list[int] | None, list[float] | None]:
     given = choice.logprobs or Logprobs()
     told = given.content
@@ -164,7 +166,9 @@ def _tokens(
         if None in given.token_logprobs:
             raise malformed("a logprob is missing", content)
         names = given.tokens or [""] * len(given.token_logprobs)
-        told = [Token(number or 0.0, token=name) for number, name in zip(given.token_logprobs, names, strict=False)]
+        told = [
+            TokenLogprob(number or 0.0, token=name) for number, name in zip(given.token_logprobs, names, strict=False)
+        ]
     if not told:
         if message.content:
             raise malformed(
@@ -189,7 +193,7 @@ def _tokens(
     return ids, numbers
 
 
-def _fit(told: list[Token], choice: Choice, message: Message, stops: Stops, content: bytes) -> bool:
+def _fit(told: list[TokenLogprob], choice: Choice, message: Message, stops: StopSequences, content: bytes) -> bool:
     """Whether these are the tokens of the text; a server that parses a call, or filters, shows what it likes of it."""
     if message.tool_calls or choice.finish_reason == "content_filter":
         return True
@@ -204,7 +208,7 @@ def _fit(told: list[Token], choice: Choice, message: Message, stops: Stops, cont
     return spell_nothing(told, (*stops.texts, at) if isinstance(at, str) else stops.texts)
 
 
-def _are_all(known: int, choice: Choice, usage: Used, *, stops: bool) -> bool:
+def _are_all(known: int, choice: Choice, usage: ReportedUsage, *, stops: bool) -> bool:
     """Whether llama.cpp has told every token: it leaves those out that end within a character (half an emoji).
 
     Of a streamed chat it also leaves out those that add no text: the one that ends it, and the beginning of a text to

@@ -6,7 +6,7 @@ Pure bookkeeping: whoever uses it tells the time, and does the waiting.
 import math
 from collections import deque
 
-from asyncrollout.policies.openai.hill_climbing import Climb
+from asyncrollout.policies.openai.hill_climbing import HillClimber
 from asyncrollout.policies.openai.retries import FIRST_WAIT
 
 _LONGEST_PAUSE = 8.0  # seconds, of our own; it is one call that tries again
@@ -17,10 +17,10 @@ _TOKENS_OF_A_CALL = 16  # what any call costs, in tokens of a reply
 _PROMPT_TOKENS = 16  # of a prompt are read in the time of one of a reply
 
 
-class Limit:
+class ConcurrencyLimit:
     """The number of calls that may be under way, and when the next one may begin.
 
-    If `adaptive`, it is what a `Climb` finds, up to `most`; else it is `most`, and refusals (429) lower it for a while.
+    If `adaptive`, it is what a `HillClimber` finds, up to `most`; else it is `most`, lowered by refusals (429).
     After a refusal all calls wait, one pause for the whole line; then one is let through, and more as calls succeed.
     `history` has pairs (time, limit), on the clock of whoever tells the time.
     """
@@ -31,7 +31,7 @@ class Limit:
         self.history: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self._adaptive = adaptive
         self._most = most
-        self._climb = Climb(float(most), float(start if adaptive else most), by_throughput=adaptive)
+        self._climb = HillClimber(float(most), float(start if adaptive else most), by_throughput=adaptive)
         self._window = math.inf  # of calls in flight: opens slowly after a pause
         self._resumed_at = -math.inf
         self._is_paused = False  # until the first call after it

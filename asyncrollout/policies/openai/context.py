@@ -43,7 +43,7 @@ _DIGITS = 18  # of a number that is read; Python refuses to read thousands
 
 
 @dataclass(frozen=True, slots=True)
-class Overflow:
+class ContextOverflow:
     """A refusal because of too many tokens: the context's, and what the prompt leaves of them for a reply, if said.
 
     `is_of_reply` if it is, or may be, the room for the reply that is missing. `is_vague` are words of vLLM, which
@@ -56,19 +56,19 @@ class Overflow:
     is_vague: bool = False
 
 
-def read_overflow(said: str) -> Overflow | None:
+def read_overflow(said: str) -> ContextOverflow | None:
     """What a refusal says about the length of a call, in the words of the servers we know; None if it says nothing."""
     for wording in _NUMBERS:
         if found := wording.search(said):
             numbers = {name: int(value[:_DIGITS]) for name, value in found.groupdict().items()}
             if "room" in numbers:
-                return Overflow(None, numbers["room"], is_of_reply=True)
+                return ContextOverflow(None, numbers["room"], is_of_reply=True)
             room = numbers["context"] - numbers["prompt"] - numbers.get("functions", 0)
-            return Overflow(numbers["context"], room, is_of_reply=room > 0)
+            return ContextOverflow(numbers["context"], room, is_of_reply=room > 0)
     if not _TOO_LONG.search(said):
         return None
     size = _SIZE.search(said)
-    return Overflow(
+    return ContextOverflow(
         int((size[1] or size[2])[:_DIGITS]) if size else None,
         None,
         is_of_reply=_OF_REPLY.search(said) is not None,

@@ -12,14 +12,14 @@ from aiohttp.hdrs import CONTENT_ENCODING
 
 from asyncrollout.policies.openai.bodies import read_raw, read_start, unpack
 from asyncrollout.policies.openai.codec import ServerKind
-from asyncrollout.policies.openai.concurrency import Limit
+from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
 from asyncrollout.policies.openai.retries import FIRST_WAIT
 
 _LONGEST_TROUBLE = 30.0  # seconds
 _MOST_TROUBLES = 10
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     status: int
     headers: Mapping[str, str]
     content: bytes
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 class Endpoint:
     """A server, and the calls in flight there. `kind` is None until the server has told it."""
 
-    def __init__(self, base_url: str, limit: Limit, kind: ServerKind | None) -> None:
+    def __init__(self, base_url: str, limit: ConcurrencyLimit, kind: ServerKind | None) -> None:
         parts = urlsplit(base_url)
         self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
         self.url = base_url.rstrip("/")
@@ -81,15 +81,17 @@ class Endpoint:
         self.troubled_until = 0.0
         self.trouble = ""
 
-    async def post(self, client: aiohttp.ClientSession, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def post(
+        self, client: aiohttp.ClientSession, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> HttpResponse:
         """A call; cancelled, it hangs up. It goes to this server, and to no other that it names."""
         url = f"{self.url}{path}"
         async with client.post(url, data=body, headers=headers, allow_redirects=False) as response:
             first_byte = time.monotonic()
             status, told = response.status, response.headers
             if status != 200:
-                return Answer(status, told, await read_start(response), first_byte)
+                return HttpResponse(status, told, await read_start(response), first_byte)
             content = await read_raw(response)
         if (encoding := told.get(CONTENT_ENCODING)) is not None:
             content = await unpack(content, encoding)
-        return Answer(status, told, content, first_byte)
+        return HttpResponse(status, told, content, first_byte)

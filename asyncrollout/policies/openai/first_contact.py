@@ -13,8 +13,8 @@ import anyio
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import ProviderError
 from asyncrollout.logs import get_logger
-from asyncrollout.policies.openai.call import Key
-from asyncrollout.policies.openai.endpoint import Answer, Endpoint
+from asyncrollout.policies.openai.call import ApiKey
+from asyncrollout.policies.openai.endpoint import Endpoint, HttpResponse
 from asyncrollout.policies.openai.probing import get
 from asyncrollout.policies.openai.responses import clipped, refusal
 
@@ -36,7 +36,7 @@ class FirstContact:
     and again, for all calls. Once time was up, calls fail as soon as their own attempt has.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], key: Key, seconds: float) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], key: ApiKey, seconds: float) -> None:
         self._endpoints = endpoints
         self._key = key
         self._seconds = seconds
@@ -84,11 +84,11 @@ class FirstContact:
                 self._is_over = True
                 log.info("server_answered", after=round(time.monotonic() - self._began, 1))
 
-    def first_post(self, endpoint: Endpoint) -> Callable[..., Awaitable[Answer]]:
+    def first_post(self, endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
         """A server's first call: it may take long, but not from a server that answers nothing at all."""
         self.begin()
 
-        async def post(client: aiohttp.ClientSession, *arguments: Any) -> Answer:
+        async def post(client: aiohttp.ClientSession, *arguments: Any) -> HttpResponse:
             async with task_group() as tasks:
                 tasks.start_soon(self._doubt, client, endpoint)
                 answer = await endpoint.post(client, *arguments)

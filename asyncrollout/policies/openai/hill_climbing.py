@@ -26,7 +26,7 @@ _CLEARLY_WORSE = 0.9  # of the throughput, and a trial ends early
 Trial = Literal["up", "down"]
 
 
-class Paces:
+class PaceEstimate:
     """Time per unit of work over a number of calls, and how exactly it is known."""
 
     __slots__ = ("calls", "latencies", "squares", "work", "works", "works_squared")
@@ -58,7 +58,7 @@ class Paces:
         return max(residual, 0.0) / max(self.latencies, 1e-9) ** 2
 
 
-class Climb:
+class HillClimber:
     """The limit: `base`, or what is being tried. Without `by_throughput`, refusals alone lower it."""
 
     def __init__(self, most: float, start: float, *, by_throughput: bool) -> None:
@@ -73,8 +73,8 @@ class Climb:
         self._set_at = -math.inf
         self._skip = 0.0  # calls until the server has settled at the present limit
         self._is_settled = True
-        self._known = Paces()  # at the base
-        self._tried = Paces()
+        self._known = PaceEstimate()  # at the base
+        self._tried = PaceEstimate()
         self._quiet = 1
         self._not_before = -math.inf
         self._is_good = False
@@ -138,9 +138,9 @@ class Climb:
         level = self._above() if kind == "up" else self.base * _DOWN
         if level < 1.0:
             self._ups = 0
-            self._known = Paces()
+            self._known = PaceEstimate()
             return
-        self._trial, self._tried = kind, Paces()
+        self._trial, self._tried = kind, PaceEstimate()
         self._set(at, level)
 
     def _shorten_step(self, least: float) -> None:
@@ -221,7 +221,7 @@ class Climb:
 
     def _return(self, at: float) -> None:
         self._trial = None
-        self._known = Paces()
+        self._known = PaceEstimate()
         self._set(at, self.base)
 
     def _set(self, at: float, level: float) -> None:

@@ -24,19 +24,19 @@ from asyncrollout.policies.holding import charged, held_back
 from asyncrollout.policies.openai import codec
 from asyncrollout.policies.openai.advice import Advisor
 from asyncrollout.policies.openai.bodies import LARGE, in_thread
-from asyncrollout.policies.openai.call import SERVERS_OWN, Call, Key
+from asyncrollout.policies.openai.call import SERVERS_OWN, ApiKey, HttpCall
 from asyncrollout.policies.openai.codec import STREAMED, Mode, ServerKind
-from asyncrollout.policies.openai.concurrency import Limit, work_of
+from asyncrollout.policies.openai.concurrency import ConcurrencyLimit, work_of
 from asyncrollout.policies.openai.context import read_overflow
-from asyncrollout.policies.openai.endpoint import Answer, Endpoint
+from asyncrollout.policies.openai.endpoint import Endpoint, HttpResponse
 from asyncrollout.policies.openai.first_contact import FirstContact, SilentError, cause_of
 from asyncrollout.policies.openai.health import Health, OnBack
 from asyncrollout.policies.openai.probing import kind_of_server
-from asyncrollout.policies.openai.queue import Line, Waiter
+from asyncrollout.policies.openai.queue import QueuedRequest, RequestQueue
 from asyncrollout.policies.openai.responses import AbortedReplyError, clipped, refusal
 from asyncrollout.policies.openai.retries import backoff, failure_of, read_retry_after, spread
 from asyncrollout.policies.openai.routing import Router
-from asyncrollout.policies.openai.weights import PAUSES, RESUMES, Page, post_page
+from asyncrollout.policies.openai.weights import PAUSES, RESUMES, WeightEndpoint, post_page
 from asyncrollout.types import Generation, PauseMode, Request, Sampling, Timings
 
 log = get_logger(__name__)
@@ -85,18 +85,18 @@ class OpenAIPolicy:
         for url in urls or [""]:
             if not url.startswith(("http://", "https://")):
                 raise UsageError(f"OpenAIPolicy: base_url={url!r} is not an address such as http://localhost:8000/v1")
-        validation.one_of("OpenAIPolicy: mode", mode, _PATHS)
+        validation.check_choice("OpenAIPolicy: mode", mode, _PATHS)
         if kind is not None:
-            validation.one_of("OpenAIPolicy: kind", kind, get_args(ServerKind))
+            validation.check_choice("OpenAIPolicy: kind", kind, get_args(ServerKind))
         adaptive = concurrency == "adaptive"
         numbers = {"attempts": attempts, "max_concurrency": max_concurrency}
         for name, number in {**numbers, **({} if adaptive else {"concurrency": concurrency})}.items():
-            validation.whole(f"OpenAIPolicy: {name}", number, 1)
-        validation.seconds("OpenAIPolicy: attempt_seconds", attempt_seconds)
-        validation.seconds("OpenAIPolicy: seconds", seconds)
-        validation.seconds("OpenAIPolicy: wait_for_server", wait_for_server)
+            validation.check_int(f"OpenAIPolicy: {name}", number, 1)
+        validation.check_seconds("OpenAIPolicy: attempt_seconds", attempt_seconds)
+        validation.check_seconds("OpenAIPolicy: seconds", seconds)
+        validation.check_seconds("OpenAIPolicy: wait_for_server", wait_for_server)
         most = max_concurrency if concurrency == "adaptive" else concurrency
-        self.endpoints = [Endpoint(url, Limit(most, adaptive=adaptive), kind) for url in urls]
+        self.endpoints = [Endpoint(url, ConcurrencyLimit(most, adaptive=adaptive), kind) for url in urls]
         self.version = version
         self.updates = 0
         self._most = most
@@ -107,11 +107,11 @@ class OpenAIPolicy:
         self._attempts = attempts
         self._attempt_seconds = attempt_seconds
         self._seconds = seconds
-        self._key = Key(api_key, api_key_env)
+        self._key = ApiKey(api_key, api_key_env)
         self._contact = FirstContact(self.endpoints, self._key, wait_for_server)
         self._advisor = Advisor(model, self._key)
         self._router = Router(self.endpoints)
-        self._line = Line(self.endpoints, self._router)
+        self._line = RequestQueue(self.endpoints, self._router)
         self._numbers = count()
         self._jitter = np.random.default_rng()
         self._gate = Gate(stops_server=True)
@@ -156,7 +156,7 @@ class OpenAIPolicy:
 
     async def generate(self, request: Request) -> Generation:
         seconds = self._seconds if request.seconds is None else request.seconds
-        call = Call(request, _now() + seconds, self._gate.held, next(self._numbers))
+        call = HttpCall(request, _now() + seconds, self._gate.held, next(self._numbers))
         try:
             return await self._generate(call)
         except TimeoutError:
@@ -170,7 +170,7 @@ class OpenAIPolicy:
                 said += await self._advisor.advise(self._client, *call.refused_by)
             raise type(error)(self._key.hidden(said)) from error.__cause__
 
-    async def _generate(self, call: Call) -> Generation:
+    async def _generate(self, call: HttpCall) -> Generation:
         """A cancel scope costs as much as a tenth of a call, so that a call which need not wait has only one."""
         began = time.monotonic()
         while True:
@@ -204,10 +204,10 @@ class OpenAIPolicy:
                     await self._within(call, self._contact.wait, self._opened(), call.trouble)
                 await self._rest(call, backoff(call.failures, self._jitter))
 
-    async def _rest(self, call: Call, seconds: float) -> None:
+    async def _rest(self, call: HttpCall, seconds: float) -> None:
         await self._within(call, anyio.sleep_until, _now() + seconds)
 
-    async def _within(self, call: Call, wait: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    async def _within(self, call: HttpCall, wait: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         """A wait before the deadline, which is begun again if the deadline was put off meanwhile."""
         while True:
             try:
@@ -217,7 +217,7 @@ class OpenAIPolicy:
                 if _now() >= call.deadline:  # else it was held back meanwhile
                     raise
 
-    async def _enter(self, call: Call) -> Endpoint:
+    async def _enter(self, call: HttpCall) -> Endpoint:
         """A place at the session's endpoint, or rather at another one than that which just failed."""
         if self._gate.is_open:
             endpoint = self._router.find(call.request.session, call.failed, call.rejections)
@@ -235,20 +235,20 @@ class OpenAIPolicy:
                 if _now() >= call.deadline:  # else it was held back meanwhile
                     raise
 
-    async def _wait_for_place(self, call: Call) -> Endpoint | None:
+    async def _wait_for_place(self, call: HttpCall) -> Endpoint | None:
         session, allowed = call.request.session, [one for one in self.endpoints if one not in call.rejections]
         found = self._router.find(session, call.failed, call.rejections)
         if found is None:
             await self._health.usable(allowed)
             return None
-        place = await self._line.enter(Waiter(call.number, session, call.failed, call.rejections), found)
+        place = await self._line.enter(QueuedRequest(call.number, session, call.failed, call.rejections), found)
         is_best = place.up or (place.has_weights and not any(other.up for other in allowed))
         if is_best and self._gate.is_open and place.wait_before(time.monotonic()) <= 0:
             return place
         self._line.leave(place)  # it was lost or has refused others, or all calls are held back, since we began to wait
         return None
 
-    async def _try(self, endpoint: Endpoint, call: Call) -> Answer | None:
+    async def _try(self, endpoint: Endpoint, call: HttpCall) -> HttpResponse | None:
         """An answer; else the call knows what went wrong."""
         limit, deadline = _now() + self._attempt_seconds, call.deadline
         try:
@@ -266,7 +266,7 @@ class OpenAIPolicy:
             self._health.lose(endpoint)
         return None
 
-    async def _ask(self, endpoint: Endpoint, call: Call) -> Answer | None:
+    async def _ask(self, endpoint: Endpoint, call: HttpCall) -> HttpResponse | None:
         try:
             refused = await self._probe(endpoint) if endpoint.kind is None else None
             kind = endpoint.kind
@@ -294,7 +294,7 @@ class OpenAIPolicy:
         self._health.lose(endpoint)
         return None
 
-    async def _probe(self, endpoint: Endpoint) -> Answer | None:
+    async def _probe(self, endpoint: Endpoint) -> HttpResponse | None:
         """Find out the server's kind; an answer if it refuses to be asked."""
         asked = time.monotonic()
         async with endpoint.probing:
@@ -309,7 +309,7 @@ class OpenAIPolicy:
             except (aiohttp.ClientError, OSError) as error:
                 endpoint.silence = time.monotonic(), cause_of(error, endpoint)
                 raise
-            if isinstance(found, Answer):
+            if isinstance(found, HttpResponse):
                 endpoint.has_answered |= found.status < 500
                 return found
             endpoint.kind, endpoint.has_answered = found, True
@@ -362,12 +362,14 @@ class OpenAIPolicy:
         """Until when calls were held back, on the monotonic clock: now while they are."""
         return self._gate.held.last()
 
-    async def _tell(self, pages: Mapping[ServerKind, Page], mode: PauseMode | None) -> None:
+    async def _tell(self, pages: Mapping[ServerKind, WeightEndpoint], mode: PauseMode | None) -> None:
         async with task_group() as telling:
             for endpoint in self.endpoints:
                 telling.start_soon(self._tell_one, endpoint, pages, mode)
 
-    async def _tell_one(self, endpoint: Endpoint, pages: Mapping[ServerKind, Page], mode: PauseMode | None) -> None:
+    async def _tell_one(
+        self, endpoint: Endpoint, pages: Mapping[ServerKind, WeightEndpoint], mode: PauseMode | None
+    ) -> None:
         if endpoint.kind is None and endpoint.up:
             with suppress(aiohttp.ClientError, OSError, SilentError):
                 await self._probe(endpoint)
@@ -375,7 +377,9 @@ class OpenAIPolicy:
         if page is not None:
             await post_page(self._opened(), endpoint, page, mode, self._key.headers)
 
-    async def _accept(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> Generation | None:
+    async def _accept(
+        self, call: HttpCall, answer: HttpResponse, endpoint: Endpoint, started: float
+    ) -> Generation | None:
         """What was generated; else the call knows what went wrong."""
         request = call.request
         try:
@@ -403,7 +407,7 @@ class OpenAIPolicy:
         endpoint.limit.succeeded(started, time.monotonic(), work=work, in_flight=endpoint.in_flight)
         return generation
 
-    def _decode(self, request: Request, answer: Answer, endpoint: Endpoint) -> Generation:
+    def _decode(self, request: Request, answer: HttpResponse, endpoint: Endpoint) -> Generation:
         stops = codec.stops_of(request.sampling, self._sampling)
         try:
             return codec.decode(answer.content, logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
@@ -411,7 +415,7 @@ class OpenAIPolicy:
             codec.decode(self._key.hidden_in(answer.content), logprobs=self._logprobs, stops=stops, kind=endpoint.kind)
             raise
 
-    def _refuse(self, call: Call, answer: Answer, endpoint: Endpoint, started: float) -> None:
+    def _refuse(self, call: HttpCall, answer: HttpResponse, endpoint: Endpoint, started: float) -> None:
         """What an answer without a generation means: an error at once, or another try."""
         now = time.monotonic()
         told = refusal(self._key.hidden_in(answer.content))
@@ -508,7 +512,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _timings(began: float, started: float, answer: Answer, attempts: int) -> Timings:
+def _timings(began: float, started: float, answer: HttpResponse, attempts: int) -> Timings:
     return Timings(
         queue=started - began, first_byte=answer.first_byte - started, total=time.monotonic() - began, attempts=attempts
     )

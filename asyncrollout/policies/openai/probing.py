@@ -8,9 +8,9 @@ import anyio
 import msgspec
 
 from asyncrollout.policies.openai.bodies import read_start
-from asyncrollout.policies.openai.call import Key
+from asyncrollout.policies.openai.call import ApiKey
 from asyncrollout.policies.openai.codec import ServerKind
-from asyncrollout.policies.openai.endpoint import Answer, Endpoint
+from asyncrollout.policies.openai.endpoint import Endpoint, HttpResponse
 from asyncrollout.policies.openai.responses import refusal
 
 _SECONDS = 5.0
@@ -18,7 +18,7 @@ _SIGNS: dict[ServerKind, str] = {"vllm": "/version", "sglang": "/get_server_info
 _NO_SUCH_PAGE = frozenset({404, 405, 501})
 
 
-async def kind_of_server(client: aiohttp.ClientSession, root: str, key: Key) -> ServerKind | Answer:
+async def kind_of_server(client: aiohttp.ClientSession, root: str, key: ApiKey) -> ServerKind | HttpResponse:
     """By the pages that only this kind has; strict OpenAI, if there is none of them.
 
     A refusal says nothing of the kind: it is what the call itself is answered with.
@@ -42,10 +42,10 @@ async def is_healthy(client: aiohttp.ClientSession, endpoint: Endpoint, headers:
         return False
 
 
-async def get(client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Answer:
+async def get(client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> HttpResponse:
     """A page; of one that is there, nothing is read. No answer is an error of aiohttp or of the system."""
     with anyio.fail_after(_SECONDS):
         async with client.get(url, headers=headers, allow_redirects=False) as response:
             first_byte = time.monotonic()
             content = b"" if response.status == 200 else await read_start(response)
-            return Answer(response.status, response.headers, content, first_byte)
+            return HttpResponse(response.status, response.headers, content, first_byte)

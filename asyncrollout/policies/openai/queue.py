@@ -15,7 +15,7 @@ from asyncrollout.policies.openai.routing import Router
 _LONGEST_TIMER = 3_600.0
 
 
-class Waiter:
+class QueuedRequest:
     """A call in the line of one server, or of another that is free earlier."""
 
     __slots__ = ("avoided", "came", "failed", "is_gone", "line", "number", "place", "session")
@@ -30,17 +30,17 @@ class Waiter:
         self.place: Endpoint | None = None
         self.is_gone = False
 
-    def __lt__(self, other: "Waiter") -> bool:
+    def __lt__(self, other: "QueuedRequest") -> bool:
         return self.number < other.number
 
 
-class Line:
+class RequestQueue:
     """A call is made between `enter` and `leave`. Each server has a queue; one with room and none takes from others."""
 
     def __init__(self, endpoints: Sequence[Endpoint], router: Router) -> None:
         self._endpoints = endpoints
         self._router = router
-        self._queues: dict[Endpoint, list[Waiter]] = {endpoint: [] for endpoint in endpoints}
+        self._queues: dict[Endpoint, list[QueuedRequest]] = {endpoint: [] for endpoint in endpoints}
         self._waiting = 0
         self._timers: dict[Endpoint, tuple[float, asyncio.TimerHandle]] = {}
 
@@ -51,7 +51,7 @@ class Line:
         endpoint.in_flight += 1
         return True
 
-    async def enter(self, waiter: Waiter, endpoint: Endpoint) -> Endpoint:
+    async def enter(self, waiter: QueuedRequest, endpoint: Endpoint) -> Endpoint:
         """Wait for a place at this server, or at any other that has room before."""
         self._put(waiter, endpoint)
         self._dispatch(endpoint)
@@ -92,13 +92,13 @@ class Line:
             timer.cancel()
         self._timers.clear()
 
-    def _put(self, waiter: Waiter, endpoint: Endpoint) -> None:
+    def _put(self, waiter: QueuedRequest, endpoint: Endpoint) -> None:
         waiter.line = endpoint
         endpoint.waiting += 1
         self._waiting += 1
         heapq.heappush(self._queues[endpoint], waiter)
 
-    def _withdraw(self, waiter: Waiter) -> None:
+    def _withdraw(self, waiter: QueuedRequest) -> None:
         if waiter.place is not None:
             self.leave(waiter.place)
             return
@@ -110,7 +110,7 @@ class Line:
             queue[:] = [other for other in queue if not other.is_gone]
             heapq.heapify(queue)
 
-    def _forget(self, waiter: Waiter) -> None:
+    def _forget(self, waiter: QueuedRequest) -> None:
         assert waiter.line is not None
         waiter.line.waiting -= 1
         self._waiting -= 1
@@ -135,7 +135,7 @@ class Line:
             waiter.place = endpoint
             waiter.came.set()
 
-    def _next(self, endpoint: Endpoint) -> Waiter | None:
+    def _next(self, endpoint: Endpoint) -> QueuedRequest | None:
         """The oldest of its own, else of all others that may go there."""
         own = self._first(endpoint)
         if own is not None or not endpoint.up or time.monotonic() < endpoint.troubled_until:
@@ -143,7 +143,7 @@ class Line:
         firsts = [self._first(other) for other in self._endpoints if other.waiting]
         return min((one for one in firsts if one is not None and endpoint not in one.avoided), default=None)
 
-    def _first(self, endpoint: Endpoint) -> Waiter | None:
+    def _first(self, endpoint: Endpoint) -> QueuedRequest | None:
         queue = self._queues[endpoint]
         while queue and queue[0].is_gone:
             heapq.heappop(queue)

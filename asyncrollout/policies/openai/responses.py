@@ -28,7 +28,7 @@ class AbortedReplyError(ProviderError):
     """The server stopped a reply before its end, as for new weights or when it shuts down."""
 
 
-class Token(msgspec.Struct, gc=False):
+class TokenLogprob(msgspec.Struct, gc=False):
     logprob: float
     id: Count | None = None
     token: str = ""
@@ -36,7 +36,7 @@ class Token(msgspec.Struct, gc=False):
 
 
 class Logprobs(msgspec.Struct):
-    content: list[Token] | None = None
+    content: list[TokenLogprob] | None = None
     tokens: list[str] | None = None
     token_logprobs: list[float | None] | None = None
 
@@ -69,19 +69,19 @@ class Choice(msgspec.Struct):
         return self.matched_stop if self.stop_reason is UNSET else self.stop_reason
 
 
-class Cached(msgspec.Struct):
+class CachedTokens(msgspec.Struct):
     cached_tokens: Count | None = 0
 
 
-class Used(msgspec.Struct):
+class ReportedUsage(msgspec.Struct):
     prompt_tokens: Count = 0
     completion_tokens: Count | None = 0
-    prompt_tokens_details: Cached | None = None
+    prompt_tokens_details: CachedTokens | None = None
 
 
-class Reply(msgspec.Struct):
+class ChatResponse(msgspec.Struct):
     choices: list[Choice]
-    usage: Used | None = None
+    usage: ReportedUsage | None = None
     prompt_token_ids: TokenIds | None = None
 
 

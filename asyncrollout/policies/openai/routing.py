@@ -11,7 +11,7 @@ _LONG_REFUSAL = 1.0  # seconds, and a session looks for another server
 _REFUSALS = 2  # in a row, and it does so, too
 
 
-class _Home:
+class _Affinity:
     """A session's server, and how often in a row it has refused the session."""
 
     __slots__ = ("endpoint", "refusals")
@@ -30,7 +30,7 @@ class Router:
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._endpoints = endpoints
         self._only = endpoints[0] if len(endpoints) == 1 else None
-        self._homes: OrderedDict[str, _Home] = OrderedDict()
+        self._homes: OrderedDict[str, _Affinity] = OrderedDict()
 
     def find(self, session: str, failed: Endpoint | None = None, avoided: Collection[Endpoint] = ()) -> Endpoint | None:
         """The server for a call; rather another one than that which just `failed`, and never an avoided one.
@@ -73,11 +73,11 @@ class Router:
             return may_be_up[0] if may_be_up else None
         return min(may_be_up, key=lambda one: one.reluctance(now))
 
-    def _move(self, session: str, home: _Home | None, best: Endpoint) -> None:
+    def _move(self, session: str, home: _Affinity | None, best: Endpoint) -> None:
         if home is not None:
             home.endpoint.sessions -= 1
         best.sessions += 1
-        self._homes[session] = _Home(best)
+        self._homes[session] = _Affinity(best)
         self._homes.move_to_end(session)
         if len(self._homes) > _SESSIONS_KEPT:
             self._homes.popitem(last=False)[1].endpoint.sessions -= 1

@@ -5,7 +5,16 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from asyncrollout.policies.openai.responses import Choice, Logprobs, Message, Reply, Stop, TokenIds, Used, malformed
+from asyncrollout.policies.openai.responses import (
+    ChatResponse,
+    Choice,
+    Logprobs,
+    Message,
+    ReportedUsage,
+    Stop,
+    TokenIds,
+    malformed,
+)
 
 _MOST_LINES = 500_000  # two for each token
 
@@ -15,7 +24,7 @@ class _Function(msgspec.Struct):
     arguments: str | None = None
 
 
-class _Call(msgspec.Struct):
+class _ToolCall(msgspec.Struct):
     index: int = 0
     id: str | None = None
     type: str | None = None
@@ -26,10 +35,10 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
-class _Part(msgspec.Struct):
+class _ContentPart(msgspec.Struct):
     index: int = 0
     finish_reason: str | None = None
     delta: _Delta | None = None
@@ -41,8 +50,8 @@ class _Part(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Part] = []
-    usage: Used | None = None
+    choices: list[_ContentPart] = []
+    usage: ReportedUsage | None = None
     prompt_token_ids: TokenIds | None = None
 
 
@@ -53,7 +62,7 @@ def is_stream(content: bytes) -> bool:
     return content.lstrip()[:6].startswith((b"data:", b"event:", b":"))
 
 
-def join(stream: bytes) -> Reply:
+def join(stream: bytes) -> ChatResponse:
     """The answer that the events of a stream add up to."""
     if stream.count(b"\n") > _MOST_LINES:
         raise malformed(f"its stream has more than {_MOST_LINES} lines", stream)
@@ -71,7 +80,7 @@ def join(stream: bytes) -> Reply:
         reasoning_content="".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas) or None,
         tool_calls=_join_calls([call for delta in deltas for call in delta.tool_calls or ()]),
     )
-    last = next((part for part in reversed(parts) if part.finish_reason), _Part())
+    last = next((part for part in reversed(parts) if part.finish_reason), _ContentPart())
     whole = Choice(
         finish_reason=last.finish_reason,
         message=message if any(part.delta for part in parts) else None,
@@ -83,7 +92,7 @@ def join(stream: bytes) -> Reply:
     )
     usage = next((chunk.usage for chunk in reversed(chunks) if chunk.usage), None)
     prompt_ids = next((chunk.prompt_token_ids for chunk in chunks if chunk.prompt_token_ids), None)
-    return Reply([whole], usage, prompt_ids)
+    return ChatResponse([whole], usage, prompt_ids)
 
 
 def _join_logprobs(parts: list[Logprobs]) -> Logprobs | None:
@@ -93,12 +102,12 @@ def _join_logprobs(parts: list[Logprobs]) -> Logprobs | None:
     return Logprobs(content or None, tokens or None, numbers or None) if content or numbers else None
 
 
-def _join_calls(parts: list[_Call]) -> list[dict[str, Any]]:
+def _join_calls(parts: list[_ToolCall]) -> list[dict[str, Any]]:
     """As in an answer that is not streamed: the first part of a call has its name, the others add to its arguments."""
-    calls: dict[int, _Call] = {}
+    calls: dict[int, _ToolCall] = {}
     for part in parts:
         function = part.function or _Function()
-        known = calls.setdefault(part.index, _Call(part.index, part.id, part.type, _Function(function.name, "")))
+        known = calls.setdefault(part.index, _ToolCall(part.index, part.id, part.type, _Function(function.name, "")))
         assert known.function is not None
         known.function.arguments = f"{known.function.arguments}{function.arguments or ''}"
     return [

@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from asyncrollout.policies.openai.responses import Byte, Token
+from asyncrollout.policies.openai.responses import Byte, TokenLogprob
 
 _SPECIAL = re.compile(r"<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\]")
 _UNTOLD = re.compile(
@@ -16,7 +16,7 @@ _UNTOLD = re.compile(
 _bytes = msgspec.json.Decoder(list[Byte] | None)
 
 
-def spell(tokens: list[Token], text: str) -> bool:
+def spell(tokens: list[TokenLogprob], text: str) -> bool:
     """Whether tokens spell a text, give or take spaces and tokens that are not shown; or do not say."""
     spelt = "".join([token.token for token in tokens])
     if text in spelt:  # nearly always
@@ -29,7 +29,7 @@ def spell(tokens: list[Token], text: str) -> bool:
     return "".join(_SPECIAL.sub("", text).split()) in "".join(_SPECIAL.sub("", spelt).split())
 
 
-def spell_nothing(tokens: list[Token], stops: tuple[str, ...]) -> bool:
+def spell_nothing(tokens: list[TokenLogprob], stops: tuple[str, ...]) -> bool:
     """Whether tokens may belong to an empty text: none is shown, a stop comes first, or something that is hidden.
 
     What begins with a special token (`<think>`, `<tool_call>`) may be hidden by the server's parsers.

@@ -16,21 +16,28 @@ log = get_logger(__name__)
 _SECONDS = 30.0
 
 
-class Page(NamedTuple):
+class WeightEndpoint(NamedTuple):
     path: str
     modes: Mapping[str, str] = {}
     in_query: bool = False
 
 
-PAUSES: Mapping[ServerKind, Page] = {
-    "vllm": Page("/pause", {"wait": "wait", "abort": "abort", "continue": "keep"}, in_query=True),
-    "sglang": Page("/pause_generation", {"wait": "in_place", "abort": "abort", "continue": "in_place"}),
+PAUSES: Mapping[ServerKind, WeightEndpoint] = {
+    "vllm": WeightEndpoint("/pause", {"wait": "wait", "abort": "abort", "continue": "keep"}, in_query=True),
+    "sglang": WeightEndpoint("/pause_generation", {"wait": "in_place", "abort": "abort", "continue": "in_place"}),
 }
-RESUMES: Mapping[ServerKind, Page] = {"vllm": Page("/resume"), "sglang": Page("/continue_generation")}
+RESUMES: Mapping[ServerKind, WeightEndpoint] = {
+    "vllm": WeightEndpoint("/resume"),
+    "sglang": WeightEndpoint("/continue_generation"),
+}
 
 
 async def post_page(
-    client: aiohttp.ClientSession, endpoint: Endpoint, page: Page, mode: PauseMode | None, headers: Mapping[str, str]
+    client: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    page: WeightEndpoint,
+    mode: PauseMode | None,
+    headers: Mapping[str, str],
 ) -> None:
     """Tell the server; one that does not take it (vLLM has the page in its development mode only) is logged."""
     wish: dict[str, Any] = {} if mode is None else {"mode": page.modes[mode]}

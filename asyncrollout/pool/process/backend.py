@@ -10,12 +10,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from asyncrollout.errors import ClosedError, UsageError
-from asyncrollout.pool.hosts import SOON, Home, Limits
+from asyncrollout.pool.hosts import SOON, EnvHost, PoolLimits
 from asyncrollout.pool.process.directory import private_directory
 from asyncrollout.pool.process.rebalancing import plan_moves, plan_recalls
 from asyncrollout.pool.process.supervisor import Supervisor
-from asyncrollout.pool.process.watchdog import Watch
-from asyncrollout.pool.process.worker_host import Link
+from asyncrollout.pool.process.watchdog import WatchContext
+from asyncrollout.pool.process.worker_host import WorkerHost
 from asyncrollout.types import Durations, WorkerStats
 
 WorkerEnv = Callable[[int], Mapping[str, str]]
@@ -34,7 +34,7 @@ class ProcessBackend:
         self,
         workers: int,
         *,
-        limits: Limits,
+        limits: PoolLimits,
         worker_env: WorkerEnv | None,
         log_dir: Path | None,
         send_snapshots: bool,
@@ -48,11 +48,11 @@ class ProcessBackend:
         self._idle: anyio.Event | None = None  # for whoever waits for a worker that has nothing to do
         self._ranks: list[Supervisor] = []
         self._directory = private_directory()
-        self._watch = Watch()
+        self._watch = WatchContext()
 
     @property
-    def homes(self) -> Sequence[Link]:
-        return [rank.home for rank in self._ranks if rank.home is not None and rank.home.usable]
+    def hosts(self) -> Sequence[WorkerHost]:
+        return [rank.host for rank in self._ranks if rank.host is not None and rank.host.usable]
 
     @property
     def ranks(self) -> Collection[int]:
@@ -76,7 +76,7 @@ class ProcessBackend:
         ]
         for rank in self._ranks:
             tasks.start_soon(rank.run)
-        while not all(rank.home or rank.failure for rank in self._ranks):
+        while not all(rank.host or rank.failure for rank in self._ranks):
             await self._changed.wait()
         for rank in self._ranks:
             if rank.failure:
@@ -98,15 +98,15 @@ class ProcessBackend:
         if self._ranks:
             await self._directory.__aexit__(None, None, None)
 
-    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[Home]:
+    async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[EnvHost]:
         while True:
             wanted = self._ranks if rank is None else [self._ranks[rank]]
             wanted = [one for one in wanted if one.rank not in avoided and one.failure is None] or wanted
             if any(one.stopping for one in wanted):
                 raise ClosedError("the pool is closed")
-            homes = [one.home for one in wanted if one.home is not None and one.home.usable]
-            if homes:
-                return homes
+            hosts = [one.host for one in wanted if one.host is not None and one.host.usable]
+            if hosts:
+                return hosts
             failures = [one.failure for one in wanted if one.failure]
             if len(failures) == len(wanted):
                 raise failures[0]
@@ -116,9 +116,9 @@ class ProcessBackend:
         return [
             WorkerStats(
                 rank=rank.rank,
-                pid=rank.home.pid if rank.home else None,
-                envs=rank.home.envs if rank.home else 0,
-                queued=len(rank.home.pending) if rank.home else 0,
+                pid=rank.host.pid if rank.host else None,
+                envs=rank.host.envs if rank.host else 0,
+                queued=len(rank.host.pending) if rank.host else 0,
                 calls=rank.clock.calls,
                 restarts=rank.restarts,
                 seconds=Durations.of(rank.clock.recent()),
@@ -153,7 +153,7 @@ class ProcessBackend:
         asyncio.get_running_loop().call_later(_LOOK_AFTER, self._look)
 
     def _has_slow_startups(self) -> bool:
-        return any(rank.home is not None and rank.home.startup > SOON for rank in self._ranks)
+        return any(rank.host is not None and rank.host.startup > SOON for rank in self._ranks)
 
     def _look(self) -> None:
         self._looks_soon = False
@@ -164,12 +164,12 @@ class ProcessBackend:
 
     def _relieve(self, now: float) -> None:
         """Have calls that wait behind slow ones made elsewhere, if that is sooner."""
-        homes = self.homes
-        if len(homes) > 1 and any(home.wait() > SOON for home in homes):
-            for home, call in plan_recalls(homes, now):
-                home.withdraw([call], "recalled")
-            for home, calls in list(plan_moves(homes, now, self._limits.soft)):
-                home.withdraw(calls)
+        hosts = self.hosts
+        if len(hosts) > 1 and any(host.wait() > SOON for host in hosts):
+            for host, call in plan_recalls(hosts, now):
+                host.withdraw([call], "recalled")
+            for host, calls in list(plan_moves(hosts, now, self._limits.soft)):
+                host.withdraw(calls)
 
     def _on_change(self) -> None:
         self._changed.set()

@@ -38,7 +38,7 @@ class ObservedTime:
         return elapsed
 
 
-class Usage(NamedTuple):
+class CpuUsage(NamedTuple):
     """What a process does now: the state of its main thread, as the system names it, and its CPU seconds so far."""
 
     state: str
@@ -53,10 +53,10 @@ class Usage(NamedTuple):
         return self.state == "R"
 
 
-def usage(pid: int) -> Usage:
+def usage(pid: int) -> CpuUsage:
     """Unknown where the system does not tell (only Linux does)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return Usage(fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        return CpuUsage(fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
     except (OSError, IndexError):
-        return Usage("?", 0.0)
+        return CpuUsage("?", 0.0)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 from asyncrollout.pool.hosts import LONG, SOON, Caller
-from asyncrollout.pool.process.worker_host import Link
+from asyncrollout.pool.process.worker_host import WorkerHost
 from asyncrollout.pool.wire.codec import Op
 
 _CLEARLY_SOONER = 0.5  # well below 1, since expected times are only guesses
@@ -13,7 +13,7 @@ _CLEARLY_SOONER = 0.5  # well below 1, since expected times are only guesses
 class _Queue:
     """What one worker has to do: the call at work, and those that wait behind it."""
 
-    def __init__(self, link: Link, now: float) -> None:
+    def __init__(self, link: WorkerHost, now: float) -> None:
         self.link = link
         call_id, start = link.page.main_call()
         begun = link.page.last_begun()  # earlier calls may have finished, with replies not read yet
@@ -25,7 +25,7 @@ class _Queue:
         self.ends = self.begins + sum(caller.work(op) for _, op, caller in self.waiting)
 
 
-def plan_recalls(links: Sequence[Link], now: float) -> list[tuple[Link, int]]:
+def plan_recalls(links: Sequence[WorkerHost], now: float) -> list[tuple[WorkerHost, int]]:
     """Envs that wait on a worker to be built, and had better wait for whichever is free first: building takes long.
 
     Of a new kind of env nobody knows that at first, so that all are sent out at once, evenly. They wait in the order in
@@ -40,7 +40,7 @@ def plan_recalls(links: Sequence[Link], now: float) -> list[tuple[Link, int]]:
     return [(link, call) for _, link, call in sorted(found, key=itemgetter(0))]
 
 
-def plan_moves(links: Sequence[Link], now: float, soft: float) -> Iterator[tuple[Link, list[int]]]:
+def plan_moves(links: Sequence[WorkerHost], now: float, soft: float) -> Iterator[tuple[WorkerHost, list[int]]]:
     """The calls to withdraw from each worker.
 
     A call moves only if another worker gets to it clearly sooner, with all the work that moving adds. A reset, which

@@ -15,12 +15,12 @@ from anyio.abc import Process
 
 from asyncrollout.errors import PoolError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.hosts import CLOSE_GRACE, Clock, Limits, Lost
+from asyncrollout.pool.hosts import CLOSE_GRACE, DurationWindow, HostLost, PoolLimits
 from asyncrollout.pool.process import interpreter
-from asyncrollout.pool.process.watchdog import Doom, Watch, Watchdog, crash, may_be_killed
-from asyncrollout.pool.process.worker_host import Link
+from asyncrollout.pool.process.watchdog import KillReason, WatchContext, Watchdog, crash, may_be_killed
+from asyncrollout.pool.process.worker_host import WorkerHost
 from asyncrollout.pool.wire.main_module import MainModule, is_imported_by_child
-from asyncrollout.pool.wire.page import CLOSING, Page
+from asyncrollout.pool.wire.page import CLOSING, StatusPage
 from asyncrollout.pool.wire.shared_arrays import ArrayReader
 from asyncrollout.pool.worker.entry import WorkerConfig, serve
 from asyncrollout.pool.worker.guards import kill_group, resident_bytes
@@ -37,25 +37,25 @@ _ENDED_EARLY = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceErr
 
 
 class Supervisor:
-    """Keeps one rank alive until told to stop. `home` is its process while that serves."""
+    """Keeps one rank alive until told to stop. `host` is its process while that serves."""
 
     def __init__(
         self,
         rank: int,
         root: Path,
         *,
-        limits: Limits,
+        limits: PoolLimits,
         environ: Mapping[str, str],
         log_dir: Path | None,
         send_snapshots: bool,
-        watch: Watch,
+        watch: WatchContext,
         on_change: Callable[[], None],
         on_idle: Callable[[], None],
     ) -> None:
         self.rank = rank
         self.restarts = 0
-        self.clock = Clock()
-        self.home: Link | None = None
+        self.clock = DurationWindow()
+        self.host: WorkerHost | None = None
         self.failure: PoolError | None = None
         self.ended = False
         self._root = root
@@ -67,12 +67,12 @@ class Supervisor:
         self._on_change = on_change
         self._on_idle = on_idle
         self._lives = 0
-        self._page: Page | None = None
+        self._page: StatusPage | None = None
         self._log_start = 0  # bytes that earlier processes wrote to the same log
         self._started: list[Process] = []  # at most one
         self._was_killed = False  # at its start, by somebody else
         self._process: Process | None = None
-        self._doom: Doom | None = None
+        self._kill_reason: KillReason | None = None
         self._watchdog = Watchdog(limits, watch, self.clock)
         self.stopping = False
         self._progress = 0.0  # when a process that was asked to end was last seen to do so
@@ -102,13 +102,13 @@ class Supervisor:
     def stop(self) -> None:
         self.stopping = True
         self._progress = time.monotonic()
-        if self.home is not None:
-            self.home.stop()
+        if self.host is not None:
+            self.host.stop()
 
     def is_overdue(self, grace: float) -> bool:
         """Whether a process that was asked to end has been at one thing, or at nothing, for too long."""
         now, page = time.monotonic(), self._page
-        busy = page.running() if page is not None and self.home is not None else []
+        busy = page.running() if page is not None and self.host is not None else []
         if busy != self._seen_closing:
             self._seen_closing, self._progress = busy, now
         limit = CLOSE_GRACE if any(call == CLOSING for call, _ in busy) else grace
@@ -116,7 +116,7 @@ class Supervisor:
 
     def stop_now(self) -> None:
         """Kill the process. One that is about to be started has no pid yet, and is killed when this is called again."""
-        if self.home is not None or self._started:
+        if self.host is not None or self._started:
             self._life.cancel()
 
     async def _live(self) -> PoolError | None:
@@ -137,7 +137,7 @@ class Supervisor:
         finally:
             server.close()
             tail = _tail(config.log, self._log_start)
-            served = self._bury(tail)
+            served = self._on_exit(tail)
             shutil.rmtree(config.directory, ignore_errors=True)
         if served or self.stopping:
             return None
@@ -148,7 +148,7 @@ class Supervisor:
 
     def _prepare(self, directory: Path) -> WorkerConfig:
         directory.mkdir(mode=0o700)
-        self._page = Page.create(directory / "page")
+        self._page = StatusPage.create(directory / "page")
         output = (self._log_dir or directory) / f"worker-{self.rank}.log"
         self._log_start = output.stat().st_size if output.exists() else 0
         return WorkerConfig(
@@ -166,14 +166,14 @@ class Supervisor:
     async def _listen(self, config: WorkerConfig) -> asyncio.AbstractServer:
         arrays = ArrayReader(config.directory)
 
-        def greeted(link: Link) -> None:
+        def greeted(link: WorkerHost) -> None:
             try:
                 welcome(link)
             except Exception as error:  # else it would be lost in a callback, and the pool would wait for ever
                 self.failure = PoolError(f"worker {self.rank} cannot be taken in: {type(error).__name__}: {error}")
                 kill_group(link.pid)
 
-        def welcome(link: Link) -> None:
+        def welcome(link: WorkerHost) -> None:
             self._starting.deadline = float("inf")
             server.close()
             bare, limit = resident_bytes(link.pid), self._limits.memory
@@ -183,21 +183,21 @@ class Supervisor:
                 return
             for name in ("socket", "page"):  # both sides have them open
                 (config.directory / name).unlink(missing_ok=True)
-            self.home, self._process = link, self._started[0]
+            self.host, self._process = link, self._started[0]
             self._watchdog = Watchdog(self._limits, self._watch, self.clock)
             if self.stopping:
                 link.stop()
             self._on_change()
 
         def lost() -> None:
-            if self.home is not None:
-                self._sweep(self.home)
+            if self.host is not None:
+                self._sweep(self.host)
 
         page = self._page
         assert page is not None  # it was prepared
 
-        def accept() -> Link:
-            return Link(
+        def accept() -> WorkerHost:
+            return WorkerHost(
                 self.rank,
                 token=config.token,
                 arrays=arrays,
@@ -212,30 +212,30 @@ class Supervisor:
         server = await loop.create_unix_server(accept, str(config.directory / "socket"))
         return server
 
-    def _sweep(self, link: Link, patience: int = _SWEEP_LOOKS) -> None:
+    def _sweep(self, link: WorkerHost, patience: int = _SWEEP_LOOKS) -> None:
         """The socket is closed, so the process is ending: when its exit status is known, kill what it leaves.
 
         A process that still lives without its socket is of no use, and is killed too.
         """
-        if self.home is not link:
+        if self.host is not link:
             return
         if patience and self._process is not None and self._process.returncode is None:
             asyncio.get_running_loop().call_later(_SWEEP_EVERY, self._sweep, link, patience - 1)
             return
-        if self._doom is None and self._page is not None and not patience:
+        if self._kill_reason is None and self._page is not None and not patience:
             self._page.give_up()  # by our own hand, but not of our own accord
         kill_group(link.pid)
 
-    def _bury(self, log_tail: str) -> bool:
+    def _on_exit(self, log_tail: str) -> bool:
         """The process is gone: sweep up what it left, and tell all who wait which call it died of."""
-        link, page, doom = self.home, self._page, self._doom
-        self.home = self._page = self._doom = None
+        link, page, doom = self.host, self._page, self._kill_reason
+        self.host = self._page = self._kill_reason = None
         if link is None or page is None:
             return False
         kill_group(link.pid)
         code = self._process.returncode if self._process is not None else None
         if self.stopping:
-            doom = Doom("closed", set())
+            doom = KillReason("closed", set())
         elif doom is None:
             doom = crash(page, code)
         doom = doom._replace(cause=doom.cause or _cause_of_death(code))
@@ -246,8 +246,8 @@ class Supervisor:
         self._on_change()
         return True
 
-    def _lost(self, doom: Doom, call: int, log_tail: str) -> Lost:
-        return Lost(
+    def _lost(self, doom: KillReason, call: int, log_tail: str) -> HostLost:
+        return HostLost(
             doom.kind,
             suspects=len(doom.blamed) if call in doom.blamed else 0,
             cause=doom.cause,
@@ -258,8 +258,8 @@ class Supervisor:
 
     def watch(self, now: float) -> None:
         """Kill a process whose call or memory is past its limit."""
-        link, page = self.home, self._page
-        if link is None or page is None or self._doom is not None:
+        link, page = self.host, self._page
+        if link is None or page is None or self._kill_reason is not None:
             return
         if self._process is not None and self._process.returncode is not None:
             kill_group(link.pid)  # it is dead, and a child that it forked holds its socket
@@ -268,8 +268,8 @@ class Supervisor:
         if doom is not None:
             self._kill(link, doom)
 
-    def _kill(self, link: Link, doom: Doom) -> None:
-        self._doom = doom
+    def _kill(self, link: WorkerHost, doom: KillReason) -> None:
+        self._kill_reason = doom
         with contextlib.suppress(ProcessLookupError):
             os.kill(link.pid, signal.SIGKILL)
 

@@ -4,10 +4,10 @@ import signal
 import time
 from typing import NamedTuple
 
-from asyncrollout.pool.hosts import Clock, Limits
+from asyncrollout.pool.hosts import DurationWindow, PoolLimits
 from asyncrollout.pool.process.observed_time import ObservedTime, usage
-from asyncrollout.pool.process.worker_host import Link
-from asyncrollout.pool.wire.page import CLOSING, Page
+from asyncrollout.pool.process.worker_host import WorkerHost
+from asyncrollout.pool.wire.page import CLOSING, StatusPage
 from asyncrollout.pool.worker.guards import resident_bytes
 
 _STARVED = 0.1  # of a CPU; a worker that gets less, though it could use more, is not what takes the time
@@ -16,7 +16,7 @@ _ANYBODYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signa
 """What operators, schedulers and the kernel send; other signals come of what an env does."""
 
 
-class Watch:
+class WatchContext:
     """What the supervisors of a pool have in common: how time passes, and what happens to the others."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Watch:
         return now
 
 
-class Doom(NamedTuple):
+class KillReason(NamedTuple):
     """Why a worker dies, and the calls to blame."""
 
     kind: str
@@ -41,7 +41,7 @@ class Doom(NamedTuple):
 class Watchdog:
     """Watches one worker process."""
 
-    def __init__(self, limits: Limits, watch: Watch, clock: Clock) -> None:
+    def __init__(self, limits: PoolLimits, watch: WatchContext, clock: DurationWindow) -> None:
         self._limits = limits
         self._time = watch.time
         self._clock = clock
@@ -49,7 +49,7 @@ class Watchdog:
         self._active = time.monotonic()  # when a call was last begun or answered
         self._seen: dict[tuple[int, float], tuple[float, float] | None] = {}  # seconds and CPU, late in a call
 
-    def look(self, link: Link, page: Page, now: float) -> Doom | None:
+    def look(self, link: WorkerHost, page: StatusPage, now: float) -> KillReason | None:
         running = page.running()
         seen, self._seen = self._seen, {}
         for entry in running:
@@ -62,7 +62,7 @@ class Watchdog:
                 if usage(link.pid).is_stopped:
                     return _stopped(limit, {call for call, _ in running})
                 if late is None or not _is_starved(link.pid, elapsed, limit, *late):
-                    return Doom("timeout", {call})
+                    return KillReason("timeout", {call})
             if late is None and elapsed > limit / 2:
                 late = elapsed, usage(link.pid).cpu
             self._seen[entry] = late
@@ -72,10 +72,10 @@ class Watchdog:
         elif (stuck := self._stuck(link, now)) is not None:
             return stuck
         if self._limits.memory is not None and resident_bytes(link.pid) > self._limits.memory:
-            return Doom("memory", {call for call, _ in running})
+            return KillReason("memory", {call for call, _ in running})
         return None
 
-    def _stuck(self, link: Link, now: float) -> Doom | None:
+    def _stuck(self, link: WorkerHost, now: float) -> KillReason | None:
         """A process that has calls and begins none ends, and the env of no call is to blame.
 
         What it does outside of calls, such as importing what an env is made of, may take as long as a reset.
@@ -84,14 +84,14 @@ class Watchdog:
         if idle > self._limits.step and usage(link.pid).is_stopped:
             return _stopped(self._limits.step, set())
         if idle > max(self._limits.of(op) for _, op, _, _ in link.pending.values()):
-            return Doom("timeout", set())
+            return KillReason("timeout", set())
         return None
 
 
-def crash(page: Page, code: int | None) -> Doom:
+def crash(page: StatusPage, code: int | None) -> KillReason:
     """The end of a worker that nobody here has killed. `code` is its exit status, negative for a signal."""
     from_outside = (code is None or may_be_killed(code)) and not page.was_given_up
-    return Doom("crash", {call for call, _ in page.running()}, from_outside=from_outside)
+    return KillReason("crash", {call for call, _ in page.running()}, from_outside=from_outside)
 
 
 def may_be_killed(code: int | None) -> bool:
@@ -99,8 +99,8 @@ def may_be_killed(code: int | None) -> bool:
     return code is not None and -code in _ANYBODYS
 
 
-def _stopped(limit: float, calls: set[int]) -> Doom:
-    return Doom("crash", calls, f"it was stopped, as by SIGSTOP, for longer than {limit:g} s", from_outside=True)
+def _stopped(limit: float, calls: set[int]) -> KillReason:
+    return KillReason("crash", calls, f"it was stopped, as by SIGSTOP, for longer than {limit:g} s", from_outside=True)
 
 
 def _is_starved(pid: int, elapsed: float, limit: float, late: float, cpu: float) -> bool:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from asyncrollout.pool.hosts import LONG, SOON, Caller, Clock, Lost, Reply
+from asyncrollout.pool.hosts import LONG, SOON, Caller, DurationWindow, HostLost, Reply
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.codec import NOT_LOADED, SKIPPED, Op
-from asyncrollout.pool.wire.definitions import Sent
-from asyncrollout.pool.wire.page import NO_PAGE, Page
+from asyncrollout.pool.wire.definitions import SentDefinitions
+from asyncrollout.pool.wire.page import NO_PAGE, StatusPage
 from asyncrollout.pool.wire.shared_arrays import ArrayReader
 
 _MOST_CALLS = 16  # calls; the worker plays them while the next ones are prepared
@@ -20,8 +20,8 @@ Pending = tuple["asyncio.Future[Reply]", Op, Caller | None, float]
 """A call that was sent: its future, what it is, its env, and the seconds of work that it is expected to take."""
 
 
-class Link(asyncio.Protocol):
-    """The home of one worker process's envs. Calls of one loop iteration travel in few frames; each costs a future."""
+class WorkerHost(asyncio.Protocol):
+    """The host of one worker process's envs. Calls of one loop iteration travel in few frames; each costs a future."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class Link(asyncio.Protocol):
         *,
         token: bytes,
         arrays: ArrayReader,
-        page: Page,
-        clock: Clock,
-        on_hello: Callable[["Link"], None],
+        page: StatusPage,
+        clock: DurationWindow,
+        on_hello: Callable[["WorkerHost"], None],
         on_idle: Callable[[], None],
         on_lost: Callable[[], None],
     ) -> None:
@@ -45,14 +45,14 @@ class Link(asyncio.Protocol):
         self.startup = 0.0  # as far as they are no steps
         self._withdrawn: set[int] = set()  # and not yet skipped by the worker, as far as is known
         self._reason = "moved"  # why calls are skipped
-        self._ended: Lost | None = None
+        self._ended: HostLost | None = None
         self._token = token
         self._arrays = arrays
         self._clock = clock
         self._on_hello = on_hello
         self._on_idle = on_idle
         self._on_lost = on_lost
-        self._sent = Sent()
+        self._sent = SentDefinitions()
         self._came_with: dict[int, tuple[list[str], list[str]]] = {}  # names and classes, by the call's id
         self._frames = codec.FrameReader()
         self._decode = codec.Unpacker(arrays.read).decode
@@ -146,7 +146,7 @@ class Link(asyncio.Protocol):
         call_ids = self._have_skipped(call_ids)
         begun, in_threads = self.page.last_begun(), {call for call, _ in self.page.running()}
         moved = [call for call in call_ids if call > begun and call not in in_threads]  # of the others, the reply tells
-        self._give_up(moved, lambda _: Lost(reason))
+        self._give_up(moved, lambda _: HostLost(reason))
 
     def _have_skipped(self, call_ids: list[int]) -> list[int]:
         """As many as there is room for."""
@@ -155,14 +155,14 @@ class Link(asyncio.Protocol):
         self.page.withdraw(call_ids)
         return call_ids
 
-    def _give_up(self, call_ids: Iterable[int], lost: Callable[[int], Lost]) -> None:
+    def _give_up(self, call_ids: Iterable[int], lost: Callable[[int], HostLost]) -> None:
         for call_id in call_ids:
             future, op, _, work = self.pending.pop(call_id)
             self._subtract(op, work)
             if not future.done():
                 future.set_exception(lost(call_id))
 
-    def end(self, later: Lost, lost: Callable[[int], Lost]) -> None:
+    def end(self, later: HostLost, lost: Callable[[int], HostLost]) -> None:
         """The worker is gone: give up all calls, and those to come."""
         self._ended = later
         self._give_up(list(self.pending), lost)
@@ -215,7 +215,7 @@ class Link(asyncio.Protocol):
         if not self._withdrawn and self._reason == "moved":
             self.page.forget_withdrawn()
         if reply[1] == SKIPPED and pending is not None and not pending[0].done():
-            pending[0].set_exception(Lost(self._reason))
+            pending[0].set_exception(HostLost(self._reason))
 
     def _note_loaded(self, reply: Reply) -> None:
         came_with = self._came_with.pop(reply[0], None)

@@ -20,7 +20,7 @@ import cloudpickle
 import msgspec
 
 from asyncrollout.pool.wire import definitions
-from asyncrollout.pool.wire.definitions import MAIN, Sent
+from asyncrollout.pool.wire.definitions import MAIN, SentDefinitions
 
 _Reduced = Any
 """What `__reduce_ex__` gives; or NotImplemented, for pickle's own way."""
@@ -68,7 +68,7 @@ class _Parcel:
         return definitions.unwrap, self._parts
 
 
-class _Delivery:
+class _Shipment:
     """The pickle of a value, what else the worker should have, and the classes that it may forget."""
 
     def __init__(self, value: bytes, extras: bytes, gone: list[str]) -> None:
@@ -79,7 +79,7 @@ class _Delivery:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
-    def __init__(self, file: io.BytesIO, sent: Sent) -> None:
+    def __init__(self, file: io.BytesIO, sent: SentDefinitions) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._main = definitions.main_globals()
         self.globals_ref[id(self._main)] = _MainGlobals(here=True)  # not empty, or cloudpickle would fill it
@@ -194,7 +194,7 @@ def _struct_parts(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
     return type(kind), kind.__name__, kind.__bases__, {**named, "__annotations__": annotations}, (fields, options)
 
 
-def dumps(value: Any, sent: Sent) -> bytes:
+def dumps(value: Any, sent: SentDefinitions) -> bytes:
     """The value for a worker that has got `sent`, which is brought up to date. PicklingError names what cannot travel.
 
     Globals that a function of the main script uses travel with it. If they are bound anew, the worker gets them anew.
@@ -209,10 +209,10 @@ def dumps(value: Any, sent: Sent) -> bytes:
     sent.forget(gone)
     if not extras and not gone:
         return pickled
-    return pickle.dumps(_Delivery(pickled, extras, gone), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(_Shipment(pickled, extras, gone), pickle.HIGHEST_PROTOCOL)
 
 
-def _pickle(content: Any, sent: Sent, blamed: Any) -> tuple[bytes, _Pickler]:
+def _pickle(content: Any, sent: SentDefinitions, blamed: Any) -> tuple[bytes, _Pickler]:
     file = io.BytesIO()
     pickler = _Pickler(file, sent)
     try:
@@ -224,10 +224,10 @@ def _pickle(content: Any, sent: Sent, blamed: Any) -> tuple[bytes, _Pickler]:
 
 def _names_of(value: Any) -> list[str]:
     """The globals of the main script that a value uses, also by classes that a worker may have got."""
-    return [*_pickle(value, Sent(), value)[1].names]
+    return [*_pickle(value, SentDefinitions(), value)[1].names]
 
 
-def _extras(names: dict[str, Any], sent: Sent) -> bytes:
+def _extras(names: dict[str, Any], sent: SentDefinitions) -> bytes:
     """What other workers have got: the snapshot of an env there may refer to it."""
     classes = sent.missing_classes()
     if not names and not classes:
@@ -284,7 +284,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _travels(value: Any) -> bool:
     try:
-        _Pickler(io.BytesIO(), Sent()).dump(value)
+        _Pickler(io.BytesIO(), SentDefinitions()).dump(value)
     except Exception:
         return False
     return True

@@ -174,7 +174,7 @@ def encode_exact(value: Any, place: Place | None = None) -> bytes:
     return _encode(pack(value, place))
 
 
-def encode(value: Any, place: Place | None = None, sent: definitions.Sent | None = None) -> bytes:
+def encode(value: Any, place: Place | None = None, sent: definitions.SentDefinitions | None = None) -> bytes:
     """The value as msgpack, or as a pickle inside it where msgpack is not exact. `sent` is as for `to_pickle`."""
     try:
         return encode_exact(value, place)
@@ -182,11 +182,11 @@ def encode(value: Any, place: Place | None = None, sent: definitions.Sent | None
         return encode_pickled(value, sent)
 
 
-def encode_pickled(value: Any, sent: definitions.Sent | None = None) -> bytes:
+def encode_pickled(value: Any, sent: definitions.SentDefinitions | None = None) -> bytes:
     return _encode(msgspec.msgpack.Ext(Code.PICKLE, to_pickle(value, sent)))
 
 
-def to_pickle(value: Any, sent: definitions.Sent | None = None) -> bytes:
+def to_pickle(value: Any, sent: definitions.SentDefinitions | None = None) -> bytes:
     """A pickle for the worker that has got `sent`; without it, for this process or the parent of this worker."""
     try:
         return _to_pickle(value, sent)
@@ -196,7 +196,7 @@ def to_pickle(value: Any, sent: definitions.Sent | None = None) -> bytes:
         raise UnsendableError(f"a value cannot be sent to another process: {text_of(error)}") from error
 
 
-def _to_pickle(value: Any, sent: definitions.Sent | None) -> bytes:
+def _to_pickle(value: Any, sent: definitions.SentDefinitions | None) -> bytes:
     """By pickle's own and quickest way, unless it refers to what the other side knows otherwise or not at all."""
     try:
         plain = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
@@ -213,7 +213,7 @@ def _to_pickle(value: Any, sent: definitions.Sent | None) -> bytes:
     return by_value.dumps(value, sent)
 
 
-def embed(value: Any, place: Place | None = None, sent: definitions.Sent | None = None) -> Any:
+def embed(value: Any, place: Place | None = None, sent: definitions.SentDefinitions | None = None) -> Any:
     """The value as part of a message: itself where that is safe, else its encoded form."""
     if value is None or (type(value) is str and value.isascii()):
         return value

@@ -34,7 +34,7 @@ _troubles: list[str] = []
 _lock = threading.Lock()
 
 
-class Sent:
+class SentDefinitions:
     """What a worker has got so far.
 
     Extras were sent in case that an env's snapshot refers to them. They travel again with the first value that uses

@@ -13,7 +13,7 @@ from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.canonical import Form, checksum, form_of, native
 
 
-class Room(Protocol):
+class ArraySpace(Protocol):
     """Where the large arrays of a value go; `used` says whether there were any since `begin`."""
 
     used: bool
@@ -23,7 +23,7 @@ class Room(Protocol):
     def place(self, array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext | None: ...
 
 
-def encode_with_digest(value: list[Any], room: Room) -> tuple[bytes, int]:
+def encode_with_digest(value: list[Any], room: ArraySpace) -> tuple[bytes, int]:
     """The wire form and the digest in one go. The digest does not depend on how the value travels."""
     room.begin()
     try:
@@ -83,7 +83,7 @@ def _combined(form: Form, digests: list[int]) -> int:
     return crc32(array("I", digests if form.ordered else sorted(digests)), crc32(form.head))
 
 
-class _Part:
+class _DigestPart:
     """A part of a value, on the way to its digest; `low` is the first part that leads back to it."""
 
     __slots__ = ("digest", "form", "links", "low", "number", "rest", "value")
@@ -93,10 +93,10 @@ class _Part:
         self.form = form_of(value)
         self.number = self.low = number
         self.rest: Iterator[Any] = iter(self.form.parts)
-        self.links: list[int | _Part] = []
+        self.links: list[int | _DigestPart] = []
         self.digest: int | None = None
 
-    def combined(self, open_digests: dict["_Part", int]) -> int:
+    def combined(self, open_digests: dict["_DigestPart", int]) -> int:
         found = [link if isinstance(link, int) else link.digest or open_digests.get(link, 0) for link in self.links]
         return _combined(self.form, found)
 
@@ -109,8 +109,8 @@ class _Walk:
 
     def __init__(self, opaque: Sequence[Any]) -> None:
         self._opaque = {id(given): crc32(b"opaque", place) for place, given in enumerate(opaque)}
-        self._parts: dict[int, _Part] = {}
-        self._open: list[_Part] = []
+        self._parts: dict[int, _DigestPart] = {}
+        self._open: list[_DigestPart] = []
 
     def digest(self, value: Any) -> int:
         known = self._known(value)
@@ -132,17 +132,17 @@ class _Walk:
         assert first.digest is not None
         return first.digest
 
-    def _known(self, value: Any) -> "int | _Part | None":
+    def _known(self, value: Any) -> "int | _DigestPart | None":
         if type(value) in codec.PLAIN:
             return _plain_digest(value)
         return self._parts.get(id(value), self._opaque.get(id(value)))
 
-    def _enter(self, value: Any) -> _Part:
-        part = self._parts[id(value)] = _Part(value, len(self._parts))
+    def _enter(self, value: Any) -> _DigestPart:
+        part = self._parts[id(value)] = _DigestPart(value, len(self._parts))
         self._open.append(part)
         return part
 
-    def _next_unknown(self, part: _Part) -> _Part | None:
+    def _next_unknown(self, part: _DigestPart) -> _DigestPart | None:
         for value in part.rest:
             known = self._known(value)
             if known is None:
@@ -150,11 +150,11 @@ class _Walk:
                 part.links.append(inner)
                 return inner
             part.links.append(known)
-            if isinstance(known, _Part) and known.digest is None:
+            if isinstance(known, _DigestPart) and known.digest is None:
                 part.low = min(part.low, known.number)
         return None
 
-    def _close(self, first: _Part) -> None:
+    def _close(self, first: _DigestPart) -> None:
         """All that is open since `first` leads back to it: one part alone, or a cycle."""
         start = self._open.index(first) if self._open[-1] is not first else -1
         component = self._open[start:]
@@ -165,7 +165,7 @@ class _Walk:
             _close_cycle(component)
 
 
-def _close_cycle(component: list[_Part]) -> None:
+def _close_cycle(component: list[_DigestPart]) -> None:
     """Tell the parts of a cycle apart by what they lead to, until that tells no more of them apart.
 
     So the digest is that of the endless value which one would see by following the cycle, from wherever one enters it.

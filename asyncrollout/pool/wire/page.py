@@ -18,7 +18,7 @@ _HALF = PAGE_SLOTS * 8
 _SIZE = 2 * _HALF + (3 + _MOST_WITHDRAWN) * 8
 
 
-class Page:
+class StatusPage:
     """What a worker is working on: it writes start time and call id into a slot for each thread; the watchdog reads.
 
     Each number is one aligned store, so that it is never seen half-written; the id comes last, and 0 means idle.
@@ -36,11 +36,11 @@ class Page:
         self._calls_seen: np.ndarray[Any, Any] = np.frombuffer(self._calls, np.uint64)
 
     @classmethod
-    def create(cls, path: Path) -> "Page":
+    def create(cls, path: Path) -> "StatusPage":
         return cls(reserve(path, _SIZE))
 
     @classmethod
-    def attach(cls, path: Path) -> "Page":
+    def attach(cls, path: Path) -> "StatusPage":
         return cls(attach(path))
 
     def begin(self, slot: int, call_id: int, now: float) -> None:
@@ -103,5 +103,5 @@ class Page:
         return bool(self._gave_up[0])
 
 
-NO_PAGE = Page(bytearray(_SIZE))
+NO_PAGE = StatusPage(bytearray(_SIZE))
 """Of a worker that is gone: it works on nothing."""

@@ -14,7 +14,7 @@ _FORMAT = 3
 _DIGEST_BYTES = 8
 
 
-class Called(msgspec.Struct, frozen=True):
+class RecordedCall(msgspec.Struct, frozen=True):
     """A call of any other method than `step`, as a log keeps it; one that `raised` must raise again."""
 
     method: str
@@ -24,7 +24,7 @@ class Called(msgspec.Struct, frozen=True):
     raised: bool = False
 
 
-class Played(msgspec.Struct, frozen=True):
+class ReplayedEpisode(msgspec.Struct, frozen=True):
     """An episode: a reset, or the env's own snapshot (`state`), and what was done since.
 
     `digests` has one entry for the reset, if there is one (`state` is None), and one for each of `done`; an outcome
@@ -43,22 +43,22 @@ class Played(msgspec.Struct, frozen=True):
     before: tuple[list[Any], list[int | None]] | None = None  # what led to `state`, if known; never sent
 
 
-Life = list[Called | Played]
+Life = list[RecordedCall | ReplayedEpisode]
 """What was done with an env before its present episode, and may have changed it for good."""
 
 
-class Past(msgspec.Struct, frozen=True):
+class ReplayLog(msgspec.Struct, frozen=True):
     """A life, then the present episode, if any. `in_place`: the env already has this life, so it is not repeated."""
 
     life: Life
-    present: Played | None = None
+    present: ReplayedEpisode | None = None
     trusted: bool = True  # made by this pool, not read from a file
     in_place: bool = False
 
     @property
-    def episodes(self) -> list[Played]:
+    def episodes(self) -> list[ReplayedEpisode]:
         """The present one, if there is one, comes last."""
-        return [one for one in (*self.life, self.present) if isinstance(one, Played)]
+        return [one for one in (*self.life, self.present) if isinstance(one, ReplayedEpisode)]
 
     @property
     def holds_states(self) -> bool:
@@ -70,37 +70,37 @@ def life_key(life: Life) -> bytes:
     """Equal for equal lives."""
     if not life:
         return b""
-    entries = [[*_write_call(one)] if isinstance(one, Called) else _write_played(one)[:6] for one in life]
+    entries = [[*_write_call(one)] if isinstance(one, RecordedCall) else _write_played(one)[:6] for one in life]
     return blake2b(codec.encode(entries), digest_size=16).digest()
 
 
-def write_past(past: Past) -> list[Any]:
+def write_past(past: ReplayLog) -> list[Any]:
     """As plain lists, for files and networks."""
-    life = [[1, _write_call(one)] if isinstance(one, Called) else [0, _write_played(one)] for one in past.life]
+    life = [[1, _write_call(one)] if isinstance(one, RecordedCall) else [0, _write_played(one)] for one in past.life]
     return [life, None if past.present is None else _write_played(past.present), past.in_place]
 
 
-def _write_call(called: Called) -> list[Any]:
+def _write_call(called: RecordedCall) -> list[Any]:
     return [called.method, called.args, called.kwargs, called.keep, called.raised]
 
 
-def _write_played(played: Played) -> list[Any]:
-    done = [[1, _write_call(entry)] if isinstance(entry, Called) else [0, entry] for entry in played.done]
+def _write_played(played: ReplayedEpisode) -> list[Any]:
+    done = [[1, _write_call(entry)] if isinstance(entry, RecordedCall) else [0, entry] for entry in played.done]
     start = [played.seed, played.task, played.member, played.state]
     return [*start, played.turns, done, played.digests, None if played.last is None else list(played.last)]
 
 
-def read_past(record: Any, read_call: Callable[[Any], Called]) -> Past:
+def read_past(record: Any, read_call: Callable[[Any], RecordedCall]) -> ReplayLog:
     """What `write_past` wrote; ValueError or TypeError if it is anything else."""
     life, present, in_place = record
     entries: Life = [read_call(one) if is_call else _read_played(one, read_call) for is_call, one in life]
     now = None if present is None else _read_played(present, read_call)
-    return Past(entries, now, trusted=False, in_place=bool(in_place))
+    return ReplayLog(entries, now, trusted=False, in_place=bool(in_place))
 
 
-def read_call(record: Any) -> Called:
-    fields = dict(zip(Called.__struct_fields__, record, strict=False))  # format 1 has only three of them
-    called: Called = _checked(fields, Called)
+def read_call(record: Any) -> RecordedCall:
+    fields = dict(zip(RecordedCall.__struct_fields__, record, strict=False))  # format 1 has only three of them
+    called: RecordedCall = _checked(fields, RecordedCall)
     return called
 
 
@@ -120,12 +120,12 @@ class _PlayedRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     last: tuple[Any, float, bool, bool, dict[Any, Any]] | None
 
 
-def _read_played(record: Any, read_call: Callable[[Any], Called]) -> Played:
+def _read_played(record: Any, read_call: Callable[[Any], RecordedCall]) -> ReplayedEpisode:
     read: _PlayedRecord = _checked(record, _PlayedRecord)
     if len(read.digests) != len(read.done) + (read.state is None) or (read.state is not None and read.last is None):
         raise ValueError("its parts do not fit together")
     done = [read_call(entry) if is_call else entry for is_call, entry in read.done]
-    return Played(read.seed, read.task, read.member, read.state, done, read.digests, read.turns, read.last)
+    return ReplayedEpisode(read.seed, read.task, read.member, read.state, done, read.digests, read.turns, read.last)
 
 
 def _checked(value: Any, kind: Any) -> Any:
@@ -135,7 +135,7 @@ def _checked(value: Any, kind: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-def dump_past(env: str, past: Past) -> bytes:
+def dump_past(env: str, past: ReplayLog) -> bytes:
     """A snapshot that can be kept in a file: no pickles, so that loading it runs nobody's code."""
     try:
         body = codec.encode_exact([env, *write_past(past)])
@@ -144,7 +144,7 @@ def dump_past(env: str, past: Past) -> bytes:
         raise UsageError(f"env {env!r}: its task, actions or observations have no safe file form: {error}") from error
 
 
-def load_past(env: str, snapshot: bytes) -> Past:
+def load_past(env: str, snapshot: bytes) -> ReplayLog:
     try:
         version, name, *record = _unwrapped(codec.Unpacker(trusted=False).decode(snapshot))
         if version in (1, 2, _FORMAT) and name == env:
@@ -168,7 +168,7 @@ def _checksum(body: bytes) -> bytes:
     return blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
-def _read_format_1(record: list[Any]) -> Past:
+def _read_format_1(record: list[Any]) -> ReplayLog:
     """Format 1 has set-up calls instead of a life. Its digests differ from today's, but it holds the last outcome."""
     setup, (seed, task, member), state, turns, done, digests, outcome = record
     digests = [None] * len(digests)
@@ -176,4 +176,4 @@ def _read_format_1(record: list[Any]) -> Past:
     if state is None:
         digests[steps[-1] if steps else 0] = outcome_digest(outcome)
     present = _read_played([seed, task, member, state, turns, done, digests, outcome], read_call)
-    return Past([read_call(one) for one in setup], present, trusted=False)
+    return ReplayLog([read_call(one) for one in setup], present, trusted=False)

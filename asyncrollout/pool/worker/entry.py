@@ -35,9 +35,9 @@ def serve(config: WorkerConfig) -> NoReturn:
         guards.die_with_parent(config.parent)
         guards.leave_the_loop_alone()
         os.environ.update(config.environ)
-        from asyncrollout.pool.worker.main import Worker  # noqa: PLC0415 (numpy must see the environment just set)
+        from asyncrollout.pool.worker.main import WorkerLoop  # noqa: PLC0415 (numpy must see the environment just set)
 
-        worker = Worker(config)
+        worker = WorkerLoop(config)
         guards.start_sentinel(old_in, old_out)
         worker.run()
     except BaseException:  # the log is the last place where it can be told

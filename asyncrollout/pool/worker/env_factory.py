@@ -12,7 +12,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.pool.wire.codec import PLAIN
 from asyncrollout.pool.wire.definitions import MAIN
 from asyncrollout.registry import GYMNASIUM, EnvSpec, Factory, load_factory, make_gymnasium
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 _MODE = "render_mode"
 
@@ -55,7 +55,7 @@ def _make(spec: EnvSpec, *, shared: bool = True) -> Any:
         known = _keywords(factory)
         for key in spec.kwargs:
             if known and key not in known:
-                raise UsageError(f"it takes no keyword {key!r}{nearest(key, known)}") from error
+                raise UsageError(f"it takes no keyword {key!r}{did_you_mean(key, known)}") from error
         raise
 
 

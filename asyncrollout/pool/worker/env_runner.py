@@ -12,15 +12,15 @@ from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.codec import Op
 from asyncrollout.pool.wire.failure import clip
 from asyncrollout.pool.wire.raised import is_own, repr_of
-from asyncrollout.pool.wire.replay_log import Called
+from asyncrollout.pool.wire.replay_log import RecordedCall
 from asyncrollout.pool.worker.env_factory import make_env
 from asyncrollout.pool.worker.replay import replay
-from asyncrollout.pool.worker.text import Dialogue, Fields
+from asyncrollout.pool.worker.text import Fields, TextDialogue
 from asyncrollout.pool.worker.video import film
 from asyncrollout.protocols import Camera, has_snapshots
 from asyncrollout.registry import EnvSpec, load_factory
 from asyncrollout.types import TextOptions
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 
 T = TypeVar("T")
 _SEQUENCES = (tuple, list)
@@ -28,7 +28,7 @@ _MISSING = object()
 _NEEDED_RESET = ": an env's reset is `def reset(self, *, seed=None, options=None)`, as Gymnasium's"
 
 
-class Opening(msgspec.Struct, frozen=True):
+class OpenRequest(msgspec.Struct, frozen=True):
     """All that is needed to make an env somewhere; `camera` is the import path of what films it, and its options."""
 
     spec: EnvSpec
@@ -80,14 +80,14 @@ def _no_tick() -> None:
     """Nobody watches the clock."""
 
 
-class HostedEnv:
+class EnvRunner:
     """An env, its text interface if it is opened with one, and the count of actions so far.
 
     The methods are coroutines so that one text serves synchronous and asynchronous envs; those of a
     synchronous env never wait (see `run_now`).
     """
 
-    def __init__(self, opening: Opening, *, shared: bool = True) -> None:
+    def __init__(self, opening: OpenRequest, *, shared: bool = True) -> None:
         """`shared` is an opening that other envs are made of, too; one that came to a worker is not."""
         self.opening = opening
         spec = opening.spec
@@ -101,11 +101,11 @@ class HostedEnv:
             raise UsageError(f"env {spec.name!r} has coroutines for methods: register its class with runs='io'")
         self.waits = spec.runs == "io"
         self.last: Fields | None = None  # the present episode's last outcome, as the env gave it
-        self._dialogue: Dialogue | None = None
+        self._dialogue: TextDialogue | None = None
         if opening.text:
             interface = load_factory(spec.text_interface)(self.env, opening.options)
             env = self.env if self.has_snapshots else None
-            self._dialogue = Dialogue(interface, opening.options, expert=opening.expert, env=env)
+            self._dialogue = TextDialogue(interface, opening.options, expert=opening.expert, env=env)
         self.camera: Camera | None = None
         if opening.camera is not None:
             factory, options = opening.camera
@@ -201,11 +201,11 @@ class HostedEnv:
         picture = self.env.render()
         return await picture if inspect.isawaitable(picture) else picture
 
-    async def call(self, called: Called) -> Any:
+    async def call(self, called: RecordedCall) -> Any:
         """A method or attribute of the text interface or of the env."""
         return (await self._call(called))[0]
 
-    async def _call(self, called: Called) -> tuple[Any, bool]:
+    async def _call(self, called: RecordedCall) -> tuple[Any, bool]:
         """What it gives, and whether it is a plain attribute, which was only read."""
         method = called.method
         if method.startswith("_"):
@@ -217,7 +217,7 @@ class HostedEnv:
                 break
         else:
             offered = sorted({*dir(interface), *dir(self.env)} if interface else dir(self.env))
-            raise UsageError(f"it offers no {method!r}{nearest(method, offered)}")
+            raise UsageError(f"it offers no {method!r}{did_you_mean(method, offered)}")
         if not callable(found):
             if called.args or called.kwargs:
                 raise UsageError(

@@ -17,10 +17,10 @@ from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.codec import Op
 from asyncrollout.pool.wire.digest import encode_with_digest
 from asyncrollout.pool.wire.failure import failure
-from asyncrollout.pool.wire.page import CLOSING, PAGE_SLOTS, Page
+from asyncrollout.pool.wire.page import CLOSING, PAGE_SLOTS, StatusPage
 from asyncrollout.pool.wire.shared_arrays import Arena, ArrayWriter
 from asyncrollout.pool.worker.entry import WorkerConfig
-from asyncrollout.pool.worker.env_runner import HostedEnv, Opening, run_now
+from asyncrollout.pool.worker.env_runner import EnvRunner, OpenRequest, run_now
 from asyncrollout.pool.worker.guards import kill_group, resident_bytes
 from asyncrollout.pool.worker.text import Fields
 from asyncrollout.pool.worker.thread import EnvThread
@@ -48,17 +48,17 @@ Answer = tuple[Any, Any, int | None, bytes | None]
 """Value, info, digest, snapshot."""
 
 
-class Resident:
+class HostedEnv:
     """One env of this worker: how long its steps and resets take, and where its large arrays go."""
 
-    def __init__(self, opening: Opening, arena: Arena, *, send_snapshots: bool) -> None:
-        self.hosted = HostedEnv(opening, shared=False)
+    def __init__(self, opening: OpenRequest, arena: Arena, *, send_snapshots: bool) -> None:
+        self.hosted = EnvRunner(opening, shared=False)
         self.typical = _UNKNOWN
         self.typical_reset = _UNKNOWN
         self.arrays = ArrayWriter(arena)
         self.sends_snapshots = send_snapshots and self.hosted.has_snapshots
 
-    def perform(self, op: Op, payload: Any, page: Page, slot: int, call_id: int) -> Answer:
+    def perform(self, op: Op, payload: Any, page: StatusPage, slot: int, call_id: int) -> Answer:
         result = run_now(self.hosted.perform(op, payload, lambda: page.begin(slot, call_id, monotonic())))
         if op in (Op.RESET, Op.REPLAY) and result is not None:
             return self.outcome(result)
@@ -73,14 +73,14 @@ class Resident:
         return msgspec.Raw(body), sent_info, digest, state
 
 
-class Worker:
+class WorkerLoop:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._page = Page.attach(config.directory / "page")
+        self._page = StatusPage.attach(config.directory / "page")
         self._withdrawn = self._page.withdrawn
         self._arena = Arena(config.directory)
-        self._residents: dict[int, Resident] = {}
-        self._io_residents: dict[int, Resident] = {}
+        self._residents: dict[int, HostedEnv] = {}
+        self._io_residents: dict[int, HostedEnv] = {}
         self._threads: dict[int, tuple[EnvThread, int]] = {}  # of `io` envs, with their slots in the page
         self._leaving: list[EnvThread] = []  # whose env is being closed
         self._free_slots = deque(range(1, PAGE_SLOTS))
@@ -151,7 +151,7 @@ class Worker:
         if call[2] == Op.CLOSE:
             self._free_slots.append(slot)
 
-    def _play_step(self, call: Call, resident: Resident, slot: int) -> None:
+    def _play_step(self, call: Call, resident: HostedEnv, slot: int) -> None:
         self._send_before(resident.typical)
         call_id, _, _, action = call
         self._let_camera_catch_up(resident, slot)
@@ -180,7 +180,7 @@ class Worker:
             elif not self._behind.is_set():
                 self._behind.set()
 
-    def _let_camera_catch_up(self, resident: Resident, slot: int) -> None:
+    def _let_camera_catch_up(self, resident: HostedEnv, slot: int) -> None:
         """Between steps, and not as a part of one, whose time limit is its env's."""
         camera = resident.hosted.camera
         if camera is not None and camera.is_behind:
@@ -188,7 +188,7 @@ class Worker:
             self._page.end(slot)
             camera.catch_up()
 
-    def _play_other(self, call: Call, resident: Resident | None, slot: int) -> None:
+    def _play_other(self, call: Call, resident: HostedEnv | None, slot: int) -> None:
         call_id, env_id, code, payload = call
         op = Op(code)
         self._send_before(resident.typical_reset if op is Op.RESET and resident is not None else _UNKNOWN)
@@ -236,14 +236,14 @@ class Worker:
         self._page.end(slot)
         kill_group(os.getpid())
 
-    def _open(self, env_id: int, opening: Opening) -> None:
+    def _open(self, env_id: int, opening: OpenRequest) -> None:
         waits = opening.spec.runs == "io"
         if waits and env_id not in self._threads:
             raise UsageError(f"a worker runs at most {PAGE_SLOTS - 1} io envs: use more workers")
         residents = self._io_residents if waits else self._residents
-        residents[env_id] = Resident(opening, self._arena, send_snapshots=self._config.send_snapshots)
+        residents[env_id] = HostedEnv(opening, self._arena, send_snapshots=self._config.send_snapshots)
 
-    def _leave(self, env_id: int, resident: Resident) -> None:
+    def _leave(self, env_id: int, resident: HostedEnv) -> None:
         self._residents.pop(env_id, None)
         self._io_residents.pop(env_id, None)
         resident.arrays.close()
@@ -290,7 +290,7 @@ class Worker:
             self._close(self._io_residents[env_id])
         self._page.end(slot)
 
-    def _close(self, resident: Resident) -> None:
+    def _close(self, resident: HostedEnv) -> None:
         try:
             run_now(resident.hosted.close())
         except BaseException as error:  # the others are closed all the same
@@ -312,4 +312,4 @@ def _nothing(payload: Any) -> Answer:
 
 
 def _opens_io(call: Call) -> bool:
-    return call[2] == Op.OPEN and isinstance(call[3], Opening) and call[3].spec.runs == "io"
+    return call[2] == Op.OPEN and isinstance(call[3], OpenRequest) and call[3].spec.runs == "io"

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, cast
 from asyncrollout.errors import EnvDiverged, EnvError
 from asyncrollout.pool.wire.digest import outcome_digest
 from asyncrollout.pool.wire.raised import is_own, repr_of
-from asyncrollout.pool.wire.replay_log import Called, Past, Played
+from asyncrollout.pool.wire.replay_log import RecordedCall, ReplayedEpisode, ReplayLog
 from asyncrollout.pool.worker.text import Fields
 from asyncrollout.pool.worker.video import film
 
 if TYPE_CHECKING:
-    from asyncrollout.pool.worker.env_runner import HostedEnv
+    from asyncrollout.pool.worker.env_runner import EnvRunner
 
 
 class NotInPlaceError(EnvError):
     """This state needs a new env; never reaches users."""
 
 
-async def replay(hosted: "HostedEnv", past: Past, tick: Callable[[], None]) -> Fields | None:
+async def replay(hosted: "EnvRunner", past: ReplayLog, tick: Callable[[], None]) -> Fields | None:
     """The present episode's last outcome, if there is an episode; `tick` is called before each part of the work."""
     now = past.present
     if past.in_place and now is not None and now.state is not None and not hosted.is_described_by_snapshot:
@@ -27,12 +27,12 @@ async def replay(hosted: "HostedEnv", past: Past, tick: Callable[[], None]) -> F
     return None if now is None else await _play(hosted, now, tick, trusted=past.trusted)
 
 
-async def _live(hosted: "HostedEnv", past: Past, tick: Callable[[], None]) -> None:
+async def _live(hosted: "EnvRunner", past: ReplayLog, tick: Callable[[], None]) -> None:
     """Repeat what came before the present episode; nothing of it is filmed again."""
     camera, hosted.camera = hosted.camera, None
     try:
         for one in past.life:
-            if isinstance(one, Called):
+            if isinstance(one, RecordedCall):
                 tick()
                 await _repeat(hosted, one, "in a new env")
             else:
@@ -42,7 +42,7 @@ async def _live(hosted: "HostedEnv", past: Past, tick: Callable[[], None]) -> No
 
 
 async def _play(
-    hosted: "HostedEnv", played: Played, tick: Callable[[], None], *, trusted: bool, where: str = ""
+    hosted: "EnvRunner", played: ReplayedEpisode, tick: Callable[[], None], *, trusted: bool, where: str = ""
 ) -> Fields | None:
     digests = iter(played.digests)
     tick()
@@ -65,7 +65,7 @@ async def _play(
         tick()
         if hosted.camera is not None and hosted.camera.is_behind:
             hosted.camera.catch_up()
-        if isinstance(entry, Called):
+        if isinstance(entry, RecordedCall):
             await _repeat(hosted, entry, f"at action {turn}{where}")
             continue
         try:
@@ -78,7 +78,7 @@ async def _play(
     return hosted.last
 
 
-async def _repeat(hosted: "HostedEnv", called: Called, where: str) -> None:
+async def _repeat(hosted: "EnvRunner", called: RecordedCall, where: str) -> None:
     try:
         await hosted.call(called)
     except BaseException as error:
@@ -92,7 +92,7 @@ async def _repeat(hosted: "HostedEnv", called: Called, where: str) -> None:
         raise EnvDiverged(f"{called.method}(), repeated {where}, did not raise, where it had")
 
 
-def _check_own(hosted: "HostedEnv", error: BaseException) -> None:
+def _check_own(hosted: "EnvRunner", error: BaseException) -> None:
     """Let pass what the env did not raise, such as a cancellation."""
     if not is_own(error, awaits=hosted.awaits):
         raise error

@@ -19,7 +19,7 @@ Fields = tuple[Any, float, bool, bool, dict[str, Any]]
 _LONGEST_TOLD = 100
 
 
-class Dialogue:
+class TextDialogue:
     """One env's text interface through an episode: the count of its actions, the last of them, the last observation."""
 
     def __init__(self, interface: Any, options: TextOptions, *, expert: bool, env: Any = None) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asyncrollout.pool.worker.env_runner import HostedEnv
+    from asyncrollout.pool.worker.env_runner import EnvRunner
 
 
 class EnvThread:
     """Runs what it is given, in order. It is a daemon: an env that never returns must not keep the process alive."""
 
     def __init__(self) -> None:
-        self.hosted: HostedEnv | None = None  # the env, once it is made
+        self.hosted: EnvRunner | None = None  # the env, once it is made
         self.ended = threading.Event()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()

@@ -43,7 +43,7 @@ async def run_rollout(
 
     `member` and `sampling_seed` are what differs among rollouts of one seed; `progress` tells where it is.
     """
-    seed, member = validation.whole("seed", seed, 0), validation.whole("member", member, 0)
+    seed, member = validation.check_int("seed", seed, 0), validation.check_int("member", member, 0)
     uid = f"{env.name}-{seed}.{member}" if uid is None else uid
     progress = Progress(uid) if progress is None else progress
     player = agent.open(uid, seed if sampling_seed is None else sampling_seed)

@@ -14,10 +14,10 @@ from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
 from asyncrollout.registry import EnvRef, EnvSpec
 from asyncrollout.rollouts.episode.episode import as_data, run_rollout
-from asyncrollout.rollouts.episode.observer import Nobody, Watch
+from asyncrollout.rollouts.episode.observer import NullObserver, RolloutObserver
 from asyncrollout.rollouts.episode.progress import Progress
 from asyncrollout.rollouts.episode.scoring import Scorer
-from asyncrollout.rollouts.episode.videos import GroupFilms
+from asyncrollout.rollouts.episode.videos import GroupVideos
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Group, Limits, StopReason, Trajectory, Verdict, member_uid
 from asyncrollout.video.recorder import VideoRecorder
@@ -80,7 +80,7 @@ async def run_group(
     scorer: Scorer | None = None,
     sampling_base: int | None = None,
     slots: Slots | None = None,
-    watch: Watch | None = None,
+    watch: RolloutObserver | None = None,
     record: VideoRecorder | None = None,
 ) -> Group:
     """Play `size` episodes at once: the same env seed, but each with its own sampling seed.
@@ -88,9 +88,9 @@ async def run_group(
     The group always has all its members; if too many failed, its verdict says so. `slots` bounds rollouts under way.
     `record` is open.
     """
-    size, seed = validation.whole("size", size, 1), validation.whole("seed", seed, 0)
+    size, seed = validation.check_int("size", size, 1), validation.check_int("seed", seed, 0)
     spec = pool.find(env)
-    films = GroupFilms(record, tag or spec.name)
+    films = GroupVideos(record, tag or spec.name)
     group = _Playing(
         pool=pool,
         spec=spec,
@@ -104,7 +104,7 @@ async def run_group(
         scorer=scorer,
         sampling_base=seed if sampling_base is None else sampling_base,
         slots=slots,
-        watch=Nobody() if watch is None else watch,
+        watch=NullObserver() if watch is None else watch,
         films=films,
     )
     with films:
@@ -128,8 +128,8 @@ class _Playing:
     scorer: Scorer | None
     sampling_base: int
     slots: Slots | None
-    watch: Watch
-    films: GroupFilms
+    watch: RolloutObserver
+    films: GroupVideos
     retries: int = 0
     recalled: set[str] = field(default_factory=set)
 

@@ -6,7 +6,7 @@ from asyncrollout.rollouts.episode.progress import Progress
 from asyncrollout.trajectories import Trajectory
 
 
-class Watch(Protocol):
+class RolloutObserver(Protocol):
     """Told of all members of a group; an earlier process is one whose run is resumed."""
 
     def recall(self, uid: str) -> Trajectory | None:
@@ -27,7 +27,7 @@ class Watch(Protocol):
         """It has come to its end, and stays as it is given back."""
 
 
-class Nobody:
+class NullObserver:
     """Watches nothing, and knows of nothing."""
 
     def recall(self, _uid: str) -> Trajectory | None: ...

@@ -8,18 +8,18 @@ import msgspec
 from asyncrollout.successes import succeeded
 from asyncrollout.trajectories import Group, Trajectory
 from asyncrollout.video.recorder import VideoRecorder
-from asyncrollout.video.recording import Recording
+from asyncrollout.video.recording import VideoRecording
 
 
-class GroupFilms:
+class GroupVideos:
     """A context manager: what is not `settle`d when it is left was broken off."""
 
     def __init__(self, recorder: VideoRecorder | None, kind: str) -> None:
         self._recorder = recorder if recorder is not None and recorder.is_next(kind) else None
         self._kind = kind
-        self._films: dict[str, Recording] = {}
+        self._films: dict[str, VideoRecording] = {}
 
-    def begin(self, uid: str) -> Recording | None:
+    def begin(self, uid: str) -> VideoRecording | None:
         """What to open the env with; of a rollout that is played once more, only the last film counts."""
         self._discard(uid)
         film = None if self._recorder is None else self._recorder.film_rollout(uid, self._kind)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Load(NamedTuple):
+class AdmissionLoad(NamedTuple):
     """How things stand, in groups."""
 
     playing: int
@@ -15,7 +15,7 @@ class Load(NamedTuple):
     """Those that were judged since the last batch was complete."""
 
 
-class Rules(NamedTuple):
+class AdmissionRules(NamedTuple):
     """What bounds it, in groups, too."""
 
     needed: int
@@ -31,7 +31,7 @@ class Rules(NamedTuple):
     """How many may be worked on or kept at a time, whatever the size of a batch."""
 
 
-def may_start(load: Load, rules: Rules, keep_rate: float) -> bool:
+def may_start(load: AdmissionLoad, rules: AdmissionRules, keep_rate: float) -> bool:
     if load.playing >= rules.most_playing:
         return False
     if rules.most_draws is not None and load.judged + load.undecided >= rules.most_draws * max(rules.batches, 1):

@@ -13,10 +13,10 @@ from asyncrollout.trajectories import Group
 OnExhausted = Literal["raise", "short", "fill"]
 Rank = Callable[[Group], tuple[int, ...]]
 
-_LEFT_OVER = -1  # the round of groups that belong to no round of this tray
+_LEFT_OVER = -1  # the round of groups that belong to no round of this buffer
 
 
-class _Cost(NamedTuple):
+class _DrawCost(NamedTuple):
     """A draw for a batch: the oldest weights in it, and why it was dropped, if it was."""
 
     group: str
@@ -24,7 +24,7 @@ class _Cost(NamedTuple):
     reason: str | None
 
 
-class Tray:
+class BatchBuffer:
     """Groups are put in as they are judged; at most `max_rounds` times `needed` are drawn for a batch.
 
     Pure bookkeeping, in the order of judgement, so that batches do not depend on timing. With a `rank`, kept groups are
@@ -35,8 +35,8 @@ class Tray:
         self.kept: list[Group] = []
         self._ranks: list[tuple[int, ...]] = []  # of those that are kept, if they are ordered by rank
         self._rank = rank
-        self.spare: deque[Group] = deque()
-        self._judged: list[_Cost] = []  # for the batch in progress
+        self.rejected: deque[Group] = deque()
+        self._judged: list[_DrawCost] = []  # for the batch in progress
         self._needed = 0
         self._taken = 0  # since `needed` was last set to another number
         self._max_rounds = max_rounds
@@ -74,20 +74,20 @@ class Tray:
         """Take in a judged group; those that are of no more use come back."""
         assert group.verdict is not None
         reason = None if group.verdict.keep else group.verdict.reason or "dropped"
-        self._judged.append(_Cost(group.id, group.version, reason))
+        self._judged.append(_DrawCost(group.id, group.version, reason))
         if group.verdict.keep:
             self._rounds[group.id] = self._round
             self._keep(group)
             is_complete = (self._taken + len(self.kept)) % self.needed == 0
-            return self.begin_anew() if is_complete else []
+            return self.start_next_batch() if is_complete else []
         self._note_gone(group.id, self._round)
         if self._on_exhausted != "fill" or group.verdict.reason == FAILED or not group.valid:
             return [group]
-        self.spare.append(group)
-        return [self.spare.popleft()] if len(self.spare) > self.needed else []
+        self.rejected.append(group)
+        return [self.rejected.popleft()] if len(self.rejected) > self.needed else []
 
     def adopt(self, kept: Sequence[Group], dropped: Sequence[str]) -> None:
-        """Groups that an earlier tray had kept, and the ids of those that were dropped on the way to them."""
+        """Groups that an earlier buffer had kept, and the ids of those that were dropped on the way to them."""
         for group in kept:
             self._rounds[group.id] = _LEFT_OVER
             self._keep(group)
@@ -128,11 +128,11 @@ class Tray:
         return self._filled(self._take(count), count) if self.kept else []
 
     def _filled(self, groups: list[Group], count: int) -> list[Group]:
-        while self._on_exhausted == "fill" and self.spare and len(groups) < count:
-            groups.append(self.spare.popleft())
+        while self._on_exhausted == "fill" and self.rejected and len(groups) < count:
+            groups.append(self.rejected.popleft())
         return groups
 
-    def make_do(self, count: int) -> list[Group]:
+    def take_exhausted(self, count: int) -> list[Group]:
         """A batch whose draws are used up: what there is, filled with dropped groups if so chosen, or an error."""
         groups = self._filled(self._take(count), count)
         self._taken = 0
@@ -153,10 +153,10 @@ class Tray:
             f"loosen the filter, or raise max_num_gen_batches, or {choice}"
         )
 
-    def begin_anew(self) -> list[Group]:
+    def start_next_batch(self) -> list[Group]:
         """Let the next batch have its draws; dropped groups that nobody took come back."""
-        unused = [*self.spare]
-        self.spare.clear()
+        unused = [*self.rejected]
+        self.rejected.clear()
         self._stale = 0
         self._round += 1
         self._judged.clear()
@@ -165,7 +165,7 @@ class Tray:
     def remove_older(self, version: int) -> list[Group]:
         """Take out groups in which weights older than this version had a part; draws made with them do not count."""
         self._judged = [cost for cost in self._judged if cost.version is None or cost.version >= version]
-        old = [group for group in (*self.kept, *self.spare) if is_older(group, version)]
+        old = [group for group in (*self.kept, *self.rejected) if is_older(group, version)]
         gone = {group.id for group in old}
         for name in gone:
             self._rounds.pop(name, None)
@@ -173,7 +173,7 @@ class Tray:
         self.kept, self._ranks = [], []
         for group in kept:
             self._keep(group)
-        self.spare = deque(group for group in self.spare if group.id not in gone)
+        self.rejected = deque(group for group in self.rejected if group.id not in gone)
         return old
 
     def note_stale(self, group: Group) -> None:

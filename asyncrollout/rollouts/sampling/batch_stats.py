@@ -11,7 +11,7 @@ _STALE = "stale"
 
 
 @dataclass
-class Sums:
+class BatchSums:
     """Of groups that were judged or dropped as stale, and of their members that have an outcome."""
 
     groups: int = 0
@@ -40,12 +40,12 @@ class Sums:
             setattr(self, name, getattr(self, name) + value)
 
 
-class Tally:
+class BatchStats:
     """Sums since they were last taken."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = dict.fromkeys(("mean_reward", "mean_turns", "mean_tokens"), 0.0)
-        self._sums = Sums()
+        self._sums = BatchSums()
 
     def add(self, group: Group) -> None:
         """A group was judged."""
@@ -57,16 +57,16 @@ class Tally:
             self._sums.add(group)
         self._sums.dropped[_STALE] += 1
 
-    def take(self) -> Sums:
+    def take(self) -> BatchSums:
         """What has come together; then it begins anew."""
-        sums, self._sums = self._sums, Sums()
+        sums, self._sums = self._sums, BatchSums()
         return sums
 
-    def put_back(self, sums: Sums) -> None:
+    def restore(self, sums: BatchSums) -> None:
         """Sums whose batch nobody had: they are part of the next one's."""
         self._sums.merge(sums)
 
-    def figures(self, sums: Sums) -> dict[str, float]:
+    def figures(self, sums: BatchSums) -> dict[str, float]:
         """Counts and means of all groups, dropped ones included.
 
         If there were none (a batch may have been ready before), the means are those of last time.

@@ -38,7 +38,7 @@ class KeepRate:
         return max((self._recently_kept + 1) / (len(self._recent) + 1), _LEAST_RATE)
 
 
-class Judge:
+class FilterRunner:
     """Judges groups in the order in which they come; a batch filter judges `needed` at a time.
 
     Groups that were `judged` before a run was broken off are not judged again.

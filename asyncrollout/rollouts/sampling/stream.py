@@ -14,27 +14,27 @@ import msgspec
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError, like
 from asyncrollout.logs import get_logger
-from asyncrollout.rollouts.sampling.admission import Load, Rules, may_start
-from asyncrollout.rollouts.sampling.batch_buffer import OnExhausted, Tray
-from asyncrollout.rollouts.sampling.filtering import Judge, error_of, is_older
+from asyncrollout.rollouts.sampling.admission import AdmissionLoad, AdmissionRules, may_start
+from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer, OnExhausted
+from asyncrollout.rollouts.sampling.filtering import FilterRunner, error_of, is_older
 from asyncrollout.rollouts.sampling.ledger import Ledger
 from asyncrollout.rollouts.sampling.pace import Pace
-from asyncrollout.rollouts.sampling.task_source import Draw, Draws
+from asyncrollout.rollouts.sampling.task_source import GroupRequest, TaskSource
 from asyncrollout.trajectories import DRAWN, Group
 
 Order = Literal["finish", "start"]
-Play = Callable[[Draw], Awaitable[Group]]
+Play = Callable[[GroupRequest], Awaitable[Group]]
 
 _FEWEST_FAILURES = 8
 
 log = get_logger(__name__)
 
 
-class Taken(NamedTuple):
+class TakenGroups(NamedTuple):
     """Kept groups with their draws, in order, and the ids of groups that were dropped on the way to them."""
 
     groups: list[Group]
-    draws: list[Draw]
+    draws: list[GroupRequest]
     dropped: list[str]
 
 
@@ -60,10 +60,10 @@ class GroupStream:
 
     def __init__(
         self,
-        draws: Draws,
+        source: TaskSource,
         play: Play,
         *,
-        judge: Judge,
+        filters: FilterRunner,
         ledger: Ledger,
         rules: StreamRules,
         version: Callable[[], int],
@@ -72,9 +72,9 @@ class GroupStream:
         last_held: Callable[[], float] = lambda: -math.inf,
         had_valid: bool = False,
     ) -> None:
-        self._draws = draws
+        self._source = source
         self._play = play
-        self._judge = judge
+        self._filters = filters
         self._ledger = ledger
         self._rules = rules
         self._version = version
@@ -82,8 +82,8 @@ class GroupStream:
         self._dropped_stale = dropped_stale
         self._last_held = last_held
         ranked = rules.order == "start" or bool(rules.max_lag)
-        self._tray = Tray(rules.max_num_gen_batches, rules.on_exhausted, self._rank if ranked else None)
-        self._open: dict[str, Draw] = {}  # all that was drawn, until it is delivered or dropped
+        self._buffer = BatchBuffer(rules.max_num_gen_batches, rules.on_exhausted, self._rank if ranked else None)
+        self._open: dict[str, GroupRequest] = {}  # all that was drawn, until it is delivered or dropped
         self._playing: dict[int, int] = {}  # with the version of the weights at their start
         self._playing_since: Counter[int] = Counter()  # how many of them began with each version
         self._started: deque[int] = deque()  # in start order: those whose turn has not come
@@ -109,7 +109,7 @@ class GroupStream:
 
     @property
     def buffered(self) -> int:
-        return len(self._tray.kept)
+        return len(self._buffer.kept)
 
     async def run(self) -> None:
         """Play until the tasks end; a failure is kept for the one who takes."""
@@ -124,35 +124,35 @@ class GroupStream:
             self.stopped.set()
             self._notify()
 
-    def adopt(self, taken: Taken) -> None:
+    def adopt(self, taken: TakenGroups) -> None:
         """Groups that were kept before, and that nobody has had."""
         if not taken.groups and not taken.dropped:
             return
         self._open.update((draw.id, draw) for draw in taken.draws)
-        self._tray.adopt(taken.groups, taken.dropped)
+        self._buffer.adopt(taken.groups, taken.dropped)
         self._checked_at = None
 
-    def close(self) -> tuple[list[str], Taken]:
+    def close(self) -> tuple[list[str], TakenGroups]:
         """Account for all that plays or waits for a verdict: its ids, to be drawn again; and what was kept so far."""
-        for group in self._tray.spare:
+        for group in self._buffer.rejected:
             self._end(group, "filtered")
-        kept = [*self._tray.kept]
-        left_over = Taken(kept, [self._open.pop(group.id) for group in kept], self._tray.consumed())
+        kept = [*self._buffer.kept]
+        left_over = TakenGroups(kept, [self._open.pop(group.id) for group in kept], self._buffer.consumed())
         given_up = [*self._open]
         for draw in self._open.values():
             self._ledger.cancel(draw.id, self._rules.group_size)
-        self._draws.give_back(self._open.values())
+        self._source.give_back(self._open.values())
         self._open.clear()
         return given_up, left_over
 
-    async def take(self, groups: int, *, needed: int | None = None) -> Taken:
+    async def take(self, groups: int, *, needed: int | None = None) -> TakenGroups:
         """The next groups that are kept; fewer at the end of the tasks, or as `on_exhausted` says.
 
         `needed` is how many the stream works towards at a time, for somebody who takes groups one by one.
         """
         if self._wanted:
             raise UsageError("somebody else awaits groups of this stream: one consumer at a time")
-        self._tray.needed = groups if needed is None else needed
+        self._buffer.needed = groups if needed is None else needed
         self._pace = None if needed is None else self._pace or Pace()
         self._wanted = 1
         self._warn_of_jump()
@@ -162,16 +162,16 @@ class GroupStream:
                 self._drop_stale()
                 self._judge_finished()
                 if self.buffered >= groups and not self._is_any_due():
-                    return self._hand_out(self._tray.take(groups))
+                    return self._hand_out(self._buffer.take(groups))
                 if self.failure is not None:
                     raise self.failure
                 if (
-                    self._tray.exhausted and self.buffered < groups
+                    self._buffer.exhausted and self.buffered < groups
                 ):  # before the end of the tasks, of which it is a matter of timing who hears
-                    return self._make_do(groups)
+                    return self._take_exhausted(groups)
                 if self._is_over():
                     self._check_alive()
-                    return self._hand_out(self._tray.take_last(groups))
+                    return self._hand_out(self._buffer.take_last(groups))
                 await self._wait()
         finally:
             self._wanted = 0
@@ -181,7 +181,7 @@ class GroupStream:
             while not self._has_room():  # at first there is none: nobody has asked yet
                 await self._changed.wait()
             try:
-                draw = await anext(self._draws)
+                draw = await anext(self._source)
             except StopAsyncIteration:
                 self._drained = True
                 return
@@ -203,24 +203,24 @@ class GroupStream:
             del self._playing_since[began]
 
     def _has_room(self) -> bool:
-        undecided = len(self._playing) + len(self._early) + len(self._finished) + self._judge.waiting
-        rules = Rules(
-            needed=self._tray.needed,
+        undecided = len(self._playing) + len(self._early) + len(self._finished) + self._filters.waiting
+        rules = AdmissionRules(
+            needed=self._buffer.needed,
             batches=self._wanted + self._rules.ahead,
             most_playing=max(self._rules.max_in_flight // self._rules.group_size, 1),
-            most_draws=self._tray.max_draws,
-            in_rounds=self._judge.in_rounds,
+            most_draws=self._buffer.max_draws,
+            in_rounds=self._filters.in_rounds,
             most_ahead=self._most_ahead(),
         )
-        load = Load(len(self._playing), undecided, self.buffered, self._tray.judged)
-        return not self._is_exhausted() and may_start(load, rules, self._judge.rate.now)
+        load = AdmissionLoad(len(self._playing), undecided, self.buffered, self._buffer.judged)
+        return not self._is_exhausted() and may_start(load, rules, self._filters.rate.now)
 
     def _most_ahead(self) -> int | None:
         if self._pace is None or self._rules.max_lag is None:
             return None
         return self._pace.most_ahead(self._version(), self._rules.max_lag, is_awaited=self._wanted > 0)
 
-    async def _run_one(self, draw: Draw) -> None:
+    async def _run_one(self, draw: GroupRequest) -> None:
         group = await self._play(draw)
         self._note_end(draw.index)
         if self._is_stale(group):
@@ -242,19 +242,19 @@ class GroupStream:
     def _judge_finished(self) -> None:
         """Judge in order, but not beyond a batch and its draws, so that what is in it never depends on timing."""
         while self._finished and not self._is_exhausted() and not self._is_served():
-            self._put(self._judge.judge, self._finished.popleft(), self._tray.needed)
+            self._put(self._filters.judge, self._finished.popleft(), self._buffer.needed)
         is_last = self.stopped.is_set() and not self._finished
-        if is_last or (self._is_exhausted() and self.buffered < self._tray.needed):
-            self._put(self._judge.judge_rest)
+        if is_last or (self._is_exhausted() and self.buffered < self._buffer.needed):
+            self._put(self._filters.judge_rest)
 
     def _is_exhausted(self) -> bool:
         """Whether a batch has had all its draws, those included that wait to be judged with others."""
-        most = self._tray.max_draws
-        return most is not None and 0 < most <= self._tray.judged + self._judge.waiting
+        most = self._buffer.max_draws
+        return most is not None and 0 < most <= self._buffer.judged + self._filters.waiting
 
     def _is_served(self) -> bool:
         """Whether nothing more is judged until it is asked for: in start order no verdict depends on timing."""
-        return self._rules.order == "start" and (not self._wanted or self.buffered >= self._tray.needed)
+        return self._rules.order == "start" and (not self._wanted or self.buffered >= self._buffer.needed)
 
     def _put(self, judge: Callable[..., list[Group]], *judged: Any) -> None:
         """Count what a judgement gives; if it fails, nothing is judged any more."""
@@ -265,7 +265,7 @@ class GroupStream:
             for place, group in enumerate(together, start=1):
                 self._judged(group, len(together) - place)
                 self._count_failures(group)
-                for dropped in self._tray.put(group):
+                for dropped in self._buffer.put(group):
                     self._end(dropped, "filtered")
         except Exception as failure:
             self.failure = failure
@@ -281,7 +281,7 @@ class GroupStream:
     def _most_failures(self) -> int:
         """How many groups may fail in a row; fewer if nothing has worked yet, since then it is hardly bad luck."""
         if self._had_valid:
-            return max(_FEWEST_FAILURES, self._tray.needed)
+            return max(_FEWEST_FAILURES, self._buffer.needed)
         return max(math.ceil(_FEWEST_FAILURES / self._rules.group_size), 2)
 
     def _check_alive(self) -> None:
@@ -305,7 +305,7 @@ class GroupStream:
         oldest = self._version() - lag
         if any(began <= oldest for began in self._playing_since):
             return True
-        return not self._is_exhausted() and self._judge.has_older(oldest + 1)  # their round is completed first
+        return not self._is_exhausted() and self._filters.has_older(oldest + 1)  # their round is completed first
 
     def _rank(self, group: Group) -> tuple[int, ...]:
         """By start; in finish order by weights first, so that what is left over is no longer than others."""
@@ -323,7 +323,7 @@ class GroupStream:
             return
         self._checked_at = self._version()
         oldest = self._checked_at - self._rules.max_lag
-        stale = self._judge.remove_older(oldest)
+        stale = self._filters.remove_older(oldest)
         stale += filter(self._is_stale, self._finished)
         early = {index: group for index, group in self._early.items() if self._is_stale(group)}
         if early:
@@ -333,7 +333,7 @@ class GroupStream:
         gone = {group.id for group in stale}
         self._finished = deque(group for group in self._finished if group.id not in gone)
         self._queue_in_start_order()
-        for group in (*stale, *self._tray.remove_older(oldest)):
+        for group in (*stale, *self._buffer.remove_older(oldest)):
             self._end_stale(group)
         self._notify()
 
@@ -341,7 +341,7 @@ class GroupStream:
         if group.verdict is not None and not group.verdict.keep:  # it could only have filled a batch
             self._end(group, "filtered")
             return
-        self._tray.note_stale(group)
+        self._buffer.note_stale(group)
         self._dropped_stale(group)
         self._end(group, "stale")
 
@@ -357,33 +357,33 @@ class GroupStream:
                 hint="whatever was played ahead is stale: raise the version by one for each batch, or raise max_lag",
             )
 
-    def _make_do(self, groups: int) -> Taken:
+    def _take_exhausted(self, groups: int) -> TakenGroups:
         try:
-            made_do = self._tray.make_do(groups)
+            taken = self._buffer.take_exhausted(groups)
         except ExhaustedError as error:
             if self._last_error is not None:
                 error.add_note(f"the last failure: {type(self._last_error).__name__}: {self._last_error}")
             raise
         finally:
-            for unused in self._tray.begin_anew():
+            for unused in self._buffer.start_next_batch():
                 self._end(unused, "filtered")
             self._notify()
-        return self._hand_out(made_do)
+        return self._hand_out(taken)
 
-    def _hand_out(self, groups: list[Group]) -> Taken:
+    def _hand_out(self, groups: list[Group]) -> TakenGroups:
         if self._pace is not None:
             self._pace.note(self._version(), len(groups))
         self._version_of_last_batch = self._version()
         draws = [self._open.pop(group.id) for group in groups]
         self._notify()
-        return Taken(groups, draws, self._tray.consumed_by(groups))
+        return TakenGroups(groups, draws, self._buffer.consumed_by(groups))
 
     def _end(self, group: Group, how: Literal["filtered", "stale"]) -> None:
         del self._open[group.id]
         self._ledger.end_group(group, how)
 
     def _is_over(self) -> bool:
-        return self._drained and len(self._open) == len(self._tray.kept) + len(self._tray.spare)
+        return self._drained and len(self._open) == len(self._buffer.kept) + len(self._buffer.rejected)
 
     async def _wait(self) -> None:
         """Until something changes; if nothing moves for long, an error says what is being waited for."""

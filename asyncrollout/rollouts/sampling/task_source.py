@@ -17,7 +17,7 @@ from asyncrollout.rollouts.sampling.shares import Shares, SharesOf
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.serialization import to_plain
 from asyncrollout.trajectories import DRAWN, Group
-from asyncrollout.validation import nearest, whole
+from asyncrollout.validation import check_int, did_you_mean
 
 
 class MapStyle(Protocol):
@@ -56,7 +56,7 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.structs.force_setattr(self, "share", float(self.share))  # numpy's would be recorded as another value
 
 
-class Draw(msgspec.Struct, frozen=True, order=True):
+class GroupRequest(msgspec.Struct, frozen=True, order=True):
     """A group to be played."""
 
     index: int
@@ -66,7 +66,7 @@ class Draw(msgspec.Struct, frozen=True, order=True):
     tag: str
 
 
-class Reported(msgspec.Struct, frozen=True):
+class ReportedGroup(msgspec.Struct, frozen=True):
     """A group, by its number, that an earlier process reported to the source of tasks when it had drawn so many."""
 
     drawn: int
@@ -74,7 +74,7 @@ class Reported(msgspec.Struct, frozen=True):
     group: Group
 
 
-class Draws:
+class TaskSource:
     """Draws one after the other; the same ones from the same seed, tasks and shares.
 
     Without tasks there is no end of them. Each judged group is reported to an object of tasks that has a method
@@ -97,21 +97,21 @@ class Draws:
         self._seed = seed
         self.shares = Shares({share.tag: share.share for share in shares}, shares_of)
         self._index = 0
-        self._returned: list[Draw] = []
+        self._returned: list[GroupRequest] = []
         self._source = tasks
         self._tasks = None if tasks is None else _iterator(tasks)
         finished = getattr(tasks, "finished", None)
         self._finished = finished if callable(finished) else None
         if inspect.iscoroutinefunction(self._finished):
             raise UsageError("tasks: finished(group) is called while groups are judged, so it must not be async")
-        self._recorded: dict[int, Draw] = {}
+        self._recorded: dict[int, GroupRequest] = {}
         self._settled: Container[int] = ()
-        self._reported: deque[Reported] = deque()
+        self._reported: deque[ReportedGroup] = deque()
         self._reported_before: set[str] = set()  # of groups that are judged again
         self._wound = 0  # as many draws need no task of the source any more
 
     async def remember(
-        self, recorded: dict[int, Draw], settled: Container[int], reported: Iterable[Reported] = ()
+        self, recorded: dict[int, GroupRequest], settled: Container[int], reported: Iterable[ReportedGroup] = ()
     ) -> None:
         """What was drawn in an earlier process is drawn again, but for the numbers that are settled.
 
@@ -167,10 +167,10 @@ class Draws:
         """Whether something was given back, and not drawn again yet."""
         return bool(self._returned)
 
-    def __aiter__(self) -> AsyncIterator[Draw]:
+    def __aiter__(self) -> AsyncIterator[GroupRequest]:
         return self
 
-    async def __anext__(self) -> Draw:
+    async def __anext__(self) -> GroupRequest:
         if self._returned:
             return heapq.heappop(self._returned)
         while (draw := await self._draw()).index in self._settled:
@@ -178,7 +178,7 @@ class Draws:
                 await anyio.lowlevel.checkpoint()
         return draw
 
-    async def _draw(self) -> Draw:
+    async def _draw(self) -> GroupRequest:
         task = None if self._index < self._wound else await self._pulled()
         index, self._index = self._index, self._index + 1
         recorded = self._recorded.pop(index, None)
@@ -191,12 +191,14 @@ class Draws:
         assert task is not None
         tag = self._next_tag(recorded) if task.tag is None else task.tag
         if tag not in self.shares.tags:
-            raise UsageError(f"task {index}: no env has the tag {tag!r}{nearest(tag, self.shares.tags)}")
+            raise UsageError(f"task {index}: no env has the tag {tag!r}{did_you_mean(tag, self.shares.tags)}")
         self.shares.note_drawn(tag)
         seed = (
-            sampling_seed(self._seed, "env", index) if task.seed is None else whole(f"task {index}: seed", task.seed, 0)
+            sampling_seed(self._seed, "env", index)
+            if task.seed is None
+            else check_int(f"task {index}: seed", task.seed, 0)
         )
-        draw = Draw(index, f"{DRAWN}{index}", seed, task.task, tag)
+        draw = GroupRequest(index, f"{DRAWN}{index}", seed, task.task, tag)
         if recorded is not None and to_plain(_contents(draw)) != to_plain(_contents(recorded)):
             raise UsageError(
                 f"tasks are not those that the run began with: task {draw.index} was {recorded.task!r:.100}, and is "
@@ -204,7 +206,7 @@ class Draws:
             )
         return draw
 
-    def give_back(self, draws: Iterable[Draw]) -> None:
+    def give_back(self, draws: Iterable[GroupRequest]) -> None:
         """What was drawn and not used comes first the next time."""
         for draw in draws:
             heapq.heappush(self._returned, draw)
@@ -281,12 +283,12 @@ class Draws:
         self._arrived.set()
         self._arrived = anyio.Event()
 
-    def _next_tag(self, recorded: Draw | None) -> str:
+    def _next_tag(self, recorded: GroupRequest | None) -> str:
         is_fixed = recorded is not None and self.shares.depend_on_timing
         return recorded.tag if recorded is not None and is_fixed else self.shares.next_tag()
 
 
-def _contents(draw: Draw) -> list[Any]:
+def _contents(draw: GroupRequest) -> list[Any]:
     return [draw.seed, draw.tag, draw.task]
 
 

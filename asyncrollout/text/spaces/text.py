@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 
 from asyncrollout.errors import UsageError
-from asyncrollout.text.replies import LONGEST, Answer, find_answer, find_stated, read_choice, read_reply, turn_format
+from asyncrollout.text.replies import (
+    LONGEST,
+    StatedAnswer,
+    find_answer,
+    find_stated,
+    read_choice,
+    read_reply,
+    turn_format,
+)
 from asyncrollout.text.spaces import members, values
 from asyncrollout.text.spaces.kinds import MOST_IN_ACTION, can_be_written, form_of, kind_of, short
 from asyncrollout.types import Observation, Parsed, TextOptions
@@ -85,7 +93,7 @@ class SpaceText:
         name = self._names.get(plain) if isinstance(plain, int) else None
         return name or json.dumps(plain, ensure_ascii=False)
 
-    def _read_answer(self, answer: Answer) -> Parsed:
+    def _read_answer(self, answer: StatedAnswer) -> Parsed:
         # long replies take milliseconds to look through, and this is done twice
         brief = f"<think></think><answer>{answer.text}</answer>" if answer.tagged else answer.text[-LONGEST - 1 :]
         if self._names:

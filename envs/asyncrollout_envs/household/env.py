@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 from asyncrollout_envs.household.rooms import ACTIVITIES, Room, make_room
 from asyncrollout_envs.household.skills import SKILLS, command
 from asyncrollout_envs.household.world import LENGTH, State, advance, first_state, satisfied
@@ -150,4 +150,4 @@ class Household:
 
 def _check_activity(key: str, name: Any) -> None:
     if not isinstance(name, str) or name not in ACTIVITIES:
-        raise UsageError(f"household: {key}={name!r:.200} is no activity{nearest(str(name), ACTIVITIES)}")
+        raise UsageError(f"household: {key}={name!r:.200} is no activity{did_you_mean(str(name), ACTIVITIES)}")

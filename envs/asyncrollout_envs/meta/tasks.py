@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 from asyncrollout_envs.kwargs import check_whole
 from asyncrollout_envs.seeding import fresh_seed
 
@@ -39,7 +39,9 @@ class Tasked(ABC):
         **unknown: Any,
     ) -> None:
         for key in unknown:
-            raise UsageError(f"{self.name}: it takes no keyword {key!r}{nearest(key, (*_KEYWORDS, *self.options))}")
+            raise UsageError(
+                f"{self.name}: it takes no keyword {key!r}{did_you_mean(key, (*_KEYWORDS, *self.options))}"
+            )
         check_whole(self.name, max_episode_steps=max_episode_steps)
         for key, value in (("num_train_tasks", num_train_tasks), ("n_tasks", n_tasks)):
             if value is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from asyncrollout.errors import MissingExtraError, UsageError
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 from asyncrollout_envs.reasoning.scoring import Score, safe_score
 
 ENV = "reasoning_gym"
@@ -97,7 +97,7 @@ def _check(name: str, config: Mapping[str, Any], datasets: Mapping[str, tuple[An
         raise UsageError(f"{ENV}: dataset {name!r} is not offered: {_NOT_OFFERED[name]}")
     if name not in datasets:
         offered = sorted({*datasets} - {*_NOT_OFFERED})
-        raise UsageError(f"{ENV}: no dataset is called {name!r}{nearest(name, offered)}")
+        raise UsageError(f"{ENV}: no dataset is called {name!r}{did_you_mean(name, offered)}")
     if name in _BY_HASH and os.environ.get("PYTHONHASHSEED", "random") == "random":
         raise UsageError(
             f"{ENV}: the questions of dataset {name!r} depend on the hashes of texts, and so differ from process to "
@@ -108,7 +108,7 @@ def _check(name: str, config: Mapping[str, Any], datasets: Mapping[str, tuple[An
         if key in _OWN_KEYS:
             raise UsageError(f"{ENV}: {key!r} is not for you to give: questions come from the seed of each reset")
         if key not in known:
-            raise UsageError(f"{ENV}: dataset {name!r} takes no {key!r}{nearest(key, known)}")
+            raise UsageError(f"{ENV}: dataset {name!r} takes no {key!r}{did_you_mean(key, known)}")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 from asyncrollout_envs.video.actions import LONGEST_ANSWER, ActionError, read_windows
 
 Kind = Literal["multiple choice", "numerical", "free-form", "moment"]
@@ -101,7 +101,7 @@ def read_answer(question: Question, text: str, seconds: float) -> str:
 def _kind(given: str | None) -> Kind:
     kind = _KINDS.get((given or "").strip().lower().replace("_", " "))
     if kind is None:
-        raise ValueError(f"`problem_type` {given!r} is not known{nearest(given or '', [*_KINDS])}")
+        raise ValueError(f"`problem_type` {given!r} is not known{did_you_mean(given or '', [*_KINDS])}")
     return kind
 
 

@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from asyncrollout.errors import UsageError
-from asyncrollout.validation import nearest
+from asyncrollout.validation import did_you_mean
 from asyncrollout_envs.datafiles import load_file
 from asyncrollout_envs.seeding import Split, check_split
 from asyncrollout_envs.video.generate import default_config
@@ -81,7 +81,7 @@ def read_rules(given: Mapping[str, Any]) -> Rules:
         known = Rules.__struct_fields__
         wrong = next((key for key in given if key not in known), None)
         if wrong is not None:
-            raise UsageError(f"{ENV}: it takes no keyword {wrong!r}{nearest(wrong, known)}") from None
+            raise UsageError(f"{ENV}: it takes no keyword {wrong!r}{did_you_mean(wrong, known)}") from None
         raise UsageError(f"{ENV}: {error}") from None
 
 
@@ -139,7 +139,9 @@ def _check_keys(path: Path, section: Any, name: str, known: Sequence[str]) -> No
     for key in section:
         if key not in known:
             where = f"{name}.{key}" if name else str(key)
-            raise UsageError(f"{ENV}: {str(path)!r} has {where!r:.100}, which is not known{nearest(str(key), known)}")
+            raise UsageError(
+                f"{ENV}: {str(path)!r} has {where!r:.100}, which is not known{did_you_mean(str(key), known)}"
+            )
 
 
 def _named(path: Path, content: Mapping[str, Any]) -> Data:
