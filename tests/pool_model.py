@@ -188,12 +188,16 @@ class User:
             await self._take_cancelled_call(slot, method, args, keep)
         elif not slot.worlds[0].offers(method):
             self._demand_or_crash(slot, got, Failed("UsageError"))
-        elif slot.is_blank and method in EPISODIC:
-            await self._take_unsure_call(slot, method, args)
-            self._note_call(slot, method, keep, raised=isinstance(got, Failed))
         else:
-            await self._compare(slot, got, lambda world: world.call(method, args), is_read=True)
-            self._note_call(slot, method, keep, raised=isinstance(got, Failed))
+            if not slot.is_blank or method not in EPISODIC:
+                await self._compare(slot, got, lambda world: world.call(method, args), is_read=True)
+            elif isinstance(got, Failed) and got.kind != "EnvError":
+                self._demand_or_crash(slot, got, None)
+            else:
+                await self._take_unsure_call(slot, method, args)
+                slot.losses = self._losses[slot.place.name]
+            if not _is_gone(got):  # else it was not made in the env that comes next
+                self._note_call(slot, method, keep, raised=isinstance(got, Failed))
 
     async def _take_cancelled_call(self, slot: Slot, method: str, args: tuple[Any, ...], keep: bool | None) -> None:
         slot.phase = "unsure"
@@ -212,7 +216,7 @@ class User:
 
     def _note_call(self, slot: Slot, method: str, keep: bool | None, *, raised: bool) -> None:
         """What the pool must remember of a call that was made."""
-        if method == "level" or slot.phase == "crashed":  # an attribute is only read
+        if method == "level":  # an attribute is only read
             return
         is_unsaid = keep is None or (keep and raised)
         if slot.failed:
@@ -327,7 +331,7 @@ class User:
             except RolloutError as error:
                 got = Failed(type(error).__name__, getattr(error, "remote_type", None))
                 self.trail.append(f"    {error}")
-                self.made += got.kind in ("EnvCrashed", "EnvDiverged")  # it is gone: the next op asks for another one
+                self.made += _is_gone(got)  # the next op asks for another one
         self._was_cancelled = scope.cancelled_caught
         return got
 
@@ -423,6 +427,11 @@ class User:
 
 async def _opened(place: Place, name: str, kwargs: dict[str, Any]) -> EnvHandle:
     return await place.pool.open(name, **copy.deepcopy(kwargs))
+
+
+def _is_gone(got: Any) -> bool:
+    """Whether there is no env after this, until the next op makes one."""
+    return isinstance(got, Failed) and got.kind in ("EnvCrashed", "EnvDiverged")
 
 
 def _misuse(slot: Slot) -> Failed:

@@ -79,6 +79,28 @@ PROGRAMS: dict[str, Program] = {
             ),
         )
     ),
+    "a call of a failed env whose worker died is not made": Program(
+        (
+            Part(
+                "model_cpu", "snapshots", {},
+                (
+                    ("reset", 0, 1, None, 0), ("step", 0, "bad"), ("disturb", "snapshots", "kill", 0),
+                    ("call", 0, "set_level", (2,), None), ("reset", 0, 1, None, 0), ("snapshot", 0),
+                ),
+            ),
+        )
+    ),
+    "a call after a failed reset and a death is not made": Program(
+        (
+            Part(
+                "model_cpu", "snapshots", {},
+                (
+                    ("reset", 0, 1, None, 0), ("reset", 0, 1, "bad", 0), ("disturb", "snapshots", "kill", 0),
+                    ("call", 0, "score", (), None), ("reset", 0, 1, None, 0), ("snapshot", 0),
+                ),
+            ),
+        )
+    ),
 }  # fmt: skip
 
 
