@@ -70,10 +70,11 @@ class Cable:
 
     @asynccontextmanager
     async def laid(self) -> AsyncIterator["Cable"]:
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        self.url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
-        async with anyio.create_task_group() as tasks:
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as tasks,
+        ):
+            self.url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
             tasks.start_soon(listener.serve, self._connected)
             yield self
             tasks.cancel_scope.cancel()
-        await listener.aclose()

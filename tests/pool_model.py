@@ -4,12 +4,12 @@ What may differ from the plain object, and nothing else:
 
 - `EnvCrashed`, after a home was lost: for an env that is not replayable, or failed; for one with a call that cannot be
   repeated (cancelled, made after a failure, made in an episode that cannot be replayed); and if workers were killed
-  five times during one call.
-- `EnvDiverged`, for an env that shows which object it is; no episode may show two.
+  five times during one call. A restore that failed has given up the old env, which is as good as lost.
+- `EnvDiverged`, for an env that shows which object it is, from any call that makes it anew; no episode may show two.
 - `UsageError`, and nothing else changes, for a fork or snapshot of an env with a call that cannot be repeated; of one
   that is not replayable, unless its own snapshot holds everything; to or at a remote pool, of an env with snapshots of
   its own; into a file, of values that only a pickle can hold. Also if a remote pool is given an env's own state.
-- After a reset that failed, an env has an earlier episode or none.
+- After a reset or a restore that failed, an env has an earlier episode or none.
 - A call that was cancelled may have been made or not; after a restore that was, the env may be the old or the new one.
 """
 
@@ -59,7 +59,7 @@ class Slot:
         self.phase = "new"
         self.unkept = False  # a call of this episode may have changed the env for good, and nobody said whether
         self.failed = False  # the env saw a step or reset that failed
-        self.is_blank = False  # a reset failed: whether anything is left of an earlier episode, nobody can say
+        self.is_blank = False  # a reset or restore failed: whether an earlier episode is left, nobody can say
         self.forgotten = False  # it was called in a way that cannot be repeated
         self.losses = place.losses  # at the beginning of the last op that it came through
 
@@ -146,9 +146,7 @@ class User:
         if slot.phase == "closed":
             self._demand(got, Failed("ClosedError"))
             return
-        if slot.unkept and not self.spec.replayable:
-            slot.forgotten = True
-        slot.unkept = slot.failed = False
+        self._end_episode(slot)
         if self._was_cancelled:
             slot.phase = "unsure"
             return
@@ -190,12 +188,16 @@ class User:
             await self._take_cancelled_call(slot, method, args, keep)
         elif not slot.worlds[0].offers(method):
             self._demand_or_crash(slot, got, Failed("UsageError"))
-        elif slot.is_blank and method in EPISODIC:
-            await self._take_unsure_call(slot, method, args)
-            self._note_call(slot, method, keep, raised=isinstance(got, Failed))
         else:
-            await self._compare(slot, got, lambda world: world.call(method, args), is_read=True)
-            self._note_call(slot, method, keep, raised=isinstance(got, Failed))
+            if not slot.is_blank or method not in EPISODIC:
+                await self._compare(slot, got, lambda world: world.call(method, args), is_read=True)
+            elif isinstance(got, Failed) and got.kind != "EnvError":
+                self._demand_or_crash(slot, got, None)
+            else:
+                await self._take_unsure_call(slot, method, args)
+                slot.losses = self._losses[slot.place.name]
+            if not _is_gone(got):  # else it was not made in the env that comes next
+                self._note_call(slot, method, keep, raised=isinstance(got, Failed))
 
     async def _take_cancelled_call(self, slot: Slot, method: str, args: tuple[Any, ...], keep: bool | None) -> None:
         slot.phase = "unsure"
@@ -214,7 +216,7 @@ class User:
 
     def _note_call(self, slot: Slot, method: str, keep: bool | None, *, raised: bool) -> None:
         """What the pool must remember of a call that was made."""
-        if method == "level" or slot.phase == "crashed":  # an attribute is only read
+        if method == "level":  # an attribute is only read
             return
         is_unsaid = keep is None or (keep and raised)
         if slot.failed:
@@ -267,12 +269,14 @@ class User:
         elif self._was_cancelled:
             slot.phase = "unsure"
             slot.worlds += [world.copied() for world in kept.worlds]
-            slot.losses = -1  # the old env may be gone
+            slot.losses = self._losses[slot.place.name] - 1  # the old env may be gone
         elif isinstance(got, Failed):
             refused = got.kind == "UsageError" and slot.place.name == "remote" and kept.place != "remote"
             if not refused or not self._saves:
-                self._demand_or_crash(slot, got, got if self._may_diverge(got) else None)
-                slot.phase = "failed"
+                self._demand_or_crash(slot, got, None)
+                self._end_episode(slot)
+                slot.phase, slot.is_blank = "failed", True
+                slot.losses = self._losses[slot.place.name] - 1  # the old env is gone
         else:
             slot.worlds = self._matching(got, [(world.copied(), world.last) for world in kept.worlds])
             slot.phase, slot.unkept = kept.phase, kept.unkept
@@ -309,8 +313,12 @@ class User:
     def _saves(self) -> bool:
         return self.part.env in SAVING
 
-    def _may_diverge(self, got: Failed) -> bool:
-        return got.kind == "EnvDiverged" and bool(self.part.kwargs.get("drifts"))
+    def _end_episode(self, slot: Slot) -> None:
+        slot.forgotten |= slot.unkept and not self.spec.replayable
+        slot.unkept = slot.failed = False
+
+    def _may_diverge(self, got: Any) -> bool:
+        return isinstance(got, Failed) and got.kind == "EnvDiverged" and bool(self.part.kwargs.get("drifts"))
 
     async def _tried(self, act: Callable[[], Awaitable[Any]]) -> Any:
         self._was_cancelled = False
@@ -323,6 +331,7 @@ class User:
             except RolloutError as error:
                 got = Failed(type(error).__name__, getattr(error, "remote_type", None))
                 self.trail.append(f"    {error}")
+                self.made += _is_gone(got)  # the next op asks for another one
         self._was_cancelled = scope.cancelled_caught
         return got
 
@@ -341,7 +350,7 @@ class User:
         try:
             slot.worlds = self._matching(got, made)
         except Mismatch:
-            if not isinstance(got, Failed) or not (self._may_crash(slot, got) or self._may_diverge(got)):
+            if not (self._may_crash(slot, got) or self._may_diverge(got)):
                 raise
             slot.phase = "failed"
             return
@@ -366,7 +375,7 @@ class User:
             raise Mismatch(f"got {got!r}, wanted {wanted!r}")
 
     def _demand_or_crash(self, slot: Slot, got: Any, wanted: Failed | None) -> None:
-        if self._may_crash(slot, got):
+        if self._may_crash(slot, got) or self._may_diverge(got):
             slot.phase = "failed"
         elif wanted is None or not isinstance(got, Failed) or got.kind != wanted.kind:
             raise Mismatch(f"got {got!r}, wanted {wanted!r}")
@@ -418,6 +427,11 @@ class User:
 
 async def _opened(place: Place, name: str, kwargs: dict[str, Any]) -> EnvHandle:
     return await place.pool.open(name, **copy.deepcopy(kwargs))
+
+
+def _is_gone(got: Any) -> bool:
+    """Whether there is no env after this, until the next op makes one."""
+    return isinstance(got, Failed) and got.kind in ("EnvCrashed", "EnvDiverged")
 
 
 def _misuse(slot: Slot) -> Failed:

@@ -8,7 +8,7 @@ import anyio
 import numpy as np
 import pytest
 
-from asyncrollout import EnvDiverged, EnvError, EnvHandle, EnvPool, EnvSpec, UsageError
+from asyncrollout import EnvCrashed, EnvDiverged, EnvError, EnvHandle, EnvPool, EnvSpec, UsageError
 from asyncrollout.pool.wire import codec
 from asyncrollout.service.admission import Admission
 from asyncrollout.testing import same
@@ -71,6 +71,27 @@ async def test_after_a_failed_restore_the_env_has_its_own_life(place: str, tmp_p
         show_nothing(env)
         assert await env.call("extras") == 5
         assert "5 extra" in (await env.reset(seed=1)).observation
+
+
+@pytest.mark.parametrize("place", ["inline", "process"])
+async def test_after_a_failed_restore_a_call_that_cannot_be_repeated_is_named(place: str, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    spec = EnvSpec(name="drifting", factory="tests.recovery_envs:Drifting", kwargs={"path": str(count), "length": 50})
+    async with opened(place, spec) as (_, env):
+        outcome = await play(env, 7, 1)
+        kept = await env.snapshot()
+        with pytest.raises(EnvError):
+            await env.step("x")
+        await env.call("add", 5)
+        with pytest.raises(EnvDiverged):
+            await env.restore(kept)
+        gone = r"it is gone and cannot be made again, as its call of add\(\) came after a failure.*keep=True"
+        with pytest.raises(EnvCrashed, match=gone):
+            await env.call("extras")
+        with pytest.raises(EnvCrashed, match=gone):
+            await env.reset(seed=1)
+        count.unlink()  # the next object is as the first one was
+        assert same(await env.restore(kept), outcome)
 
 
 async def test_crashes_are_counted_in_each_episode_also_if_it_is_restored(tmp_path: Path) -> None:

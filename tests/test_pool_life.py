@@ -221,7 +221,7 @@ async def test_env_that_moves_at_reset_keeps_its_transcripts() -> None:
             await play(env, 1, ACTIONS)
         await second.reset(seed=2)
         assert (first.worker, second.worker) == (0, 1)
-        assert pool.stats().moved  # perhaps also the quick one, which on a busy machine may seem slow
+        assert pool.stats().moved == 1 + (quick.worker != 1)  # on a busy machine the quick one may seem slow, and move
         assert same([await second.step(action) for action in ACTIONS], expected(COUNTER, 2, ACTIONS)[1:])
 
 

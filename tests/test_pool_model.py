@@ -45,6 +45,62 @@ PROGRAMS: dict[str, Program] = {
             ),
         )
     ),
+    "a restore diverges after a call that cannot be repeated": Program(
+        (
+            Part(
+                "model_cpu", "process", {"drifts": True},
+                (
+                    ("reset", 0, 8, [1, 2], 3), ("snapshot", 0), ("step", 0, "bad"), ("call", 0, "nudge", (5,), None),
+                    ("restore", 0, 0), ("call", 0, "set_level", (3,), True), ("reset", 0, 1, None, 0),
+                ),
+            ),
+        )
+    ),
+    "a restore diverges after a failed step": Program(
+        (
+            Part(
+                "model_cpu", "inline", {"drifts": True},
+                (
+                    ("reset", 0, 8, None, 0), ("snapshot", 0), ("step", 0, "bad"), ("restore", 0, 0),
+                    ("call", 0, "nudge", (5,), None), ("call", 0, "add", ([2],), None), ("reset", 0, 1, None, 0),
+                    ("snapshot", 0),
+                ),
+            ),
+        )
+    ),
+    "an earlier episode diverges before a call of no method": Program(
+        (
+            Part(
+                "model_cpu", "inline", {"drifts": True},
+                (
+                    ("reset", 0, 7, None, 0), ("call", 0, "add", ([2],), None), ("step", 0, []),
+                    ("reset", 0, 2, [1, 2], 3), ("call", 0, "no_such_method", (), None),
+                ),
+            ),
+        )
+    ),
+    "a call of a failed env whose worker died is not made": Program(
+        (
+            Part(
+                "model_cpu", "snapshots", {},
+                (
+                    ("reset", 0, 1, None, 0), ("step", 0, "bad"), ("disturb", "snapshots", "kill", 0),
+                    ("call", 0, "set_level", (2,), None), ("reset", 0, 1, None, 0), ("snapshot", 0),
+                ),
+            ),
+        )
+    ),
+    "a call after a failed reset and a death is not made": Program(
+        (
+            Part(
+                "model_cpu", "snapshots", {},
+                (
+                    ("reset", 0, 1, None, 0), ("reset", 0, 1, "bad", 0), ("disturb", "snapshots", "kill", 0),
+                    ("call", 0, "score", (), None), ("reset", 0, 1, None, 0), ("snapshot", 0),
+                ),
+            ),
+        )
+    ),
 }  # fmt: skip
 
 

@@ -308,8 +308,11 @@ async def test_an_earlier_episode_that_goes_another_way_is_told(tmp_path: Path) 
             await env.call("add", 1)
             await env.reset(seed=2)
             await disturb(pool, env)
-            with pytest.raises(EnvDiverged, match=r"another outcome after .* of an earlier episode"):
+            told = r"another outcome after .* of an earlier episode"
+            with pytest.raises(EnvDiverged, match=told):
                 await env.reset(seed=2)
+            with pytest.raises(EnvDiverged, match=told):  # no env is left that could say what it offers
+                await env.call("no_such_method")
 
 
 # Snapshots

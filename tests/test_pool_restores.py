@@ -91,9 +91,12 @@ async def test_a_call_after_a_failure_is_not_made_in_another_env(fail: str) -> N
         with pytest.raises(EnvCrashed, match=gone):
             await env.call("nudge", 0, keep=False)
         with pytest.raises(EnvCrashed, match=gone):
+            await env.call("nudge", 0)
+        with pytest.raises(EnvCrashed, match=gone):
             await env.render()
         assert seen == 1000
         assert (await env.reset(seed=1)).observation.startswith("0 at")
+        assert await env.snapshot()  # the calls that were not made are nothing that it lacks
 
 
 async def test_an_env_that_failed_is_not_moved() -> None:
