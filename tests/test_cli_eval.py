@@ -24,7 +24,7 @@ from asyncrollout.viewer.run_index import standing
 from tests.llm_faults import Hold, Reply
 from tests.llm_server import llm_server
 from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run
-from tests.test_cli_runs import call, launched, lines, write_config
+from tests.test_cli_runs import call, call_program, launched, lines, write_config
 from tests.test_report import data_of, part_of
 
 SOLVER = ("--policy", "solver", "policy.error_rate=0.3")
@@ -39,7 +39,7 @@ def records_of(directory: Path) -> dict[str, list[dict[str, Any]]]:
 
 async def test_figures_are_those_of_the_recorded_rollouts_and_of_evaluate(tmp_path: Path) -> None:
     flags = ["--env", "frozen_lake", "--env.size", "3", *SOLVER, "-n", "8", "-k", "3", "--seed", "5", "--json"]
-    done = await anyio.to_thread.run_sync(lambda: call(tmp_path, "eval", *flags))
+    done = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "eval", *flags))
     assert (done.returncode, done.stderr) == (0, "")
     launch, end = map(json.loads, done.stdout.splitlines())
     assert launch["directory"] == "runs/eval-frozen_lake-1"
@@ -56,7 +56,7 @@ async def test_figures_are_those_of_the_recorded_rollouts_and_of_evaluate(tmp_pa
     assert end["replies"] == sum(len(one["turns"]) for one in everybody)
     assert end["invalid"] == sum(not turn["valid"] for one in everybody for turn in one["turns"])
     assert (run / "report.html").exists()
-    more = await anyio.to_thread.run_sync(lambda: call(tmp_path, "resume", run, "evaluate=9"))
+    more = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "resume", run, "evaluate=9"))
     assert (more.returncode, "evaluate: found 9, but" in more.stderr) == (2, True), more.stderr
     async with Rollouts("frozen_lake", env_kwargs={"size": 3}, policy=SolverPolicy(0.3), group_size=3) as rollouts:
         heard: list[Group] = []
@@ -96,7 +96,7 @@ async def test_killed_and_stopped_an_evaluation_asks_nothing_twice(tmp_path: Pat
         assert "resume    asyncrollout resume runs/parts" in out
         go.set()
         before = asked()
-        resumed = await anyio.to_thread.run_sync(lambda: call(tmp_path, "resume", "runs/parts", "--json"))
+        resumed = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "resume", "runs/parts", "--json"))
         assert asked() - before == 8 - answered + lost
     assert resumed.returncode == 0, resumed.stderr
     uids = [record["uid"] for record in lines(run / "trajectories.jsonl")]
@@ -104,7 +104,7 @@ async def test_killed_and_stopped_an_evaluation_asks_nothing_twice(tmp_path: Pat
     end = json.loads(resumed.stdout.splitlines()[-1])
     assert (end["tasks"], end["rollouts"], end["failed"]) == (4, 8, 0)
     journal = (run / "journal.jsonl").read_bytes()
-    once_more = await anyio.to_thread.run_sync(lambda: call(tmp_path, "resume", "runs/parts"))
+    once_more = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "resume", "runs/parts"))
     assert once_more.returncode == 0, once_more.stderr
     assert "parts: done" in once_more.stdout
     assert "pass@2" in once_more.stdout
@@ -114,7 +114,7 @@ async def test_killed_and_stopped_an_evaluation_asks_nothing_twice(tmp_path: Pat
 async def test_a_server_without_logprobs_is_evaluated(tmp_path: Path) -> None:
     async with llm_server(script=lambda *_: Reply("<answer>A</answer>")) as server:
         flags = ["--env", "bandit", "--base-url", server.url, "--model", "m", "-n", "3", "--temperature", "0.5"]
-        done = await anyio.to_thread.run_sync(lambda: call(tmp_path, "eval", *flags, "--max-tokens", "7"))
+        done = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "eval", *flags, "--max-tokens", "7"))
         bodies = [seen.body for seen in server.requests if seen.path.endswith("/chat/completions")]
     assert done.returncode == 0, done.stderr
     assert "tasks     3 of 3, 3 rollouts" in done.stdout
@@ -126,7 +126,7 @@ async def test_a_server_without_logprobs_is_evaluated(tmp_path: Path) -> None:
 async def test_a_conversation_in_completions_says_what_to_set(tmp_path: Path) -> None:
     async with llm_server() as server:
         flags = ["--env", "bandit", "--base-url", server.url, "--model", "m", "-n", "1", "policy.mode=completions"]
-        done = await anyio.to_thread.run_sync(lambda: call(tmp_path, "eval", *flags))
+        done = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "eval", *flags))
     assert done.returncode == 2
     assert "agent.history: 0 and agent.system_prompt: ''" in done.stderr
 
@@ -134,7 +134,7 @@ async def test_a_conversation_in_completions_says_what_to_set(tmp_path: Path) ->
 async def test_the_demo_asks_a_server_for_no_logprobs(tmp_path: Path) -> None:
     async with llm_server(script=lambda *_: Reply("<answer>A</answer>")) as server:
         flags = ["bandit", "--base-url", server.url, "--model", "m", "--batches", "1", "--quiet"]
-        done = await anyio.to_thread.run_sync(lambda: call(tmp_path, "demo", *flags))
+        done = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "demo", *flags))
         bodies = [seen.body for seen in server.requests if seen.path.endswith("/chat/completions")]
     assert done.returncode == 0, done.stderr
     assert bodies

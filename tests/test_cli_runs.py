@@ -1,12 +1,14 @@
-"""Runs from the command line: started, watched, stopped, killed, resumed and replayed, in real processes."""
+"""Runs from the command line: started, watched, stopped, killed, resumed and replayed."""
 
+import contextlib
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import psutil
 import pytest
 
 from asyncrollout import Rollouts, SolverPolicy
+from asyncrollout.cli.app import main
 from asyncrollout.cli.directory import claimed
 from asyncrollout.cli.terminal.signals import stoppable
 from tests.films import is_whole
@@ -45,19 +48,34 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def call(directory: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which spares the start of an interpreter."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        contextlib.chdir(directory),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        for name, value in {**ACTIVATED, **environment}.items():
+            patched.setenv(name, value)
+        code = main([*map(str, arguments)])
+    return subprocess.CompletedProcess(command(*arguments), code, out.getvalue(), err.getvalue())
+
+
+def call_program(directory: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a program of its own: from async tests, and where streams, imports or `sys.argv` matter."""
     return subprocess.run(
         command(*arguments), cwd=directory, env={**ACTIVATED, **environment}, capture_output=True, text=True,
         check=False, timeout=PATIENCE,
     )  # fmt: skip
 
 
-@contextmanager
+@contextlib.contextmanager
 def launched(directory: Path, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that takes Ctrl-C as one in a terminal does."""
+    """A process to signal, kill or read from while it runs."""
     with subprocess.Popen(
-        command(*arguments), cwd=directory, env=ACTIVATED, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:  # fmt: skip
+        command(*arguments), cwd=directory, env=ACTIVATED, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -68,6 +86,21 @@ def write_config(directory: Path, env: str = "frozen_lake", more: str = "") -> P
     path = directory / "lake.yaml"
     path.write_text(CONFIG.format(env=env) + more)
     return path
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a finished run, to read or to copy."""
+    place = tmp_path_factory.mktemp("recorded")
+    assert call(place, "run", write_config(place), "name=mine", "--quiet").returncode == 0
+    return place
+
+
+@pytest.fixture
+def mine(recorded: Path, tmp_path: Path) -> Path:
+    """A finished run to change; its configuration is in `tmp_path`, too."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "runs" / "mine"
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -94,7 +127,7 @@ def contents(directory: Path) -> dict[str, Any]:
 
 def test_run_leaves_a_directory_that_tells_all(tmp_path: Path) -> None:
     config = write_config(tmp_path)
-    done = call(tmp_path, "run", config, "env_kwargs.size=3", "--json", OPENAI_API_KEY=SECRET)
+    done = call_program(tmp_path, "run", config, "env_kwargs.size=3", "--json", OPENAI_API_KEY=SECRET)
     assert (done.returncode, done.stderr) == (0, "")
     launch, end = map(json.loads, done.stdout.splitlines())
     assert (launch["event"], end["event"], end["state"]) == ("launched", "ended", "done")
@@ -200,14 +233,12 @@ def test_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path: Path) -> No
     assert "resume    asyncrollout resume runs/slow" in out
 
 
-def test_replay_compares_with_what_was_recorded(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
+def test_replay_compares_with_what_was_recorded(mine: Path, tmp_path: Path) -> None:
     done = call(tmp_path, "replay", "runs/mine", "g0.1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("g0.1: frozen_lake, seed ")
     assert done.stdout.endswith("the same as recorded\n")
-    path = tmp_path / "runs" / "mine" / "trajectories.jsonl"
+    path = mine / "trajectories.jsonl"
     changed = [{**record, "seed": record["seed"] + 1} for record in lines(path)]
     path.write_text("".join(json.dumps(record) + "\n" for record in changed))
     other = call(tmp_path, "replay", "runs/mine", "g0.1", "--json")
@@ -229,10 +260,10 @@ def test_replay_compares_with_what_was_recorded(tmp_path: Path) -> None:
         (lambda record: record.update(stop_reason="truncated", turns=record["turns"][:-1]), "now it is not over"),
     ],
 )
-def test_replay_notices_every_difference(tmp_path: Path, change: Callable[[Any], None], difference: str) -> None:
-    config = write_config(tmp_path)
-    assert call(tmp_path, "run", config, "name=mine", "policy.error_rate=0", "--quiet").returncode == 0
-    path = tmp_path / "runs" / "mine" / "trajectories.jsonl"
+def test_replay_notices_every_difference(
+    mine: Path, tmp_path: Path, change: Callable[[Any], None], difference: str
+) -> None:
+    path = mine / "trajectories.jsonl"
     records = lines(path)
     record = next(one for one in records if one["stop_reason"] == "terminated")
     change(record)
@@ -297,20 +328,17 @@ def test_directory_of_another_process_is_left_alone(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_samples_are_mended_and_metrics_are_not_worth_a_failure(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
-    run = tmp_path / "runs" / "mine"
-    whole = (run / "samples.jsonl").read_bytes()
-    (run / "samples.jsonl").unlink()
+def test_samples_are_mended_and_metrics_are_not_worth_a_failure(mine: Path, tmp_path: Path) -> None:
+    whole = (mine / "samples.jsonl").read_bytes()
+    (mine / "samples.jsonl").unlink()
     assert call(tmp_path, "resume", "runs/mine").returncode == 0
-    assert (run / "samples.jsonl").read_bytes() == whole
-    (run / "metrics.jsonl").unlink()
-    (run / "metrics.jsonl").mkdir()
+    assert (mine / "samples.jsonl").read_bytes() == whole
+    (mine / "metrics.jsonl").unlink()
+    (mine / "metrics.jsonl").mkdir()
     more = call(tmp_path, "resume", "runs/mine", "batches=4")
     assert (more.returncode, "sink_failed" in more.stderr, "metrics.jsonl" in more.stderr) == (0, True, True)
-    assert len(delivered(run)) == 4
-    (run / "samples.part").mkdir()
+    assert len(delivered(mine)) == 4
+    (mine / "samples.part").mkdir()
     failed = call(tmp_path, "resume", "runs/mine", "batches=5", "--json")
     assert (failed.returncode, "Traceback" in failed.stderr) == (1, False)
     assert [json.loads(line)["event"] for line in failed.stdout.splitlines()] == ["launched", "ended"]
@@ -342,7 +370,7 @@ def test_value_of_a_secret_variable_is_refused(tmp_path: Path) -> None:
 
 
 def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
-    done = call(tmp_path, "demo", "--batches", "1")
+    done = call_program(tmp_path, "demo", "--batches", "1")
     assert done.returncode == 0, done.stderr
     assert "Running runs/demo-1" in done.stdout
     assert "demo-1: done" in done.stdout
@@ -413,10 +441,8 @@ def test_read_only_directory_is_one_clear_message(tmp_path: Path) -> None:
     assert "cannot write to file/runs/lake-1: Not a directory" in done.stderr
 
 
-def test_journal_of_a_newer_format_or_with_a_foreign_line_is_told_and_left_alone(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
-    journal = tmp_path / "runs" / "mine" / "journal.jsonl"
+def test_journal_of_a_newer_format_or_with_a_foreign_line_is_told_and_left_alone(mine: Path, tmp_path: Path) -> None:
+    journal = mine / "journal.jsonl"
     whole = journal.read_bytes()
     for change, trouble in (
         (whole.replace(b'"version":1', b'"version":7', 1), "version 7: this asyncrollout reads"),
@@ -463,7 +489,7 @@ async def test_replay_of_an_evaluation_opens_the_env_as_it_was(tmp_path: Path) -
         odd = await rollouts.evaluate(1, env_kwargs={"size": Whole(6)})
     (played,) = evaluation.trajectories
     for uid in (played.uid, odd.trajectories[0].uid):
-        done = await anyio.to_thread.run_sync(call, tmp_path, "replay", "run", uid)
+        done = await anyio.to_thread.run_sync(call_program, tmp_path, "replay", "run", uid)
         assert (done.returncode, done.stdout.endswith("the same as recorded\n")) == (0, True)
 
 
@@ -472,25 +498,23 @@ class Whole(int):
 
 
 def test_resume_with_another_agent_is_refused_and_leaves_all_as_it_was_unless_it_is_accepted(
+    mine: Path,
     tmp_path: Path,
 ) -> None:
-    config = write_config(tmp_path)
-    assert call(tmp_path, "run", config, "name=mine", "--quiet").returncode == 0
-    run = tmp_path / "runs" / "mine"
-    before = [(run / name).read_bytes() for name in ("config.resolved.yaml", "journal.jsonl")]
+    before = [(mine / name).read_bytes() for name in ("config.resolved.yaml", "journal.jsonl")]
     other = ("resume", "runs/mine", "batches=4", "agent.history=1", "--quiet")
     refused = call(tmp_path, *other)
     assert refused.returncode == 2
     assert "cannot be resumed with other settings: agent.history=1 (was None); to accept that" in refused.stderr
     assert "--accept-changes agent.history" in refused.stderr
-    assert [(run / name).read_bytes() for name in ("config.resolved.yaml", "journal.jsonl")] == before
-    (run / "config.resolved.yaml.part").mkdir()
+    assert [(mine / name).read_bytes() for name in ("config.resolved.yaml", "journal.jsonl")] == before
+    (mine / "config.resolved.yaml.part").mkdir()
     unwritten = call(tmp_path, "resume", "runs/mine", "batches=4", "--quiet")
     assert (unwritten.returncode, "Traceback" in unwritten.stderr) == (1, False)
     assert "cannot write to runs/mine: Is a directory" in unwritten.stderr
-    (run / "config.resolved.yaml.part").rmdir()
+    (mine / "config.resolved.yaml.part").rmdir()
     accepted = call(tmp_path, *other, "--accept-changes", "agent.history")
     assert accepted.returncode == 0, accepted.stderr
-    assert len(delivered(run)) == 4
+    assert len(delivered(mine)) == 4
     assert call(tmp_path, "resume", "runs/mine", "batches=5", "--quiet").returncode == 0
-    assert len(delivered(run)) == 5
+    assert len(delivered(mine)) == 5

@@ -30,7 +30,7 @@ from tests.films import decode, is_whole, names
 from tests.llm_faults import Reply
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
-from tests.test_cli_runs import call, launched
+from tests.test_cli_runs import call_program, launched
 
 ENVS = "tests.evaluation_envs"
 PAINTER = (f"env.eval.env_type={ENVS}:Painter", "env.eval.max_episode_steps=3", "--allow-import")
@@ -344,7 +344,7 @@ async def test_a_server_plays(tmp_path: Path) -> None:
     (tmp_path / "eval.yaml").write_text("env.eval: {total_num_envs: 2, max_episode_steps: 2}")
     async with llm_server(script=lambda *_: Reply("<answer>turn left || forward</answer>")) as server:
         flags = ["--base-url", server.url, "--model", "m", "--json"]
-        done = await anyio.to_thread.run_sync(lambda: call(tmp_path, "eval", "eval.yaml", *flags))
+        done = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "eval", "eval.yaml", *flags))
     assert done.returncode == 0, done.stderr
     episodes, _ = records(done.stdout)
     assert [(one["steps"], one["stop_reason"]) for one in episodes] == [(2, "truncated")] * 2

@@ -279,7 +279,7 @@ async def check_under_fire(recover: Recovery, workers: int, kills: int, seed: in
 @uvloop_only
 @pytest.mark.parametrize(("recover", "workers"), [("replay", 3), ("snapshot", 2)])
 async def test_killed_workers_change_nothing(recover: Recovery, workers: int) -> None:
-    await check_under_fire(recover, workers, kills=50, seed=workers)
+    await check_under_fire(recover, workers, kills=20, seed=workers)
 
 
 @uvloop_only

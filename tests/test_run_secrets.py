@@ -18,7 +18,7 @@ from asyncrollout.cli.app import main
 from asyncrollout.types import Generation, Request, Sampling
 from asyncrollout.viewer.run_index import RunIndex
 from asyncrollout.viewer.server import serving
-from tests.test_cli_runs import call
+from tests.test_cli_runs import call_program
 from tests.tiny_envs import Counter
 
 ENV = '''
@@ -102,7 +102,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def asked(place: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return call(place, *arguments, "--allow-import", PYTHONPATH=str(place), **VARIABLES)
+    return call_program(place, *arguments, "--allow-import", PYTHONPATH=str(place), **VARIABLES)
 
 
 def test_no_key_is_in_a_run_of_the_command_line(place: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_file_with_a_secret_for_an_env_says_how_to_give_it(
 
 
 def test_the_demo_takes_no_password_in_an_address(tmp_path: Path) -> None:
-    done = call(tmp_path, "demo", "--base-url", "http://me:CANARY@127.0.0.1:9/v1", "--model", "m")
+    done = call_program(tmp_path, "demo", "--base-url", "http://me:CANARY@127.0.0.1:9/v1", "--model", "m")
     assert (done.returncode, "policy.base_url: a key is never written into a file" in done.stderr) == (2, True)
     assert "CANARY" not in done.stdout + done.stderr
     assert all(b"CANARY" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -220,6 +220,7 @@ def test_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
 
 
 @needs_chromium
+@pytest.mark.extended
 async def test_browser_lists_runs_whatever_they_are_called(tmp_path: Path) -> None:
     events = [Began(at=BEGAN, given={"envs": {ATTACK: {}}})]
     write_run(tmp_path / ATTACK, [], [*events])
@@ -239,6 +240,7 @@ async def test_browser_lists_runs_whatever_they_are_called(tmp_path: Path) -> No
 
 
 @needs_chromium
+@pytest.mark.extended
 async def test_browser_follows_a_run_and_leaves_a_reader_alone(tmp_path: Path) -> None:
     groups = [group_of_rewards("g0", [0.0, 1.0])]
     directory = write_run(tmp_path / "run", groups)
