@@ -22,9 +22,12 @@ _UPDATES: ContextVar["list[object]"] = ContextVar("updates")  # that this code r
 
 
 class PolicyControl:
-    """Parts with `pause`, `resume` and a `version`, as one: they are held back together, and have the same version."""
+    """Parts with `pause`, `resume` and a `version`, as one: they are held back together, and have the same version.
 
-    def __init__(self, policy: Any, parts: Sequence[Any]) -> None:
+    Without parts there is nothing to hold back: the version stays 0.
+    """
+
+    def __init__(self, policy: Any = None, parts: Sequence[Any] = ()) -> None:
         self._policy = policy
         self._parts = parts
         self._weights = {id(weights): weights for weights in map(_weights, parts)}
@@ -35,8 +38,12 @@ class PolicyControl:
 
     @property
     def version(self) -> int:
-        version: int = max(part.version for part in self._parts)
-        return version
+        return max((int(part.version) for part in self._parts), default=0)
+
+    @property
+    def can_update(self) -> bool:
+        """Whether there is something to hold back, and to give new weights."""
+        return bool(self._parts)
 
     @asynccontextmanager
     async def one_at_a_time(self) -> AsyncIterator[None]:
@@ -112,7 +119,7 @@ class PolicyControl:
         if self._update is not None and self._update in _UPDATES.get([]):
             return -math.inf
         told: list[float] = [part.last_held() for part in self._parts if hasattr(part, "last_held")]
-        return max(told + [weights.held.last() for weights in self._weights.values()])
+        return max(told + [weights.held.last() for weights in self._weights.values()], default=-math.inf)
 
 
 class GatedAgent:
@@ -150,8 +157,8 @@ class _GatedPlayer:
         return await self._player.act(outcome, tokens_left=tokens_left)
 
 
-def hold_back(agent: Any, rebuild: Callable[[Any], Any] | None) -> tuple[Agent, PolicyControl | None]:
-    """The agent with gates where the calls of its policy really start, and the parts behind them; None if it has none.
+def hold_back(agent: Any, rebuild: Callable[[Any], Any] | None) -> tuple[Agent, PolicyControl]:
+    """The agent with gates where the calls of its policy really start, and the control of the parts behind them.
 
     `rebuild` makes the agent anew with another policy, if that can be done.
     """
@@ -159,7 +166,7 @@ def hold_back(agent: Any, rebuild: Callable[[Any], Any] | None) -> tuple[Agent, 
     _check_frozen(own)
     gated = _behind_gates(own)
     if gated is None:
-        return agent, None
+        return agent, PolicyControl()
     if gated is not own:
         if rebuild is not None:
             agent = rebuild(gated)
@@ -167,9 +174,8 @@ def hold_back(agent: Any, rebuild: Callable[[Any], Any] | None) -> tuple[Agent, 
             gated = GatedPolicy(own)
             agent = GatedAgent(agent, gated)
         else:
-            return agent, None
-    parts = [*_learning_parts(gated)]
-    return agent, PolicyControl(gated, parts) if parts else None
+            return agent, PolicyControl()
+    return agent, PolicyControl(gated, [*_learning_parts(gated)])
 
 
 def _behind_gates(policy: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio.to_thread
 import msgspec
-import numpy as np
 
 from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent, MemoryMarkovAgent, RandomAgent
@@ -22,7 +21,7 @@ from asyncrollout.journal.group_numbers import number_of
 from asyncrollout.journal.history import RunHistory
 from asyncrollout.journal.policy import JournaledPolicy
 from asyncrollout.journal.records import RunRecords
-from asyncrollout.journal.run import RunJournal, may_change, open_journal, redacted
+from asyncrollout.journal.run import RunJournal, open_journal, redacted
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.wrappers import nested
 from asyncrollout.redaction import hide_in_command, known_secrets, named_secrets, without_secrets
@@ -55,29 +54,6 @@ class ReadyBatch:
     stats: dict[str, float]
     sums: BatchSums = field(default_factory=BatchSums)
     taken: TakenGroups | None = None
-
-
-def read_resume(run_dir: Any, resume: Any) -> bool | int:
-    """Whether to go on with a run, or with which batch."""
-    if run_dir is not None and "\0" in str(run_dir):
-        raise UsageError(f"run_dir={run_dir!r} is not a path of a directory")
-    if not isinstance(resume, bool) and (not isinstance(resume, int | np.integer) or resume < 0):
-        raise UsageError(f"resume={resume!r} is neither True, False nor the number of a batch")
-    if resume is not False and run_dir is None:
-        raise UsageError("resume is for Rollouts with a run_dir")
-    return resume if isinstance(resume, bool) else int(resume)
-
-
-def read_accepted(accept_changes: Any) -> frozenset[str]:
-    """The names of settings that may be others than those that a run began with."""
-    if isinstance(accept_changes, str) or not isinstance(accept_changes, Collection):
-        raise UsageError(
-            f"accept_changes={accept_changes!r:.100} is not a list of names such as 'agent.system_prompt' and 'policy'"
-        )
-    for name in accept_changes:
-        if not isinstance(name, str) or not may_change(name):
-            raise UsageError(f"accept_changes: {name!r:.100} must stay the same: only agent and policy may change")
-    return frozenset(accept_changes)
 
 
 def run_identity(
