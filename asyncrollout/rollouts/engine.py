@@ -15,6 +15,7 @@ from asyncrollout.errors import StalledError, UsageError
 from asyncrollout.journal.run import RunJournal
 from asyncrollout.policies.wrappers import nested
 from asyncrollout.pool.pool import EnvPool
+from asyncrollout.protocols import policies_of
 from asyncrollout.registry import find_env
 from asyncrollout.rollouts.episode.group import GroupRunner
 from asyncrollout.rollouts.episode.scoring import Scorer
@@ -48,7 +49,8 @@ class Engine:
         self.rules = options.rules
         shares = read_envs(options.env, options.env_kwargs, options.pool.find if options.pool else find_env)
         agent, self.control = read_agent(options.policy, options.agent)
-        self._policies = [*nested(getattr(agent, "policy", None))]
+        parts = {id(part): part for policy in policies_of(agent) for part in nested(policy)}
+        self._policies = [*parts.values()]
         needs_expert = any(getattr(policy, "needs_expert", False) for policy in self._policies)
         on_loop = options.workers is None and runs_on_loop(shares)
         self.pool = options.pool or EnvPool(options.workers, "inline" if on_loop else "process")
@@ -130,7 +132,8 @@ class Engine:
         if not control.can_update:
             raise UsageError(
                 "weight_update needs a policy that can be held back, and this agent shows none: all of it is frozen, "
-                "or out of reach (make the agent, and a policy around others, a dataclass with the policy as a field)"
+                "or out of reach (give the agent policies() and with_policies(), or make it, and a policy around "
+                "others, a dataclass with the policy as a field)"
             )
         control.check(version)
         async with AsyncExitStack() as turn:

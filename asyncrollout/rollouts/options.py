@@ -1,6 +1,5 @@
 """The options of `Rollouts`, checked, and what the engine reads from them."""
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -142,7 +141,7 @@ def runs_on_loop(shares: Sequence[Share]) -> bool:
 
 
 def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, PolicyControl]:
-    """The agent to play with, and the control of the parts of its policy that learn."""
+    """The agent to play with, and the control of the parts of its policies that learn."""
     if (policy is None) == (agent is None):
         raise UsageError("Rollouts takes either policy= or agent=")
     if agent is None:
@@ -151,10 +150,7 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Polic
     if not hasattr(agent, "open"):
         hint = ": give it as policy=" if hasattr(agent, "generate") else ""
         raise UsageError(f"agent={agent!r:.100} is not an agent: it has no open(){hint}")
-    if not hasattr(getattr(agent, "policy", None), "generate"):
-        return agent, PolicyControl()
-    rebuild = (lambda gated: with_policy(agent, lambda _: gated)) if _has_field(agent) else None
-    return hold_back(agent, rebuild)
+    return hold_back(agent)
 
 
 def read_resume(run_dir: Any, resume: Any) -> bool | int:
@@ -192,16 +188,3 @@ def read_recorder(record: Any, run_dir: Path | None) -> VideoRecorder | None:
             raise UsageError("record: where do the videos go? Give a run_dir, or record=VideoRecorder(directory)")
         recorder.directory = (run_dir / VIDEOS).absolute()
     return recorder
-
-
-def with_policy(agent: Any, change: Callable[[Policy], Policy]) -> Any:
-    """The agent with something around its policy, if it is an agent of which we can tell where that is."""
-    if getattr(agent, "policy", None) is None or not _has_field(agent):
-        return agent
-    return dataclasses.replace(agent, policy=change(agent.policy))
-
-
-def _has_field(agent: Any) -> bool:
-    """Whether it can be made anew with another policy."""
-    is_object = dataclasses.is_dataclass(agent) and not isinstance(agent, type)
-    return is_object and any(field.name == "policy" and field.init for field in dataclasses.fields(agent))

@@ -14,8 +14,6 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 
-from asyncrollout.agents.chat import ChatAgent
-from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent, MemoryMarkovAgent, RandomAgent
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.group_numbers import number_of
 from asyncrollout.journal.history import RunHistory
@@ -24,8 +22,8 @@ from asyncrollout.journal.records import RunRecords
 from asyncrollout.journal.run import RunJournal, open_journal, redacted
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.wrappers import nested
+from asyncrollout.protocols import policies_of, replace_policies
 from asyncrollout.redaction import hide_in_command, known_secrets, named_secrets, without_secrets
-from asyncrollout.rollouts.options import with_policy
 from asyncrollout.rollouts.sampling.batch_stats import BatchSums
 from asyncrollout.rollouts.sampling.stream import TakenGroups
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, ReportedGroup, Share
@@ -72,14 +70,20 @@ def run_identity(
 
 def _agent_identity(agent: Any) -> dict[str, Any]:
     """The agent's class and what it was made of, and the models that it asks; their servers may be others."""
-    made_of = [field.name for field in fields(agent) if field.init] if is_dataclass(agent) else []
-    own = [name for name in made_of if name != "policy"]
-    leaves = [part for part in nested(getattr(agent, "policy", None)) if len([*nested(part)]) == 1]
+    policies = policies_of(agent)
+    shown = {"policy", *(name for name, value in _made_of(agent).items() if any(value is one for one in policies))}
+    own = [name for name in _made_of(agent) if name not in shown]
+    leaves = [part for policy in policies for part in nested(policy) if len([*nested(part)]) == 1]
     return {
         "agent": type(agent).__name__,
         **{f"agent.{name}": _described(getattr(agent, name)) for name in own},
         "policy": sorted({_policy(leaf) for leaf in leaves}),
     }
+
+
+def _made_of(agent: Any) -> dict[str, Any]:
+    names = [field.name for field in fields(agent) if field.init] if is_dataclass(agent) else []
+    return {name: getattr(agent, name) for name in names}
 
 
 def _described(value: Any) -> Any:
@@ -130,17 +134,25 @@ def reported_groups(directory: Path, judged_at: Mapping[str, int]) -> list[Repor
 
 
 def with_journal(agent: Any, journal: RunJournal) -> Any:
-    """The agent with its replies on record."""
-    asks_once = isinstance(agent, ChatAgent | MarkovAgent | MemoryAgent | MemoryMarkovAgent)
-    only_appends = type(agent) is ChatAgent  # others may rewrite what was said
-    recorded = with_policy(
+    """The agent with the replies of its policies on record."""
+    recorded = replace_policies(
         agent,
-        lambda policy: JournaledPolicy(
-            policy, journal.writer, journal.past, asks_once=asks_once, only_appends=only_appends
-        ),
+        [
+            JournaledPolicy(
+                policy,
+                journal.writer,
+                journal.past,
+                place=place,
+                asks_once=bool(getattr(agent, "asks_once", False)),
+                only_appends=bool(vars(type(agent)).get("only_appends", False)),  # a subclass may rewrite what was said
+            )
+            for place, policy in enumerate(policies_of(agent))
+        ],
     )
-    if recorded is agent and not isinstance(agent, RandomAgent):
-        log.warning("replies_not_recorded", agent=type(agent).__name__, hint="make it a dataclass with a field policy")
+    if recorded is None:
+        hint = "give it policies() and with_policies(), or make it a dataclass with a field policy"
+        log.warning("replies_not_recorded", agent=type(agent).__name__, hint=hint)
+        return agent
     return recorded
 
 
