@@ -104,8 +104,7 @@ class Rollouts:
         metrics: Sequence[Sink] = (),
         record: bool | VideoRecorder = False,
     ) -> None:
-        given = locals()  # so that options are listed in two places, and not in three
-        options = RolloutsOptions(**{name: given[name] for name in RolloutsOptions.__dataclass_fields__})
+        options = RolloutsOptions(**{name: given for name, given in locals().items() if name != "self"})
         self._engine = Engine(options)
         self.ledger, self.meter = self._engine.ledger, self._engine.collector
         own = [] if options.directory is None else [JsonLines(options.directory / METRICS)]
@@ -121,7 +120,8 @@ class Rollouts:
             raise UsageError("Rollouts cannot be reopened: create a new instance")
         self._opened = True
         async with AsyncExitStack() as parts:
-            await parts.enter_async_context(self._engine)
+            await self._engine.open()
+            parts.push_async_exit(self._engine.close)
             self._delivery.resume()
             await parts.enter_async_context(self._exporter)
             await self._engine.start()

@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import anyio
 import anyio.to_thread
@@ -42,7 +41,7 @@ _RESUME_GRACE = 60.0
 
 
 class Engine:
-    """Entered, it opens the pool, the policies, the journal and the recorder; closed, it ends all that plays first."""
+    """Opened, then started: from then on there are streams. Stopped, then closed: in between, nothing plays."""
 
     def __init__(self, options: RolloutsOptions) -> None:
         self._options = options
@@ -82,7 +81,8 @@ class Engine:
         self.redelivered: list[ReadyBatch] = []  # batches of an earlier process that are delivered again first
         self._parts = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
+        """Open the pool, the policies, the journal and the recorder; if there is a run, resume it."""
         async with AsyncExitStack() as parts:
             if self._options.pool is None:
                 await parts.enter_async_context(self.pool)
@@ -94,11 +94,11 @@ class Engine:
             if self._recorder is not None and not self._recorder.is_open:
                 await parts.enter_async_context(self._recorder)
             self._parts = parts.pop_all()
-        return self
 
-    async def __aexit__(
+    async def close(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close what was opened, as at the end of an `async with`."""
         await self._parts.__aexit__(kind, error, trace)
 
     async def start(self) -> None:

@@ -1,7 +1,6 @@
 """The stream of groups: started under admission, judged in order, and handed out to whoever awaits them."""
 
 import time
-from collections import Counter, deque
 from typing import Literal, NamedTuple
 
 import anyio
@@ -20,6 +19,7 @@ from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer, OnExhausted
 from asyncrollout.rollouts.sampling.batch_stats import BatchStats
 from asyncrollout.rollouts.sampling.failure_streak import FailureStreak
 from asyncrollout.rollouts.sampling.filtering import FilterRunner, is_older
+from asyncrollout.rollouts.sampling.in_progress import FinishedGroups, PlayingGroups
 from asyncrollout.rollouts.sampling.pace import Pace
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, TaskSource
 from asyncrollout.trajectories import DRAWN, Group
@@ -57,10 +57,10 @@ class StreamRules(msgspec.Struct, frozen=True):
 class GroupStream:
     """Plays groups while `run` runs; `take` gives those that were kept. For one consumer at a time.
 
-    A group is *requested* from the source, *playing*, then *finished* and waiting for its verdict; in start order it is
-    *early* until all that started before it are finished, too. Once *judged*, it is *kept* in the buffer, or rejected
-    (and may yet fill a batch). It leaves the stream when it is *delivered*, filtered, or dropped as stale; or it is
-    given up with the stream, and requested again by the next one. `_open` has it from request to leave, in any state.
+    The states of a group: *requested* from the source; *playing*; *early*, in start order, until all that started
+    before it are finished; *finished*, and waiting for its verdict; *judged*; *kept* in the buffer, or rejected (but it
+    may fill a batch). It leaves the stream when it is *delivered*, filtered, or dropped as stale; or it is given up
+    with the stream, and requested again by the next one. `_open` has it from its request until it leaves.
     """
 
     def __init__(
@@ -85,11 +85,8 @@ class GroupStream:
         self._rules = rules
         ranked = rules.order == "start" or bool(rules.max_lag)
         self._open: dict[str, GroupRequest] = {}
-        self._playing: dict[int, int] = {}  # with the version of the weights at their start
-        self._playing_since: Counter[int] = Counter()  # how many of them began with each version
-        self._started: deque[int] = deque()  # in start order: those whose turn has not come
-        self._early: dict[int, Group] = {}
-        self._finished: deque[Group] = deque()
+        self._playing = PlayingGroups()
+        self._finished = FinishedGroups(by_start=rules.order == "start")
         self._buffer = BatchBuffer(rules.max_num_gen_batches, rules.on_exhausted, self._rank if ranked else None)
         self._failures = FailureStreak(rules.group_size, had_valid=had_valid)
         self._wanted = 0
@@ -190,24 +187,13 @@ class GroupStream:
                 self._drained = True
                 return
             self._open[draw.id] = draw
-            self._note_start(draw.index)
-            if self._rules.order == "start":
-                self._started.append(draw.index)
+            self._playing.add(draw, self._control.version)
+            self._finished.expect(draw)
             tasks.start_soon(self._run_one, draw)
             await anyio.lowlevel.checkpoint()  # thousands at once would hold everybody up
 
-    def _note_start(self, index: int) -> None:
-        self._playing[index] = began = self._control.version
-        self._playing_since[began] += 1
-
-    def _note_end(self, index: int) -> None:
-        began = self._playing.pop(index)
-        self._playing_since[began] -= 1
-        if not self._playing_since[began]:
-            del self._playing_since[began]
-
     def _has_room(self) -> bool:
-        undecided = len(self._playing) + len(self._early) + len(self._finished) + self._filters.waiting
+        undecided = len(self._playing) + len(self._finished) + self._filters.waiting
         rules = AdmissionRules(
             needed=self._buffer.needed,
             batches=self._wanted + self._rules.ahead,
@@ -227,22 +213,14 @@ class GroupStream:
     async def _run_one(self, draw: GroupRequest) -> None:
         self._observer.journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
         group = await self._runner.run(draw)
-        self._note_end(draw.index)
+        self._playing.remove(draw)
         if self._is_stale(group):
-            if self._rules.order == "start":
-                self._started.remove(draw.index)
+            self._finished.skip(draw)
             self._end_stale(group)
-        elif self._rules.order == "finish":
-            self._finished.append(group)
         else:
-            self._early[draw.index] = group
-        self._queue_in_start_order()
+            self._finished.put(draw, group)
         self._judge_finished()
         self._notify()
-
-    def _queue_in_start_order(self) -> None:
-        while self._started and self._started[0] in self._early:
-            self._finished.append(self._early.pop(self._started.popleft()))
 
     def _judge_finished(self) -> None:
         """Judge in order, but not beyond a batch and its draws, so that what is in it never depends on timing.
@@ -252,9 +230,9 @@ class GroupStream:
         if self.failure is not None:
             return
         try:
-            while self._finished and not self._is_exhausted() and not self._is_served():
-                self._put(self._filters.judge(self._finished.popleft(), self._buffer.needed))
-            is_last = self.stopped.is_set() and not self._finished
+            while self._finished.has_next and not self._is_exhausted() and not self._is_served():
+                self._put(self._filters.judge(self._finished.next(), self._buffer.needed))
+            is_last = self.stopped.is_set() and not self._finished.has_next
             if is_last or (self._is_exhausted() and self.buffered < self._buffer.needed):
                 self._put(self._filters.judge_rest())
         except Exception as failure:
@@ -289,7 +267,7 @@ class GroupStream:
         if not lag or self._rules.order == "start" or self.failure is not None:
             return False
         oldest = self._control.version - lag
-        if any(began <= oldest for began in self._playing_since):
+        if self._playing.has_since(oldest):
             return True
         return not self._is_exhausted() and self._filters.has_older(oldest + 1)  # their round is completed first
 
@@ -309,16 +287,7 @@ class GroupStream:
             return
         self._checked_at = self._control.version
         oldest = self._checked_at - self._rules.max_lag
-        stale = self._filters.remove_older(oldest)
-        stale += filter(self._is_stale, self._finished)
-        early = {index: group for index, group in self._early.items() if self._is_stale(group)}
-        if early:
-            self._early = {index: group for index, group in self._early.items() if index not in early}
-            self._started = deque(index for index in self._started if index not in early)
-            stale += early.values()
-        gone = {group.id for group in stale}
-        self._finished = deque(group for group in self._finished if group.id not in gone)
-        self._queue_in_start_order()
+        stale = [*self._filters.remove_older(oldest), *self._finished.remove(self._is_stale)]
         for group in (*stale, *self._buffer.remove_older(oldest)):
             self._end_stale(group)
         self._notify()
