@@ -47,6 +47,7 @@ from asyncrollout.protocols import Agent as Agent
 from asyncrollout.protocols import Env as Env
 from asyncrollout.protocols import Player as Player
 from asyncrollout.protocols import Policy as Policy
+from asyncrollout.protocols import PolicyAgent as PolicyAgent
 from asyncrollout.protocols import Snapshots as Snapshots
 from asyncrollout.protocols import TextInterface as TextInterface
 from asyncrollout.registry import EnvSpec as EnvSpec

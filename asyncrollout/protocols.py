@@ -1,7 +1,8 @@
-"""The plug points: what an environment and its text interface must offer. All are duck-typed."""
+"""The plug points: what environments, text interfaces, policies and agents must offer. All are duck-typed."""
 
+import dataclasses
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from asyncrollout.errors import UsageError
@@ -141,6 +142,50 @@ class Agent(Protocol):
 
     def open(self, session: str, seed: int) -> Player:
         """Begin an episode. The session's name is unique; the seed is for sampling, and not the env's."""
+
+
+class PolicyAgent(Agent, Protocol):
+    """An agent that shows its policies, so that replies are recorded, and weights can be updated. Optional.
+
+    A dataclass with a field `policy` needs neither method. An agent whose attribute `asks_once` is true asks each of
+    its policies at most once in a turn: if it then asks something else than what is recorded, its env has diverged.
+    """
+
+    def policies(self) -> Sequence[Policy]:
+        """All policies that it asks."""
+
+    def with_policies(self, policies: Sequence[Policy]) -> Agent:
+        """An agent that is the same, but asks these in place of its own, in the same order."""
+
+
+def policies_of(agent: Any) -> list[Policy]:
+    """The policies that an agent asks, as far as it shows them."""
+    if not _shows_policies(agent):
+        policy: Any = getattr(agent, "policy", None)
+        return [policy] if hasattr(policy, "generate") else []
+    for policy in (policies := [*agent.policies()]):
+        if not hasattr(policy, "generate"):
+            raise UsageError(f"{type(agent).__name__}.policies(): {policy!r:.100} has no generate()")
+    return policies
+
+
+def replace_policies(agent: Any, policies: Sequence[Policy]) -> Any:
+    """The agent with others in place of `policies_of(agent)`; None if it does not say how that is done."""
+    if not _shows_policies(agent):
+        is_object = dataclasses.is_dataclass(agent) and not isinstance(agent, type)
+        has_field = is_object and any(one.name == "policy" and one.init for one in dataclasses.fields(agent))
+        return dataclasses.replace(agent, policy=policies[0]) if has_field and policies else None
+    replaced = agent.with_policies([*policies])
+    name = f"{type(agent).__name__}.with_policies()"
+    if not hasattr(replaced, "open"):
+        raise UsageError(f"{name} must return an agent, not {replaced!r:.100}")
+    if [*map(id, policies_of(replaced))] != [*map(id, policies)]:
+        raise UsageError(f"{name} must return an agent whose policies() are those that it was given, in this order")
+    return replaced
+
+
+def _shows_policies(agent: Any) -> bool:
+    return all(callable(getattr(agent, name, None)) for name in ("policies", "with_policies"))
 
 
 class TextInterface(Protocol):

@@ -226,7 +226,7 @@ def test_ledger_counts_every_rollout_once() -> None:
     ledger.dispatched("g1.0")
     with pytest.raises(AssertionError, match="under way already"):
         ledger.dispatched("g1.0")
-    ledger.cancel("g1", 3)
+    ledger.cancel(["g1", "g7"])
     assert ledger.ends["cancelled"] == 1
     assert "1 cancelled" in repr(ledger)
 

@@ -330,7 +330,7 @@ async def test_takers_cancelled_at_every_step_hear_of_each_group_once() -> None:
 async def test_batch_that_became_too_old_while_it_was_recorded_is_taken_back(tmp_path: Path) -> None:
     """The version rises at the very moment at which the batch is written."""
     async with rollouts(max_lag=0, run_dir=tmp_path) as source:
-        flush, has_pushed = source._watch.flush, False
+        flush, has_pushed = source._engine.observer.journal.flush, False
 
         async def push_and_flush() -> None:
             nonlocal has_pushed
@@ -339,7 +339,7 @@ async def test_batch_that_became_too_old_while_it_was_recorded_is_taken_back(tmp
                 await push(source, 1)
             await flush()
 
-        source._watch.flush = push_and_flush  # type: ignore[method-assign]
+        source._engine.observer.journal.flush = push_and_flush  # type: ignore[method-assign]
         batch = await source.collect(groups=2)
         assert (source.version, {group.version for group in batch.groups}) == (1, {1})
         assert batch.index == 0

@@ -686,22 +686,23 @@ async def test_agents_still_see_their_policy() -> None:
 
 async def test_time_until_which_the_policy_was_held_back_is_known() -> None:
     async with rollouts(fallback(Pausable(), Weighty())) as source:
-        assert source._last_held == float("-inf")
+        last_held = source._engine.control.last_held
+        assert last_held() == float("-inf")
         told: list[float] = []
         go = anyio.Event()
 
         async def update() -> None:
             async with source.weight_update(1):
                 await go.wait()
-                told.append(source._last_held)  # within its own update, nothing that it waits for can come
+                told.append(last_held())  # within its own update, nothing that it waits for can come
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(update)
             await all_tasks_blocked()
-            told += [source._last_held, source._last_held]
+            told += [last_held(), last_held()]
             go.set()
-        after = source._last_held
-        assert told[0] < told[1] < after == source._last_held
+        after = last_held()
+        assert told[0] < told[1] < after == last_held()
         assert told[2] == float("-inf")
 
 

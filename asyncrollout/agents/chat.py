@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import anyio.to_thread
 import msgspec
@@ -49,6 +49,9 @@ class ChatAgent:
     Each turn's `sampling.seed` is drawn from the rollout's, unless `sampling` has one; a server that knows no seeds
     needs `seeded=False`.
     """
+
+    asks_once: ClassVar[bool] = True
+    only_appends: ClassVar[bool] = True  # to its conversation; not said of subclasses
 
     policy: Policy
     _: KW_ONLY

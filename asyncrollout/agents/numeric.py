@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -29,6 +29,7 @@ class Recalled(msgspec.Struct, frozen=True):
 class MarkovAgent:
     """Acts on the present observation alone: `Request.data` is the observation."""
 
+    asks_once: ClassVar[bool] = True
     policy: Policy
 
     def open(self, session: str, seed: int) -> "NumericPlayer":
@@ -39,6 +40,7 @@ class MarkovAgent:
 class MemoryAgent:
     """Carries the policy's state through an episode: `Request.data` is a `Recalled`. For training on whole episodes."""
 
+    asks_once: ClassVar[bool] = True
     policy: Policy
 
     def open(self, session: str, seed: int) -> "NumericPlayer":
@@ -49,6 +51,7 @@ class MemoryAgent:
 class MemoryMarkovAgent:
     """As `MemoryAgent`, and each turn records the state it was played from, so that steps can be trained on alone."""
 
+    asks_once: ClassVar[bool] = True
     policy: Policy
 
     def open(self, session: str, seed: int) -> "NumericPlayer":
@@ -92,6 +95,12 @@ class RandomAgent:
         is_list = isinstance(self.actions, Sequence) and not isinstance(self.actions, str) and len(self.actions) > 0
         if not is_list and not hasattr(self.actions, "sample"):
             raise UsageError(f"RandomAgent takes a list of actions or a Gymnasium space, not {self.actions!r:.100}")
+
+    def policies(self) -> list[Policy]:
+        return []
+
+    def with_policies(self, policies: Sequence[Policy]) -> "RandomAgent":  # noqa: ARG002
+        return self
 
     def open(self, session: str, seed: int) -> "RandomPlayer":  # noqa: ARG002
         return RandomPlayer(self.actions, seed)

@@ -28,8 +28,8 @@ from asyncrollout.redaction import known_secrets, named_secrets, without_secrets
 from asyncrollout.registry import allowed_env
 from asyncrollout.rollouts.api import Rollouts
 from asyncrollout.rollouts.episode.group import Failures
-from asyncrollout.rollouts.options import read_envs
-from asyncrollout.rollouts.resume import read_accepted, run_identity
+from asyncrollout.rollouts.options import read_accepted, read_envs
+from asyncrollout.rollouts.resume import run_identity
 from asyncrollout.rollouts.sampling.task_source import Share
 from asyncrollout.telemetry.sinks import Sink, open_sinks
 from asyncrollout.video.recorder import VideoRecorder

@@ -53,7 +53,7 @@ class Replied(Event, frozen=True, tag="turn"):
     """A policy's reply, before it is played. `asked` is a digest of the last message that it replies to.
 
     `request` is one of all that it replies to: messages, tokens of the prompt, data, sampling. Journals of older
-    versions have none.
+    versions have none. `policy` is which one of an agent's policies has replied, if it is not the first.
     """
 
     uid: str
@@ -61,6 +61,7 @@ class Replied(Event, frozen=True, tag="turn"):
     asked: int
     reply: msgspec.Raw
     request: int | None = None
+    policy: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Failed(Event, frozen=True, tag="failed"):

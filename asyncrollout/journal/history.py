@@ -38,12 +38,16 @@ from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_o
 
 
 class RecordedReply(NamedTuple):
-    """A recorded reply, not decoded yet, and digests of what it replies to: of the last message, and of everything."""
+    """A recorded reply, not decoded yet, and digests of what it replies to: of the last message, and of everything.
+
+    `policy` is which one of the agent's policies has replied.
+    """
 
     turn: int
     asked: int
     content: msgspec.Raw
     request: int | None = None
+    policy: int = 0
 
 
 class RedeliveredBatch(NamedTuple):
@@ -125,7 +129,8 @@ class RunHistory:
             case Dispatched(uid=uid):
                 self._begin(uid)
             case Replied(uid=uid):
-                self.replies[uid].append(RecordedReply(event.turn, event.asked, event.reply, event.request))
+                policy = 0 if event.policy is msgspec.UNSET else event.policy
+                self.replies[uid].append(RecordedReply(event.turn, event.asked, event.reply, event.request, policy))
             case Failed(uid=uid):
                 self.replies.pop(uid, None)
                 self.retries[group_of(uid)] += 1

@@ -1,4 +1,4 @@
-"""A policy whose replies are written down, and which does not ask again for those that were."""
+"""A policy whose replies are recorded, and which does not ask again for those that were."""
 
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -23,20 +23,31 @@ class JournaledPolicy:
     """Replies of `inner`, each in the journal before it is played; recorded replies are given as they are.
 
     They are replies to what was asked then: if something else is asked now, the episode cannot be continued. Of an
-    agent that asks once in a turn, that is an error; any other is answered anew.
+    agent that asks once in a turn, that is an error; any other is answered anew. `place` is which one of the agent's
+    policies it is: two of them may be asked the same.
     """
 
     def __init__(
-        self, inner: Policy, writer: Writer, past: RunHistory, *, asks_once: bool, only_appends: bool = False
+        self,
+        inner: Policy,
+        writer: Writer,
+        past: RunHistory,
+        *,
+        place: int = 0,
+        asks_once: bool,
+        only_appends: bool = False,
     ) -> None:
         self.inner = inner
         self._writer = writer
         self._replies = past.replies
+        self._place = place
         self._asks_once = asks_once
         self._only_appends = only_appends
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else an agent may want of its policy."""
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
         return getattr(self.inner, name)
 
     async def generate(self, request: Request) -> Generation:
@@ -54,7 +65,14 @@ class JournaledPolicy:
             log.warning("reply_not_recorded", uid=request.session, turn=request.turn, error=str(error))
             return generation
         self._writer.put(
-            Replied(uid=request.session, turn=request.turn, asked=asked.last, reply=reply, request=asked.all)
+            Replied(
+                uid=request.session,
+                turn=request.turn,
+                asked=asked.last,
+                reply=reply,
+                request=asked.all,
+                policy=self._place or msgspec.UNSET,
+            )
         )
         return generation
 
@@ -62,10 +80,11 @@ class JournaledPolicy:
         replies = self._replies.get(request.session, [])
         for place, reply in enumerate(replies):
             is_same = reply.asked == asked.last and reply.request in (None, asked.all)
-            if reply.turn == request.turn and is_same:
+            if reply.turn == request.turn and is_same and reply.policy == self._place:
                 return decode_reply(replies.pop(place).content)
-        if replies and self._asks_once:
-            is_seen = any((reply.turn, reply.asked) == (request.turn, asked.last) for reply in replies)
+        own = [reply for reply in replies if reply.policy == self._place]
+        if own and self._asks_once:
+            is_seen = any((reply.turn, reply.asked) == (request.turn, asked.last) for reply in own)
             other = (
                 "the env shows the same, but the agent asks with other messages before it, or another sampling"
                 if is_seen

@@ -1,4 +1,4 @@
-"""The journal of a run that goes on: what was, and what happens now."""
+"""The journal of a run in progress: what was recorded, and what happens now."""
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -38,12 +38,72 @@ _SHOWN = 500
 _SHOWN_SETTING = 200
 
 
-class RunJournal:
-    """Tells of rollouts that are recorded, and records those that are played."""
+class NullJournal:
+    """What a run reports to its journal, and asks of it; this one is of a run without a directory, and keeps nothing.
+
+    A rollout that is dispatched fails and is played again, or is finished. A group is drawn, judged, and then delivered
+    in a batch, dropped, or given up to be drawn again.
+    """
+
+    def __init__(self, past: RunHistory | None = None) -> None:
+        self.past = RunHistory() if past is None else past
+
+    def recall(self, uid: str) -> Trajectory | None:  # noqa: ARG002
+        """A rollout that was finished before."""
+        return None
+
+    def retries_used(self, group: str) -> int:  # noqa: ARG002
+        """By an earlier process."""
+        return 0
+
+    def is_broken_off(self, uid: str) -> bool:  # noqa: ARG002
+        """Whether it was in flight when the run was interrupted."""
+        return False
+
+    def drawn(self, group: str, index: int, seed: int, tag: str, task: Any) -> None: ...
+
+    def dispatched(self, uid: str) -> None: ...
+
+    def failed(self, trajectory: Trajectory) -> None: ...
+
+    async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:  # noqa: ARG002
+        """The trajectory, which is on its way to the disk; one that cannot be written has failed."""
+        return trajectory
+
+    def judged(self, group: Group, more: int) -> None:
+        """A group has its verdict, and so have `more` that were judged with it, which follow."""
+
+    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
+        """They will be played anew; so will be, if so wished, what is recorded and was drawn by nobody since."""
+
+    def dropped(self, groups: list[str]) -> None:
+        """They led to no batch, and are not looked at again."""
+
+    def delivered(self, batch: int, groups: list[Group], dropped: list[str], stats: Mapping[str, float]) -> None:
+        """A batch is about to be handed over; `dropped` are the groups that were dropped on the way to it."""
+
+    def taken_back(self, batch: int) -> None:
+        """It did not reach its taker, and is delivered later."""
+
+    def updated(self, weights: int) -> None: ...
+
+    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:  # noqa: ARG002
+        """A name that no other evaluation has; but one that was interrupted, and is the same, continues."""
+        self.past.evaluations += 1
+        return f"{EVALUATED}{self.past.evaluations - 1}"
+
+    def end_evaluation(self, name: str) -> None: ...
+
+    async def flush(self) -> None:
+        """Wait until what was reported so far is on the disk."""
+
+
+class RunJournal(NullJournal):
+    """The journal of a run with a directory, resumed or new."""
 
     def __init__(self, directory: Path, past: RunHistory, writer: Writer, secrets: Sequence[str] = ()) -> None:
+        super().__init__(past)
         self.directory = directory
-        self.past = past
         self.writer = writer
         self._dispatched: set[str] = set()
         self._drawn = GroupNumbers(past.drawn)
@@ -51,14 +111,12 @@ class RunJournal:
         self._secrets = [*known_secrets(), *secrets]
 
     def recall(self, uid: str) -> Trajectory | None:
-        """A rollout that was finished before."""
         return self.past.finished.get(uid)
 
     def retries_used(self, group: str) -> int:
         return self.past.retries.pop(group, 0)
 
     def is_broken_off(self, uid: str) -> bool:
-        """Whether it was under way when the run was broken off."""
         return uid not in self._dispatched and bool(self.past.replies.get(uid))
 
     def drawn(self, group: str, index: int, seed: int, tag: str, task: Any) -> None:
@@ -79,10 +137,9 @@ class RunJournal:
 
     def failed(self, trajectory: Trajectory) -> None:
         self.past.replies.pop(trajectory.uid, None)
-        self.writer.put(Failed(uid=trajectory.uid, error=self._told(trajectory)))
+        self.writer.put(Failed(uid=trajectory.uid, error=self._shown_error(trajectory)))
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
-        """The trajectory, which is on its way to the disk; one that cannot be written has failed."""
         await self.writer.room()
         group = group_of(trajectory.uid)
         if trajectory.error is not None:
@@ -93,11 +150,15 @@ class RunJournal:
             trajectory = _unwritable(trajectory, error)
             line = encode_record(group, tag, trajectory)
         self._dispatched.discard(trajectory.uid)
-        self.writer.put(self._end_of(trajectory), line + b"\n")
+        error_shown = None if trajectory.error is None else self._shown_error(trajectory)
+        self.writer.put(_end_of(trajectory, error_shown), line + b"\n")
         return trajectory
 
+    def judged(self, group: Group, more: int) -> None:
+        assert group.verdict is not None
+        self.writer.put(Judged(group=group.id, keep=group.verdict.keep, reason=group.verdict.reason, more=more))
+
     def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
-        """They will be played anew; so will be, if so wished, what is recorded and was drawn by nobody since."""
         given_up = {*groups}
         if with_all_recorded:
             given_up |= self._unclaimed
@@ -107,9 +168,9 @@ class RunJournal:
             self.past.forget(group)
             self.writer.put(Cancelled(group=group))
 
-    def judged(self, group: Group, more: int) -> None:
-        assert group.verdict is not None
-        self.writer.put(Judged(group=group.id, keep=group.verdict.keep, reason=group.verdict.reason, more=more))
+    def dropped(self, groups: list[str]) -> None:
+        if groups:
+            self.writer.put(Dropped(groups=groups))
 
     def delivered(self, batch: int, groups: list[Group], dropped: list[str], stats: Mapping[str, float]) -> None:
         ids = [group.id for group in groups]
@@ -118,26 +179,18 @@ class RunJournal:
             self.past.forget(group)
 
     def taken_back(self, batch: int) -> None:
-        """It did not come through to its taker, and is delivered later."""
         self.writer.put(TakenBack(batch=batch))
-
-    def dropped(self, groups: list[str]) -> None:
-        """They led to no batch, and are not looked at again."""
-        if groups:
-            self.writer.put(Dropped(groups=groups))
 
     def updated(self, weights: int) -> None:
         self.writer.put(Updated(weights=weights))
 
     def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:
-        """The name of an evaluation: that of one which was broken off, if it is the same, or a new one."""
         asked = digest(what)
         for name, begun in self.past.evaluating.items():
             if begun.what == asked:
                 del self.past.evaluating[name]
                 return name
-        name = f"{EVALUATED}{self.past.evaluations}"
-        self.past.evaluations += 1
+        name = super().begin_evaluation(what, env_kwargs, tasks, k)
         self.writer.put(Evaluating(name=name, what=asked, env_kwargs=_recordable(env_kwargs), tasks=tasks, k=k))
         return name
 
@@ -146,10 +199,10 @@ class RunJournal:
         for group in {group_of(uid) for uid in self.past.finished if uid.startswith(f"{name}-")}:
             self.past.forget(group)
 
-    def _end_of(self, trajectory: Trajectory) -> Finished:
-        return _end_of(trajectory, None if trajectory.error is None else self._told(trajectory))
+    async def flush(self) -> None:
+        await self.writer.flush()
 
-    def _told(self, trajectory: Trajectory) -> str:
+    def _shown_error(self, trajectory: Trajectory) -> str:
         return hide(f"{type(trajectory.error).__name__}: {trajectory.error}", self._secrets)[:_SHOWN]
 
 

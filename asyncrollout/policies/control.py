@@ -1,8 +1,8 @@
-"""The parts of a policy that learn: where they are held back, and how their weights change together."""
+"""The parts of an agent's policies that learn: where they are held back, and how their weights change together."""
 
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,7 +14,7 @@ from asyncrollout.concurrency import task_group
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.gate import GatedPolicy, Weights, check_rises, weights_of
 from asyncrollout.policies.wrappers import Frozen, composed_of, nested
-from asyncrollout.protocols import Agent, Player
+from asyncrollout.protocols import Agent, Player, policies_of, replace_policies
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Outcome, PauseMode
 
@@ -22,11 +22,17 @@ _UPDATES: ContextVar["list[object]"] = ContextVar("updates")  # that this code r
 
 
 class PolicyControl:
-    """Parts with `pause`, `resume` and a `version`, as one: they are held back together, and have the same version."""
+    """The parts of an agent's policies that learn, as one: they are held back together, and have the same version.
 
-    def __init__(self, policy: Any, parts: Sequence[Any]) -> None:
-        self._policy = policy
-        self._parts = parts
+    A part is a policy with `pause`, `resume` and a `version`: its own, or those of a `GatedPolicy` around it. If there
+    is a journal, an agent asks Journaled(Gated(policy)): a recorded reply does not wait for the gate. Without parts,
+    there is nothing to hold back, and the version stays 0.
+    """
+
+    def __init__(self, policies: Sequence[Any] = ()) -> None:
+        self._policies = policies
+        found = {id(part): part for policy in policies for part in _learning_parts(policy)}
+        self._parts = parts = [*found.values()]
         self._weights = {id(weights): weights for weights in map(_weights, parts)}
         self._update: object = None
         for part in parts:
@@ -35,8 +41,12 @@ class PolicyControl:
 
     @property
     def version(self) -> int:
-        version: int = max(part.version for part in self._parts)
-        return version
+        return max((int(part.version) for part in self._parts), default=0)
+
+    @property
+    def can_update(self) -> bool:
+        """Whether there is something to hold back, and to give new weights."""
+        return bool(self._parts)
 
     @asynccontextmanager
     async def one_at_a_time(self) -> AsyncIterator[None]:
@@ -80,9 +90,10 @@ class PolicyControl:
             except Exception as error:  # noqa: BLE001 (raised below)
                 failed.append(error)
 
-        for part in _learning_side(self._policy):
-            if hasattr(part, "forget"):
-                part.forget()
+        for policy in self._policies:
+            for part in _learning_side(policy):
+                if hasattr(part, "forget"):
+                    part.forget()
         try:
             async with task_group() as resuming:
                 for part in self._parts:
@@ -112,7 +123,7 @@ class PolicyControl:
         if self._update is not None and self._update in _UPDATES.get([]):
             return -math.inf
         told: list[float] = [part.last_held() for part in self._parts if hasattr(part, "last_held")]
-        return max(told + [weights.held.last() for weights in self._weights.values()])
+        return max(told + [weights.held.last() for weights in self._weights.values()], default=-math.inf)
 
 
 class GatedAgent:
@@ -150,26 +161,22 @@ class _GatedPlayer:
         return await self._player.act(outcome, tokens_left=tokens_left)
 
 
-def hold_back(agent: Any, rebuild: Callable[[Any], Any] | None) -> tuple[Agent, PolicyControl | None]:
-    """The agent with gates where the calls of its policy really start, and the parts behind them; None if it has none.
-
-    `rebuild` makes the agent anew with another policy, if that can be done.
-    """
-    own = agent.policy
+def hold_back(agent: Any) -> tuple[Agent, PolicyControl]:
+    """The agent with gates where the calls of its policies really start, and the control of the parts behind them."""
+    own = policies_of(agent)
     _check_frozen(own)
-    gated = _behind_gates(own)
-    if gated is None:
-        return agent, None
-    if gated is not own:
-        if rebuild is not None:
-            agent = rebuild(gated)
-        elif _is_plain(own):
-            gated = GatedPolicy(own)
-            agent = GatedAgent(agent, gated)
+    gated = [_behind_gates(policy) for policy in own]
+    if None in gated:
+        return agent, PolicyControl()
+    if any(new is not old for new, old in zip(gated, own, strict=True)):
+        if (rebuilt := replace_policies(agent, gated)) is not None:
+            agent = rebuilt
+        elif _is_plain(own[0]):  # its attribute `policy`, in whose place we cannot put another
+            gated = [GatedPolicy(own[0])]
+            agent = GatedAgent(agent, gated[0])
         else:
-            return agent, None
-    parts = [*_learning_parts(gated)]
-    return agent, PolicyControl(gated, parts) if parts else None
+            return agent, PolicyControl()
+    return agent, PolicyControl(gated)
 
 
 def _behind_gates(policy: Any) -> Any:
@@ -225,12 +232,14 @@ def _learning_side(policy: Any) -> Iterator[Any]:
             yield from _learning_side(part)
 
 
-def _check_frozen(policy: Any) -> None:
+def _check_frozen(policies: Sequence[Any]) -> None:
     """What learns in one place does not stand still in another."""
-    still = {id(part) for one in nested(policy) if isinstance(one, Frozen) for part in nested(one.inner)}
-    for part in _learning_side(policy):
-        if id(part) in still:
-            raise UsageError(f"the policy {part!r:.100} is used both as a frozen part and as one that learns")
+    parts = [part for policy in policies for part in nested(policy)]
+    still = {id(part) for one in parts if isinstance(one, Frozen) for part in nested(one.inner)}
+    for policy in policies:
+        for part in _learning_side(policy):
+            if id(part) in still:
+                raise UsageError(f"the policy {part!r:.100} is used both as a frozen part and as one that learns")
 
 
 def _weights(part: Any) -> Weights:

@@ -1,83 +1,108 @@
 """Tasks played for figures alone, beside whatever else is played."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import anyio
 import msgspec
+import numpy as np
 
 from asyncrollout.concurrency import task_group
-from asyncrollout.errors import ClosedError, StalledError
+from asyncrollout.errors import ClosedError, StalledError, UsageError
 from asyncrollout.logs import get_logger
+from asyncrollout.rollouts.engine import Engine
 from asyncrollout.rollouts.evaluation import Evaluation, checked
-from asyncrollout.rollouts.sampling.ledger import Ledger
-from asyncrollout.rollouts.sampling.task_source import GroupRequest, Share, TaskSource
+from asyncrollout.rollouts.sampling.task_source import GroupRequest, MapStyle, TaskSource, as_iterable
 from asyncrollout.seeding import sampling_seed
-from asyncrollout.trajectories import Group
+from asyncrollout.trajectories import DRAWN, Group
 
 log = get_logger(__name__)
 
+Play = Callable[[GroupRequest], Awaitable[Group]]
+
 
 class Evaluator:
-    """Half of all `slots`, at least one, are for evaluations; one fails if nothing moves for `stall_seconds`."""
+    """Half of all slots, at least one, are for evaluations; one fails if nothing moves for `stall_seconds`."""
 
-    def __init__(
-        self,
-        shares: Sequence[Share],
-        ledger: Ledger,
-        slots: anyio.CapacityLimiter,
-        stall_seconds: float,
-        last_held: Callable[[], float],
-    ) -> None:
-        self._shares = shares
-        self._ledger = ledger
-        self._most_in_flight = max(int(slots.total_tokens) // 2, 1)
-        self.slots = EvaluationSlots(slots, anyio.CapacityLimiter(self._most_in_flight))
-        self._stall_seconds = stall_seconds
-        self._last_held = last_held
-        self._under_way: set[anyio.CancelScope] = set()
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ledger, self._control = engine.ledger, engine.control
+        self._stall_seconds = engine.rules.stall_seconds
+        self._most_in_flight = max(int(engine.slots.total_tokens) // 2, 1)
+        self._slots = EvaluationSlots(engine.slots, anyio.CapacityLimiter(self._most_in_flight))
+        self._running: set[anyio.CancelScope] = set()
 
     def close(self) -> None:
-        for scope in self._under_way:
+        for scope in self._running:
             scope.cancel()
 
-    async def run(
-        self, play: Callable[[GroupRequest], Awaitable[Group]], name: str, tasks: list[Any], k: int, seed: int
+    async def evaluate(
+        self,
+        tasks: int | Iterable[Any] | MapStyle,
+        *,
+        k: int,
+        env_kwargs: Mapping[str, Any] | None,
+        seed: int,
+        on_group: Callable[[Group], None] | None,
     ) -> Evaluation:
-        """Each task once, by `play`, which gives a group of `k`; their ids begin with the name.
+        """Play each task `k` times; an evaluation that was interrupted, and is the same, continues."""
+        listed, added = _read_tasks(tasks), dict(env_kwargs or {})
+        journal = self._engine.observer.journal
+        what = [listed, k, seed, self._control.version, added]
+        name = journal.begin_evaluation(what, added, len(listed), k)
+        await journal.flush()
 
-        Rollouts take their places in the order of the tasks, so that a group's last ones leave none of them empty;
-        several evaluations share the places.
+        async def play(request: GroupRequest) -> Group:
+            group = await self._engine.runner.run(
+                msgspec.structs.replace(request, id=f"{name}-{request.id}"),
+                size=k,
+                env_kwargs=added,
+                sampling_base=sampling_seed(seed, "evaluation", "sampling", request.index),
+                slots=self._slots,
+            )
+            if on_group is not None:
+                on_group(group)
+            return group
+
+        with anyio.CancelScope() as scope:
+            self._running.add(scope)
+            try:
+                groups = await self._play_all(play, name, listed, seed)
+            finally:
+                self._running.discard(scope)
+                self._ledger.cancel(f"{name}-{DRAWN}{index}" for index in range(len(listed)))
+        if scope.cancelled_caught:
+            raise ClosedError("these Rollouts were closed")
+        evaluation = checked(Evaluation(k, groups))
+        if len(evaluation.versions) > 1:
+            log.warning("weights_changed_within_evaluation", name=name, versions=evaluation.versions)
+        journal.end_evaluation(name)
+        await journal.flush()
+        return evaluation
+
+    async def _play_all(self, play: Play, name: str, tasks: list[Any], seed: int) -> list[Group]:
+        """Rollouts take their slots in the order of the tasks, so that a group's last ones leave none of them empty.
+
+        Several evaluations share the slots.
         """
         at_once = anyio.CapacityLimiter(self._most_in_flight)
         groups: dict[int, Group] = {}
 
-        async def play_one(draw: GroupRequest) -> None:
-            groups[draw.index] = group = await play(msgspec.structs.replace(draw, id=f"{name}-{draw.id}"))
+        async def play_one(request: GroupRequest) -> None:
+            groups[request.index] = group = await play(request)
             self._ledger.end_group(group, "delivered")
-            at_once.release_on_behalf_of(draw.id)
+            at_once.release_on_behalf_of(request.id)
 
-        with anyio.CancelScope() as scope:
-            self._under_way.add(scope)
-            try:
-                async with task_group() as watched:
-                    watched.start_soon(self._raise_if_stalled, f"{name}-")
-                    async with task_group() as playing:
-                        async for draw in TaskSource(tasks, sampling_seed(seed, "evaluation"), self._shares):
-                            await at_once.acquire_on_behalf_of(draw.id)  # which lets others run, too
-                            playing.start_soon(play_one, draw)
-                    watched.cancel_scope.cancel()
-            finally:
-                self._under_way.discard(scope)
-                for index in range(len(tasks)):
-                    self._ledger.cancel(f"{name}-g{index}", k)
-        if scope.cancelled_caught:
-            raise ClosedError("these Rollouts were closed")
-        evaluation = checked(Evaluation(k, [groups[index] for index in sorted(groups)]))
-        if len(evaluation.versions) > 1:
-            log.warning("weights_changed_within_evaluation", name=name, versions=evaluation.versions)
-        return evaluation
+        async with task_group() as watched:
+            watched.start_soon(self._raise_if_stalled, f"{name}-")
+            async with task_group() as playing:
+                shares = [*self._engine.runner.envs.values()]
+                async for request in TaskSource(tasks, sampling_seed(seed, "evaluation"), shares):
+                    await at_once.acquire_on_behalf_of(request.id)  # which lets others run, too
+                    playing.start_soon(play_one, request)
+            watched.cancel_scope.cancel()
+        return [groups[index] for index in sorted(groups)]
 
     async def _raise_if_stalled(self, prefix: str) -> None:
         """An error, once the rollouts whose uids begin so have not moved for long.
@@ -88,8 +113,17 @@ class Evaluator:
         while (left := moved + self._stall_seconds - time.monotonic()) > 0:
             await anyio.sleep(left)
             is_playing = any(uid.startswith(prefix) for uid in self._ledger.open)
-            moved = max(moved, self._ledger.last_move(prefix if is_playing else ""), self._last_held())
+            moved = max(moved, self._ledger.last_move(prefix if is_playing else ""), self._control.last_held())
         raise StalledError(f"nothing has moved for {self._stall_seconds:g} s: {self._ledger.stuck(prefix)}")
+
+
+def _read_tasks(tasks: Any) -> list[Any]:
+    listed = [None] * int(tasks) if isinstance(tasks, int | np.integer) else as_iterable(tasks)
+    if listed is None:
+        raise UsageError(f"evaluate: tasks={tasks!r:.100} is neither a number of episodes nor a list of tasks")
+    if not (listed := [*listed]):
+        raise UsageError("evaluate: there are no tasks")
+    return listed
 
 
 class EvaluationSlots:

@@ -1,26 +1,109 @@
-"""What `Rollouts` is given, made ready: envs with their shares, and policies that can be opened and paused."""
+"""The options of `Rollouts`, checked, and what the engine reads from them."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.errors import UsageError
+from asyncrollout.journal.run import may_change
 from asyncrollout.policies.control import PolicyControl, hold_back
+from asyncrollout.pool.pool import EnvPool
 from asyncrollout.pool.worker.env_runner import is_async
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.registry import EnvRef, EnvSpec, find_env
-from asyncrollout.rollouts.sampling.task_source import Share
-from asyncrollout.validation import did_you_mean
+from asyncrollout.rollouts.episode.group import Failures
+from asyncrollout.rollouts.episode.scoring import Score
+from asyncrollout.rollouts.sampling.batch_buffer import OnExhausted
+from asyncrollout.rollouts.sampling.filtering import Keep
+from asyncrollout.rollouts.sampling.shares import SharesOf
+from asyncrollout.rollouts.sampling.stream import Order, StreamRules
+from asyncrollout.rollouts.sampling.task_source import Share, Tasks
+from asyncrollout.telemetry import Sink
+from asyncrollout.trajectories import Limits
+from asyncrollout.validation import check_choice, check_int, check_seconds, did_you_mean
 from asyncrollout.video.files import VIDEOS
 from asyncrollout.video.recorder import VideoRecorder
 
 _MEANT = {"weight": "share", "fraction": "share", "name": "env", "kwargs": "env_kwargs", "config": "env_kwargs"}
 
 Find = Callable[[EnvRef], EnvSpec]
+
+
+@dataclass(kw_only=True)
+class RolloutsOptions:
+    """As given to `Rollouts`, which documents them; numbers and choices are checked."""
+
+    env: EnvRef | list[Share | dict[str, Any]]
+    env_kwargs: Mapping[str, Any] | None
+    policy: Policy | None
+    agent: Agent | None
+    group_size: int
+    keep: Keep | None
+    seed: int
+    tasks: Tasks | None
+    score: Score | None
+    limits: Limits
+    failures: Failures
+    order: Order
+    max_in_flight: int
+    max_lag: int | None
+    max_num_gen_batches: int | None
+    on_exhausted: OnExhausted
+    shares: SharesOf
+    stall_seconds: float
+    workers: int | None
+    pool: EnvPool | None
+    run_dir: str | PathLike[str] | None
+    resume: bool | int
+    accept_changes: Collection[str]
+    metrics: Sequence[Sink]
+    record: bool | VideoRecorder
+
+    def __post_init__(self) -> None:
+        self.group_size = check_int("group_size", self.group_size, 1)
+        self.seed = check_int("seed", self.seed, 0)
+        self.max_in_flight = check_int("max_in_flight", self.max_in_flight, self.group_size)
+        if self.max_lag is not None:
+            self.max_lag = check_int("max_lag", self.max_lag, 0)
+        if self.max_num_gen_batches is not None:
+            self.max_num_gen_batches = check_int("max_num_gen_batches", self.max_num_gen_batches, 1)
+        for option, kind in ((self.limits, Limits), (self.failures, Failures)):
+            if not isinstance(option, kind):
+                name = kind.__name__
+                raise UsageError(f"{name.lower()}={option!r:.100} is not a {name}: write {name.lower()}={name}(...)")
+        check_seconds("stall_seconds", self.stall_seconds)
+        check_choice("order", self.order, ("finish", "start"))
+        check_choice("on_exhausted", self.on_exhausted, ("raise", "short", "fill"))
+        check_choice("shares", self.shares, ("drawn", "delivered"))
+        if self.shares == "delivered" and self.order == "start":
+            raise UsageError(
+                "shares='delivered' draws by what was kept so far, which depends on timing: not with order='start'"
+            )
+        self.resume = read_resume(self.run_dir, self.resume)
+        self.accept_changes = read_accepted(self.accept_changes)
+
+    @property
+    def rules(self) -> StreamRules:
+        return StreamRules(
+            group_size=self.group_size,
+            max_in_flight=self.max_in_flight,
+            order=self.order,
+            ahead=1 if self.max_lag is None else self.max_lag,
+            max_lag=self.max_lag,
+            max_num_gen_batches=self.max_num_gen_batches,
+            on_exhausted=self.on_exhausted,
+            stall_seconds=self.stall_seconds,
+        )
+
+    @property
+    def directory(self) -> Path | None:
+        return None if self.run_dir is None else Path(self.run_dir)
 
 
 def read_envs(env: Any, env_kwargs: Mapping[str, Any] | None, find: Find = find_env) -> list[Share]:
@@ -57,8 +140,8 @@ def runs_on_loop(shares: Sequence[Share]) -> bool:
     return all(share.env.runs == "light" or is_async(share.env) for share in shares)
 
 
-def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, PolicyControl | None]:
-    """The agent to play with, and the parts of its policy that learn; None if it shows none that can be held back."""
+def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, PolicyControl]:
+    """The agent to play with, and the control of the parts of its policies that learn."""
     if (policy is None) == (agent is None):
         raise UsageError("Rollouts takes either policy= or agent=")
     if agent is None:
@@ -67,10 +150,30 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Polic
     if not hasattr(agent, "open"):
         hint = ": give it as policy=" if hasattr(agent, "generate") else ""
         raise UsageError(f"agent={agent!r:.100} is not an agent: it has no open(){hint}")
-    if not hasattr(getattr(agent, "policy", None), "generate"):
-        return agent, None
-    rebuild = (lambda gated: with_policy(agent, lambda _: gated)) if _has_field(agent) else None
-    return hold_back(agent, rebuild)
+    return hold_back(agent)
+
+
+def read_resume(run_dir: Any, resume: Any) -> bool | int:
+    """Whether to go on with a run, or with which batch."""
+    if run_dir is not None and "\0" in str(run_dir):
+        raise UsageError(f"run_dir={run_dir!r} is not a path of a directory")
+    if not isinstance(resume, bool) and (not isinstance(resume, int | np.integer) or resume < 0):
+        raise UsageError(f"resume={resume!r} is neither True, False nor the number of a batch")
+    if resume is not False and run_dir is None:
+        raise UsageError("resume is for Rollouts with a run_dir")
+    return resume if isinstance(resume, bool) else int(resume)
+
+
+def read_accepted(accept_changes: Any) -> frozenset[str]:
+    """The names of settings that may be others than those that a run began with."""
+    if isinstance(accept_changes, str) or not isinstance(accept_changes, Collection):
+        raise UsageError(
+            f"accept_changes={accept_changes!r:.100} is not a list of names such as 'agent.system_prompt' and 'policy'"
+        )
+    for name in accept_changes:
+        if not isinstance(name, str) or not may_change(name):
+            raise UsageError(f"accept_changes: {name!r:.100} must stay the same: only agent and policy may change")
+    return frozenset(accept_changes)
 
 
 def read_recorder(record: Any, run_dir: Path | None) -> VideoRecorder | None:
@@ -85,16 +188,3 @@ def read_recorder(record: Any, run_dir: Path | None) -> VideoRecorder | None:
             raise UsageError("record: where do the videos go? Give a run_dir, or record=VideoRecorder(directory)")
         recorder.directory = (run_dir / VIDEOS).absolute()
     return recorder
-
-
-def with_policy(agent: Any, change: Callable[[Policy], Policy]) -> Any:
-    """The agent with something around its policy, if it is an agent of which we can tell where that is."""
-    if getattr(agent, "policy", None) is None or not _has_field(agent):
-        return agent
-    return dataclasses.replace(agent, policy=change(agent.policy))
-
-
-def _has_field(agent: Any) -> bool:
-    """Whether it can be made anew with another policy."""
-    is_object = dataclasses.is_dataclass(agent) and not isinstance(agent, type)
-    return is_object and any(field.name == "policy" and field.init for field in dataclasses.fields(agent))

@@ -13,20 +13,17 @@ from typing import Any
 
 import anyio.to_thread
 import msgspec
-import numpy as np
 
-from asyncrollout.agents.chat import ChatAgent
-from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent, MemoryMarkovAgent, RandomAgent
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.group_numbers import number_of
 from asyncrollout.journal.history import RunHistory
 from asyncrollout.journal.policy import JournaledPolicy
 from asyncrollout.journal.records import RunRecords
-from asyncrollout.journal.run import RunJournal, may_change, open_journal, redacted
+from asyncrollout.journal.run import RunJournal, open_journal, redacted
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.wrappers import nested
+from asyncrollout.protocols import policies_of, replace_policies
 from asyncrollout.redaction import hide_in_command, known_secrets, named_secrets, without_secrets
-from asyncrollout.rollouts.options import with_policy
 from asyncrollout.rollouts.sampling.batch_stats import BatchSums
 from asyncrollout.rollouts.sampling.stream import TakenGroups
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, ReportedGroup, Share
@@ -57,29 +54,6 @@ class ReadyBatch:
     taken: TakenGroups | None = None
 
 
-def read_resume(run_dir: Any, resume: Any) -> bool | int:
-    """Whether to go on with a run, or with which batch."""
-    if run_dir is not None and "\0" in str(run_dir):
-        raise UsageError(f"run_dir={run_dir!r} is not a path of a directory")
-    if not isinstance(resume, bool) and (not isinstance(resume, int | np.integer) or resume < 0):
-        raise UsageError(f"resume={resume!r} is neither True, False nor the number of a batch")
-    if resume is not False and run_dir is None:
-        raise UsageError("resume is for Rollouts with a run_dir")
-    return resume if isinstance(resume, bool) else int(resume)
-
-
-def read_accepted(accept_changes: Any) -> frozenset[str]:
-    """The names of settings that may be others than those that a run began with."""
-    if isinstance(accept_changes, str) or not isinstance(accept_changes, Collection):
-        raise UsageError(
-            f"accept_changes={accept_changes!r:.100} is not a list of names such as 'agent.system_prompt' and 'policy'"
-        )
-    for name in accept_changes:
-        if not isinstance(name, str) or not may_change(name):
-            raise UsageError(f"accept_changes: {name!r:.100} must stay the same: only agent and policy may change")
-    return frozenset(accept_changes)
-
-
 def run_identity(
     shares: Iterable[Share], agent: Any, *, seed: int, group_size: int, order: str, limits: Limits
 ) -> dict[str, Any]:
@@ -96,14 +70,20 @@ def run_identity(
 
 def _agent_identity(agent: Any) -> dict[str, Any]:
     """The agent's class and what it was made of, and the models that it asks; their servers may be others."""
-    made_of = [field.name for field in fields(agent) if field.init] if is_dataclass(agent) else []
-    own = [name for name in made_of if name != "policy"]
-    leaves = [part for part in nested(getattr(agent, "policy", None)) if len([*nested(part)]) == 1]
+    policies = policies_of(agent)
+    shown = {"policy", *(name for name, value in _made_of(agent).items() if any(value is one for one in policies))}
+    own = [name for name in _made_of(agent) if name not in shown]
+    leaves = [part for policy in policies for part in nested(policy) if len([*nested(part)]) == 1]
     return {
         "agent": type(agent).__name__,
         **{f"agent.{name}": _described(getattr(agent, name)) for name in own},
         "policy": sorted({_policy(leaf) for leaf in leaves}),
     }
+
+
+def _made_of(agent: Any) -> dict[str, Any]:
+    names = [field.name for field in fields(agent) if field.init] if is_dataclass(agent) else []
+    return {name: getattr(agent, name) for name in names}
 
 
 def _described(value: Any) -> Any:
@@ -154,17 +134,25 @@ def reported_groups(directory: Path, judged_at: Mapping[str, int]) -> list[Repor
 
 
 def with_journal(agent: Any, journal: RunJournal) -> Any:
-    """The agent with its replies on record."""
-    asks_once = isinstance(agent, ChatAgent | MarkovAgent | MemoryAgent | MemoryMarkovAgent)
-    only_appends = type(agent) is ChatAgent  # others may rewrite what was said
-    recorded = with_policy(
+    """The agent with the replies of its policies on record."""
+    recorded = replace_policies(
         agent,
-        lambda policy: JournaledPolicy(
-            policy, journal.writer, journal.past, asks_once=asks_once, only_appends=only_appends
-        ),
+        [
+            JournaledPolicy(
+                policy,
+                journal.writer,
+                journal.past,
+                place=place,
+                asks_once=bool(getattr(agent, "asks_once", False)),
+                only_appends=bool(vars(type(agent)).get("only_appends", False)),  # a subclass may rewrite what was said
+            )
+            for place, policy in enumerate(policies_of(agent))
+        ],
     )
-    if recorded is agent and not isinstance(agent, RandomAgent):
-        log.warning("replies_not_recorded", agent=type(agent).__name__, hint="make it a dataclass with a field policy")
+    if recorded is None:
+        hint = "give it policies() and with_policies(), or make it a dataclass with a field policy"
+        log.warning("replies_not_recorded", agent=type(agent).__name__, hint=hint)
+        return agent
     return recorded
 
 

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from asyncrollout.rollouts.delivery import Delivery
+from asyncrollout.rollouts.engine import Engine
 from asyncrollout.rollouts.episode.progress import POLICY, RESET, STEP, Progress
-from asyncrollout.rollouts.sampling.ledger import Ledger
+from asyncrollout.rollouts.sampling.ledger import ENDS
 from asyncrollout.telemetry import Gauges
 from asyncrollout.trajectories import DRAWN
 from asyncrollout.types import PoolStats
@@ -33,8 +35,25 @@ class RolloutsStats(msgspec.Struct, frozen=True):
     pool: PoolStats
 
 
-def standing(stats: RolloutsStats, ledger: Ledger, wanted: tuple[int, int] | None) -> Gauges:
-    """The same for the figures of a run, of which so many batches of so many groups are wanted."""
+def read_stats(engine: Engine, delivery: Delivery) -> RolloutsStats:
+    return RolloutsStats(
+        version=engine.control.version,
+        drawn_groups=engine.source.count,
+        playing_groups=delivery.playing_groups,
+        buffered_groups=delivery.buffered_groups,
+        keep_rate=engine.keep_rate.now,
+        dropped=dict(engine.keep_rate.dropped),
+        dispatched=engine.ledger.dispatched_count,
+        open_rollouts=len(engine.ledger.open),
+        ends={end: engine.ledger.ends[end] for end in ENDS},
+        stale_groups=engine.batch_stats.stale_groups,
+        pool=engine.pool.stats(),
+    )
+
+
+def read_gauges(engine: Engine, delivery: Delivery, wanted: tuple[int, int] | None) -> Gauges:
+    """The same for the metrics of a run, of which so many batches of so many groups are wanted."""
+    stats, ledger = read_stats(engine, delivery), engine.ledger
     training = (progress for uid, progress in ledger.open.items() if uid.startswith(DRAWN))
     waiting = waiting_for(training)
     return Gauges(

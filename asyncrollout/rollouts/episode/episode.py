@@ -3,12 +3,15 @@
 import math
 import time
 import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from asyncrollout import validation
 from asyncrollout.errors import (
     ContextError,
+    EnvCrashed,
     EnvError,
     JournalError,
     LimitError,
@@ -18,13 +21,64 @@ from asyncrollout.errors import (
     UsageError,
 )
 from asyncrollout.policies.holding import Deadline, rollout_clock
+from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Playable, Player
+from asyncrollout.registry import EnvSpec
 from asyncrollout.rollouts.episode.progress import POLICY, RESET, STEP, Progress
 from asyncrollout.telemetry.tracing import begin_episode
 from asyncrollout.trajectories import Limits, Move, StopReason, Trajectory, Turn, as_turn, finished
 from asyncrollout.types import Outcome, total_reward
+from asyncrollout.video.recording import VideoRecording
 
 _NO_LIMITS = Limits()
+
+
+class Episode(Protocol):
+    """One member of a group, ready to be played: the one thing that a group needs to know of any kind of episode."""
+
+    async def play(self, uid: str, progress: Progress) -> Trajectory:
+        """Play it. A failure ends up on the trajectory; cancellation passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvEpisode:
+    """An agent plays an env of the pool, which is opened for this episode alone."""
+
+    pool: EnvPool
+    spec: EnvSpec
+    env_kwargs: Mapping[str, Any]
+    agent: Agent
+    seed: int
+    task: Any
+    member: int
+    sampling_seed: int
+    limits: Limits
+    recording: VideoRecording | None = None
+    is_broken_off: bool = False
+    """Whether an earlier process had begun it, so that its replies may be recorded."""
+
+    async def play(self, uid: str, progress: Progress) -> Trajectory:
+        progress.begins("its env")
+        try:
+            if self.is_broken_off and not self.spec.replayable:
+                raise EnvCrashed(f"env {self.spec.name!r} ({uid}) was left within an episode, and is not replayable")
+            async with self.pool.open(self.spec, record=self.recording, **self.env_kwargs) as env:
+                return await run_rollout(
+                    env,
+                    self.agent,
+                    seed=self.seed,
+                    task=self.task,
+                    limits=self.limits,
+                    member=self.member,
+                    uid=uid,
+                    sampling_seed=self.sampling_seed,
+                    progress=progress,
+                )
+        except EnvError as error:  # it could not be opened, or closed
+            failed = as_data(error, self.spec.name, self.seed, 0)
+            return Trajectory(
+                uid, self.spec.name, self.seed, [], 0.0, StopReason.ENV_ERROR, failed, self.member, self.task
+            )
 
 
 async def run_rollout(

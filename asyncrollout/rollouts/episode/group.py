@@ -9,17 +9,18 @@ import msgspec
 
 from asyncrollout import validation
 from asyncrollout.concurrency import task_group
-from asyncrollout.errors import EnvCrashed, EnvError, ProviderError
+from asyncrollout.errors import ProviderError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
 from asyncrollout.registry import EnvRef, EnvSpec
-from asyncrollout.rollouts.episode.episode import as_data, run_rollout
+from asyncrollout.rollouts.episode.episode import EnvEpisode, Episode
 from asyncrollout.rollouts.episode.observer import NullObserver, RolloutObserver
 from asyncrollout.rollouts.episode.progress import Progress
 from asyncrollout.rollouts.episode.scoring import Scorer
 from asyncrollout.rollouts.episode.videos import GroupVideos
+from asyncrollout.rollouts.sampling.task_source import GroupRequest, Share
 from asyncrollout.seeding import sampling_seed
-from asyncrollout.trajectories import Group, Limits, StopReason, Trajectory, Verdict, member_uid
+from asyncrollout.trajectories import Group, Limits, Trajectory, Verdict, member_uid
 from asyncrollout.video.recorder import VideoRecorder
 
 FAILED = "failed"
@@ -85,60 +86,96 @@ async def run_group(
 ) -> Group:
     """Play `size` episodes at once: the same env seed, but each with its own sampling seed.
 
-    The group always has all its members; if too many failed, its verdict says so. `slots` bounds rollouts under way.
+    The group always has all its members; if too many failed, its verdict says so. `slots` bounds rollouts in flight.
     `record` is open.
     """
     size, seed = validation.check_int("size", size, 1), validation.check_int("seed", seed, 0)
     spec = pool.find(env)
-    films = GroupVideos(record, tag or spec.name)
-    group = _Playing(
+    runner = GroupRunner(
         pool=pool,
-        spec=spec,
-        env_kwargs=env_kwargs or {},
+        envs={tag: Share(spec)},
         agent=agent,
-        seed=seed,
-        task=task,
-        id=f"{spec.name}-{seed}" if id is None else id,
-        tag=tag,
+        size=size,
         limits=limits,
+        failures=failures,
         scorer=scorer,
-        sampling_base=seed if sampling_base is None else sampling_base,
         slots=slots,
-        watch=NullObserver() if watch is None else watch,
-        films=films,
+        observer=NullObserver() if watch is None else watch,
+        recorder=record,
     )
-    with films:
-        played = films.settle(await group.play(size, failures.retries))
-    return msgspec.structs.replace(played, verdict=failures.verdict(played))
+    request = GroupRequest(0, f"{spec.name}-{seed}" if id is None else id, seed, task, tag)
+    return await runner.run(
+        request, env_kwargs=env_kwargs, sampling_base=seed if sampling_base is None else sampling_base
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRunner:
+    """Plays groups on request: what is the same for all of them.
+
+    `env_kwargs` are for all `envs`, which are found by the tag of a request. Each group's sampling seed is drawn from
+    `seed` and its id.
+    """
+
+    pool: EnvPool
+    envs: Mapping[str, Share]
+    agent: Agent
+    size: int
+    seed: int = 0
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = _NO_LIMITS
+    failures: Failures = _FAILURES
+    scorer: Scorer | None = None
+    slots: Slots | None = None
+    observer: RolloutObserver
+    recorder: VideoRecorder | None = None
+
+    async def run(
+        self,
+        request: GroupRequest,
+        *,
+        size: int | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        sampling_base: int | None = None,
+        slots: Slots | None = None,
+    ) -> Group:
+        """Play a group; what is not given is as for all groups, and `env_kwargs` are added to theirs."""
+        share = self.envs[request.tag]
+        with GroupVideos(self.recorder, request.tag or share.env.name) as videos:
+            group = _RunningGroup(
+                runner=self,
+                request=request,
+                spec=share.env,
+                env_kwargs={**self.env_kwargs, **share.env_kwargs, **(env_kwargs or {})},
+                sampling_base=sampling_seed(self.seed, request.id) if sampling_base is None else sampling_base,
+                slots=self.slots if slots is None else slots,
+                videos=videos,
+                retries=max(self.failures.retries - self.observer.retries_used(request.id), 0),
+            )
+            played = videos.settle(await group.play(self.size if size is None else size))
+        return msgspec.structs.replace(played, verdict=self.failures.verdict(played))
 
 
 @dataclass(kw_only=True)
-class _Playing:
-    """A group that is played."""
+class _RunningGroup:
+    """One group while it is played."""
 
-    pool: EnvPool
+    runner: GroupRunner
+    request: GroupRequest
     spec: EnvSpec
     env_kwargs: Mapping[str, Any]
-    agent: Agent
-    seed: int
-    task: Any
-    id: str
-    tag: str
-    limits: Limits
-    scorer: Scorer | None
     sampling_base: int
     slots: Slots | None
-    watch: RolloutObserver
-    films: GroupVideos
-    retries: int = 0
-    recalled: set[str] = field(default_factory=set)
+    videos: GroupVideos
+    retries: int
+    recalled: set[str] = field(default_factory=set)  # uids of members that an earlier process has finished
 
-    async def play(self, size: int, retries: int) -> Group:
-        self.retries = max(retries - self.watch.retries_used(self.id), 0)
+    async def play(self, size: int) -> Group:
+        group_id = self.request.id
         members: dict[int, Trajectory] = {}
 
         async def play(member: int) -> None:
-            members[member] = await self._play_member(member, member_uid(self.id, member))
+            members[member] = await self._play_member(member, member_uid(group_id, member))
 
         async with task_group() as tasks:
             for member in range(size):
@@ -146,67 +183,68 @@ class _Playing:
                 if (member + 1) % _STARTED_AT_ONCE == 0:
                     await anyio.lowlevel.checkpoint()  # thousands at once would hold everybody up
         if len(members) < size:
-            raise ProviderError(f"group {self.id}: a policy or a hook raised CancelledError by itself")
-        group = Group(self.id, [members[member] for member in range(size)], self.tag)
+            raise ProviderError(f"group {group_id}: a policy or a hook raised CancelledError by itself")
+        group = Group(group_id, [members[member] for member in range(size)], self.request.tag)
         return await self._score(group) if self._is_scored_as_a_group else group
 
     async def _play_member(self, member: int, uid: str) -> Trajectory:
-        known = self.watch.recall(uid)
+        """A member as an earlier process finished it, or played until it is valid or the retries are used up."""
+        scorer, observer = self.runner.scorer, self.runner.observer
+        known = observer.recall(uid)
         if known is not None:
             self.recalled.add(uid)
             return known
         while True:
             trajectory, progress = await self._play_once(member, uid)
-            if trajectory.valid and self.scorer is not None and not self._is_scored_as_a_group:
+            if trajectory.valid and scorer is not None and not self._is_scored_as_a_group:
                 progress.begins("its score")
-                trajectory = await self.scorer.score(trajectory)
+                trajectory = await scorer.score(trajectory)
                 progress.begins("")
             if trajectory.valid or not self.retries:
                 break
             self.retries -= 1
-            self.watch.failed(trajectory)
-        return trajectory if self._is_scored_as_a_group else await self.watch.finished(self.tag, trajectory)
+            observer.failed(trajectory)
+        return trajectory if self._is_scored_as_a_group else await observer.finished(self.request.tag, trajectory)
 
     async def _play_once(self, member: int, uid: str) -> tuple[Trajectory, Progress]:
+        """An episode of any kind, in its slot."""
+        observer = self.runner.observer
         if self.slots is not None:
             await self.slots.acquire_on_behalf_of(uid)
         try:
-            is_broken_off = self.watch.is_broken_off(uid)
-            progress = self.watch.dispatched(uid)
-            progress.begins("its env")
-            if is_broken_off and not self.spec.replayable:
-                raise EnvCrashed(f"env {self.spec.name!r} ({uid}) was left within an episode, and is not replayable")
-            async with self.pool.open(self.spec, record=self.films.begin(uid), **self.env_kwargs) as opened:
-                trajectory = await run_rollout(
-                    opened,
-                    self.agent,
-                    seed=self.seed,
-                    task=self.task,
-                    limits=self.limits,
-                    member=member,
-                    uid=uid,
-                    sampling_seed=sampling_seed(self.sampling_base, member),
-                    progress=progress,
-                )
-        except EnvError as error:  # it could not be opened, or played on
-            failed = as_data(error, self.spec.name, self.seed, 0)
-            trajectory = Trajectory(
-                uid, self.spec.name, self.seed, [], 0.0, StopReason.ENV_ERROR, failed, member, self.task
-            )
+            episode = self._episode(member, uid)
+            progress = observer.dispatched(uid)
+            trajectory = await episode.play(uid, progress)
         finally:
             if self.slots is not None:
                 self.slots.release_on_behalf_of(uid)
-        return self.films.on_record(trajectory), progress
+        return self.videos.on_record(trajectory), progress
+
+    def _episode(self, member: int, uid: str) -> Episode:
+        runner = self.runner
+        return EnvEpisode(
+            pool=runner.pool,
+            spec=self.spec,
+            env_kwargs=self.env_kwargs,
+            agent=runner.agent,
+            seed=self.request.seed,
+            task=self.request.task,
+            member=member,
+            sampling_seed=sampling_seed(self.sampling_base, member),
+            limits=runner.limits,
+            recording=self.videos.begin(uid),
+            is_broken_off=runner.observer.is_broken_off(uid),
+        )
 
     @property
     def _is_scored_as_a_group(self) -> bool:
-        return self.scorer is not None and self.scorer.takes_groups
+        return self.runner.scorer is not None and self.runner.scorer.takes_groups
 
     async def _score(self, group: Group) -> Group:
-        assert self.scorer is not None
-        scored = await self.scorer.score_group(group, known=self.recalled)
+        assert self.runner.scorer is not None
+        scored = await self.runner.scorer.score_group(group, known=self.recalled)
         members = [
-            member if member.uid in self.recalled else await self.watch.finished(self.tag, member)
+            member if member.uid in self.recalled else await self.runner.observer.finished(self.request.tag, member)
             for member in scored.trajectories
         ]
         return msgspec.structs.replace(scored, trajectories=members)

@@ -1,4 +1,4 @@
-"""Who wants to know of each rollout, and may know of some already."""
+"""What a group reports of its rollouts, and asks about those that an earlier process has played."""
 
 from typing import Protocol
 
@@ -7,41 +7,32 @@ from asyncrollout.trajectories import Trajectory
 
 
 class RolloutObserver(Protocol):
-    """Told of all members of a group; an earlier process is one whose run is resumed."""
+    """Hears of all members of a group. Those who subclass it override what they care about."""
 
-    def recall(self, uid: str) -> Trajectory | None:
+    def recall(self, uid: str) -> Trajectory | None:  # noqa: ARG002
         """The rollout, if an earlier process has finished it."""
+        return None
 
-    def retries_used(self, group: str) -> int:
+    def retries_used(self, group: str) -> int:  # noqa: ARG002
         """By an earlier process."""
-
-    def is_broken_off(self, uid: str) -> bool:
-        """Whether an earlier process had begun it."""
-
-    def dispatched(self, uid: str) -> Progress: ...
-
-    def failed(self, trajectory: Trajectory) -> None:
-        """It will be played again."""
-
-    async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
-        """It has come to its end, and stays as it is given back."""
-
-
-class NullObserver:
-    """Watches nothing, and knows of nothing."""
-
-    def recall(self, _uid: str) -> Trajectory | None: ...
-
-    def retries_used(self, _group: str) -> int:
         return 0
 
-    def is_broken_off(self, _uid: str) -> bool:
+    def is_broken_off(self, uid: str) -> bool:  # noqa: ARG002
+        """Whether an earlier process had begun it."""
         return False
 
     def dispatched(self, uid: str) -> Progress:
+        """It begins."""
         return Progress(uid)
 
-    def failed(self, trajectory: Trajectory) -> None: ...
+    def failed(self, trajectory: Trajectory) -> None:  # noqa: ARG002
+        """It will be played again."""
+        return
 
-    async def finished(self, _tag: str, trajectory: Trajectory) -> Trajectory:
+    async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:  # noqa: ARG002
+        """It has ended, and stays as it is returned."""
         return trajectory
+
+
+class NullObserver(RolloutObserver):
+    """Observes nothing, and knows nothing of earlier processes."""

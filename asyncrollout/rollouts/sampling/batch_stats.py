@@ -41,11 +41,13 @@ class BatchSums:
 
 
 class BatchStats:
-    """Sums since they were last taken."""
+    """Sums since they were last taken, and their means."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = dict.fromkeys(("mean_reward", "mean_turns", "mean_tokens"), 0.0)
         self._sums = BatchSums()
+        self.stale_groups = 0
+        """All in all."""
 
     def add(self, group: Group) -> None:
         """A group was judged."""
@@ -55,6 +57,7 @@ class BatchStats:
         """A group became stale; one that was not judged before counts as played, too."""
         if group.verdict is None:
             self._sums.add(group)
+        self.stale_groups += 1
         self._sums.dropped[_STALE] += 1
 
     def take(self) -> BatchSums:

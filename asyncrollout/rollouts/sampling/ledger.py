@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from asyncrollout.rollouts.episode.progress import Progress
-from asyncrollout.trajectories import DRAWN, Group, Turn, member_uid
+from asyncrollout.trajectories import DRAWN, Group, Turn, group_of
 
 End = Literal["delivered", "filtered", "failed", "cancelled", "stale"]
 ENDS: tuple[End, ...] = ("delivered", "filtered", "failed", "cancelled", "stale")
@@ -55,10 +55,10 @@ class Ledger:
         for trajectory in group.trajectories:
             self.end([trajectory.uid], how if trajectory.valid else "failed")
 
-    def cancel(self, group: str, size: int) -> None:
-        """End those of a group that are open."""
-        uids = (member_uid(group, member) for member in range(size))
-        self.end([uid for uid in uids if uid in self.open], "cancelled")
+    def cancel(self, groups: Iterable[str]) -> None:
+        """End those rollouts of these groups that are open."""
+        cancelled = {*groups}
+        self.end([uid for uid in self.open if group_of(uid) in cancelled], "cancelled")
 
     def last_move(self, prefix: str = "") -> float:
         """When an open rollout whose uid begins so last moved, on the monotonic clock."""

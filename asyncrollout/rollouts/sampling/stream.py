@@ -1,10 +1,7 @@
 """The stream of groups: started under admission, judged in order, and handed out to whoever awaits them."""
 
-import math
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.abc
@@ -12,20 +9,22 @@ import anyio.lowlevel
 import msgspec
 
 from asyncrollout.concurrency import task_group
-from asyncrollout.errors import ClosedError, ExhaustedError, RolloutError, StalledError, UsageError, like
+from asyncrollout.errors import ClosedError, ExhaustedError, StalledError, UsageError
 from asyncrollout.logs import get_logger
+from asyncrollout.policies.control import PolicyControl
+from asyncrollout.rollouts.episode.group import GroupRunner
+from asyncrollout.rollouts.observers import RunObserver
 from asyncrollout.rollouts.sampling.admission import AdmissionLoad, AdmissionRules, may_start
 from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer, OnExhausted
-from asyncrollout.rollouts.sampling.filtering import FilterRunner, error_of, is_older
-from asyncrollout.rollouts.sampling.ledger import Ledger
+from asyncrollout.rollouts.sampling.batch_stats import BatchStats
+from asyncrollout.rollouts.sampling.failure_streak import FailureStreak
+from asyncrollout.rollouts.sampling.filtering import FilterRunner, is_older
+from asyncrollout.rollouts.sampling.in_progress import FinishedGroups, PlayingGroups
 from asyncrollout.rollouts.sampling.pace import Pace
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, TaskSource
 from asyncrollout.trajectories import DRAWN, Group
 
 Order = Literal["finish", "start"]
-Play = Callable[[GroupRequest], Awaitable[Group]]
-
-_FEWEST_FAILURES = 8
 
 log = get_logger(__name__)
 
@@ -56,51 +55,50 @@ class StreamRules(msgspec.Struct, frozen=True):
 
 
 class GroupStream:
-    """Plays groups while `run` runs; `take` gives those that were kept. For one consumer at a time."""
+    """Plays groups while `run` runs; `take` gives those that were kept. For one consumer at a time.
+
+    The states of a group: *requested* from the source; *playing*; *early*, in start order, until all that started
+    before it are finished; *finished*, and waiting for its verdict; *judged*; *kept* in the buffer, or rejected (but it
+    may fill a batch). It leaves the stream when it is *delivered*, filtered, or dropped as stale; or it is given up
+    with the stream, and requested again by the next one. `_open` has it from its request until it leaves.
+    """
 
     def __init__(
         self,
         source: TaskSource,
-        play: Play,
+        runner: GroupRunner,
         *,
         filters: FilterRunner,
-        ledger: Ledger,
+        stats: BatchStats,
+        observer: RunObserver,
+        control: PolicyControl,
         rules: StreamRules,
-        version: Callable[[], int],
-        judged: Callable[[Group, int], None],
-        dropped_stale: Callable[[Group], None],
-        last_held: Callable[[], float] = lambda: -math.inf,
         had_valid: bool = False,
     ) -> None:
         self._source = source
-        self._play = play
+        self._runner = runner
         self._filters = filters
-        self._ledger = ledger
+        self._stats = stats
+        self._observer = observer
+        self._ledger = observer.ledger
+        self._control = control
         self._rules = rules
-        self._version = version
-        self._judged = judged
-        self._dropped_stale = dropped_stale
-        self._last_held = last_held
         ranked = rules.order == "start" or bool(rules.max_lag)
+        self._open: dict[str, GroupRequest] = {}
+        self._playing = PlayingGroups()
+        self._finished = FinishedGroups(by_start=rules.order == "start")
         self._buffer = BatchBuffer(rules.max_num_gen_batches, rules.on_exhausted, self._rank if ranked else None)
-        self._open: dict[str, GroupRequest] = {}  # all that was drawn, until it is delivered or dropped
-        self._playing: dict[int, int] = {}  # with the version of the weights at their start
-        self._playing_since: Counter[int] = Counter()  # how many of them began with each version
-        self._started: deque[int] = deque()  # in start order: those whose turn has not come
-        self._early: dict[int, Group] = {}  # in start order: those that are over before their turn
-        self._finished: deque[Group] = deque()
-        self._failed_in_a_row = 0
+        self._failures = FailureStreak(rules.group_size, had_valid=had_valid)
         self._wanted = 0
         self._pace: Pace | None = None
         self._version_of_last_batch: int | None = None
         self._has_warned = False
-        self._checked_at: int | None = version()  # what is over was looked through for stale groups at this version
+        self._checked_at: int | None = control.version  # when finished groups were last searched for stale ones
         self._drained = False
         self.failure: Exception | None = None
-        self._last_error: RolloutError | None = None
-        self._had_valid = had_valid
         self._moved = time.monotonic()
         self._changed = anyio.Event()
+        self._scope = anyio.CancelScope()
         self.stopped = anyio.Event()
 
     @property
@@ -112,17 +110,22 @@ class GroupStream:
         return len(self._buffer.kept)
 
     async def run(self) -> None:
-        """Play until the tasks end; a failure is kept for the one who takes."""
-        try:
-            async with task_group() as tasks:
-                await self._admit(tasks)
-        except Exception as failure:  # noqa: BLE001 (raised where groups are awaited)
-            self.failure = self.failure or failure
-        finally:
-            if self.failure is None and (self._playing or not self._drained):
-                self.failure = ClosedError("these Rollouts were closed")
-            self.stopped.set()
-            self._notify()
+        """Play until the tasks end, or until it is cancelled; a failure is kept for the one who takes."""
+        with self._scope:
+            try:
+                async with task_group() as tasks:
+                    await self._admit(tasks)
+            except Exception as failure:  # noqa: BLE001 (raised where groups are awaited)
+                self.failure = self.failure or failure
+            finally:
+                if self.failure is None and (self._playing or not self._drained):
+                    self.failure = ClosedError("these Rollouts were closed")
+                self.stopped.set()
+                self._notify()
+
+    def cancel(self) -> None:
+        """Stop playing; `stopped` is set when that has happened."""
+        self._scope.cancel()
 
     def adopt(self, taken: TakenGroups) -> None:
         """Groups that were kept before, and that nobody has had."""
@@ -139,8 +142,7 @@ class GroupStream:
         kept = [*self._buffer.kept]
         left_over = TakenGroups(kept, [self._open.pop(group.id) for group in kept], self._buffer.consumed())
         given_up = [*self._open]
-        for draw in self._open.values():
-            self._ledger.cancel(draw.id, self._rules.group_size)
+        self._ledger.cancel(given_up)
         self._source.give_back(self._open.values())
         self._open.clear()
         return given_up, left_over
@@ -165,12 +167,11 @@ class GroupStream:
                     return self._hand_out(self._buffer.take(groups))
                 if self.failure is not None:
                     raise self.failure
-                if (
-                    self._buffer.exhausted and self.buffered < groups
-                ):  # before the end of the tasks, of which it is a matter of timing who hears
+                # Before the end of the tasks is looked at: who hears of that first is a matter of timing.
+                if self._buffer.exhausted and self.buffered < groups:
                     return self._take_exhausted(groups)
                 if self._is_over():
-                    self._check_alive()
+                    self._failures.check_end()
                     return self._hand_out(self._buffer.take_last(groups))
                 await self._wait()
         finally:
@@ -186,24 +187,13 @@ class GroupStream:
                 self._drained = True
                 return
             self._open[draw.id] = draw
-            self._note_start(draw.index)
-            if self._rules.order == "start":
-                self._started.append(draw.index)
+            self._playing.add(draw, self._control.version)
+            self._finished.expect(draw)
             tasks.start_soon(self._run_one, draw)
             await anyio.lowlevel.checkpoint()  # thousands at once would hold everybody up
 
-    def _note_start(self, index: int) -> None:
-        self._playing[index] = began = self._version()
-        self._playing_since[began] += 1
-
-    def _note_end(self, index: int) -> None:
-        began = self._playing.pop(index)
-        self._playing_since[began] -= 1
-        if not self._playing_since[began]:
-            del self._playing_since[began]
-
     def _has_room(self) -> bool:
-        undecided = len(self._playing) + len(self._early) + len(self._finished) + self._filters.waiting
+        undecided = len(self._playing) + len(self._finished) + self._filters.waiting
         rules = AdmissionRules(
             needed=self._buffer.needed,
             batches=self._wanted + self._rules.ahead,
@@ -218,34 +208,36 @@ class GroupStream:
     def _most_ahead(self) -> int | None:
         if self._pace is None or self._rules.max_lag is None:
             return None
-        return self._pace.most_ahead(self._version(), self._rules.max_lag, is_awaited=self._wanted > 0)
+        return self._pace.most_ahead(self._control.version, self._rules.max_lag, is_awaited=self._wanted > 0)
 
     async def _run_one(self, draw: GroupRequest) -> None:
-        group = await self._play(draw)
-        self._note_end(draw.index)
+        self._observer.journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
+        group = await self._runner.run(draw)
+        self._playing.remove(draw)
         if self._is_stale(group):
-            if self._rules.order == "start":
-                self._started.remove(draw.index)
+            self._finished.skip(draw)
             self._end_stale(group)
-        elif self._rules.order == "finish":
-            self._finished.append(group)
         else:
-            self._early[draw.index] = group
-        self._queue_in_start_order()
+            self._finished.put(draw, group)
         self._judge_finished()
         self._notify()
 
-    def _queue_in_start_order(self) -> None:
-        while self._started and self._started[0] in self._early:
-            self._finished.append(self._early.pop(self._started.popleft()))
-
     def _judge_finished(self) -> None:
-        """Judge in order, but not beyond a batch and its draws, so that what is in it never depends on timing."""
-        while self._finished and not self._is_exhausted() and not self._is_served():
-            self._put(self._filters.judge, self._finished.popleft(), self._buffer.needed)
-        is_last = self.stopped.is_set() and not self._finished
-        if is_last or (self._is_exhausted() and self.buffered < self._buffer.needed):
-            self._put(self._filters.judge_rest)
+        """Judge in order, but not beyond a batch and its draws, so that what is in it never depends on timing.
+
+        If a verdict fails, nothing is judged any more.
+        """
+        if self.failure is not None:
+            return
+        try:
+            while self._finished.has_next and not self._is_exhausted() and not self._is_served():
+                self._put(self._filters.judge(self._finished.next(), self._buffer.needed))
+            is_last = self.stopped.is_set() and not self._finished.has_next
+            if is_last or (self._is_exhausted() and self.buffered < self._buffer.needed):
+                self._put(self._filters.judge_rest())
+        except Exception as failure:
+            self.failure = failure
+            raise
 
     def _is_exhausted(self) -> bool:
         """Whether a batch has had all its draws, those included that wait to be judged with others."""
@@ -256,43 +248,15 @@ class GroupStream:
         """Whether nothing more is judged until it is asked for: in start order no verdict depends on timing."""
         return self._rules.order == "start" and (not self._wanted or self.buffered >= self._buffer.needed)
 
-    def _put(self, judge: Callable[..., list[Group]], *judged: Any) -> None:
-        """Count what a judgement gives; if it fails, nothing is judged any more."""
-        if self.failure is not None:
-            return
-        try:
-            together = judge(*judged)
-            for place, group in enumerate(together, start=1):
-                self._judged(group, len(together) - place)
-                self._count_failures(group)
-                for dropped in self._buffer.put(group):
-                    self._end(dropped, "filtered")
-        except Exception as failure:
-            self.failure = failure
-            raise
-
-    def _count_failures(self, group: Group) -> None:
-        self._failed_in_a_row = 0 if group.valid else self._failed_in_a_row + 1
-        self._had_valid |= bool(group.valid)
-        self._last_error = error_of(group) or self._last_error
-        if self._failed_in_a_row >= self._most_failures():
-            raise self._dead(f"all rollouts of {self._failed_in_a_row} groups in a row failed")
-
-    def _most_failures(self) -> int:
-        """How many groups may fail in a row; fewer if nothing has worked yet, since then it is hardly bad luck."""
-        if self._had_valid:
-            return max(_FEWEST_FAILURES, self._buffer.needed)
-        return max(math.ceil(_FEWEST_FAILURES / self._rules.group_size), 2)
-
-    def _check_alive(self) -> None:
-        """Tasks of which none could be played have not simply come to their end."""
-        if self._failed_in_a_row and not self._had_valid:
-            raise self._dead(f"all {self._failed_in_a_row} groups failed")
-
-    def _dead(self, what: str) -> RolloutError:
-        error = self._last_error
-        assert error is not None, "a group without a valid member has an error"
-        return like(error, f"{what}; the last one: {type(error).__name__}: {error}")
+    def _put(self, judged: list[Group]) -> None:
+        """Report groups that were judged together, and take them into the buffer."""
+        for place, group in enumerate(judged, start=1):
+            self._stats.add(group)
+            self._observer.judged(group, len(judged) - place)
+            self._source.note_judged(group)
+            self._failures.note(group, self._buffer.needed)
+            for dropped in self._buffer.put(group):
+                self._end(dropped, "filtered")
 
     def _is_any_due(self) -> bool:
         """Whether a group plays, or waits for its round, that would be too old for the batch after this one.
@@ -302,8 +266,8 @@ class GroupStream:
         lag = self._rules.max_lag
         if not lag or self._rules.order == "start" or self.failure is not None:
             return False
-        oldest = self._version() - lag
-        if any(began <= oldest for began in self._playing_since):
+        oldest = self._control.version - lag
+        if self._playing.has_since(oldest):
             return True
         return not self._is_exhausted() and self._filters.has_older(oldest + 1)  # their round is completed first
 
@@ -315,24 +279,15 @@ class GroupStream:
     def _is_stale(self, group: Group) -> bool:
         """Whether it is too old; one that failed has its verdict already, whatever its age."""
         lag = self._rules.max_lag
-        return lag is not None and group.verdict is None and is_older(group, self._version() - lag)
+        return lag is not None and group.verdict is None and is_older(group, self._control.version - lag)
 
     def _drop_stale(self) -> None:
         """Drop whatever is over and too old, judged or not: it must neither be handed out nor take others' places."""
-        if self._rules.max_lag is None or self._checked_at == self._version():
+        if self._rules.max_lag is None or self._checked_at == self._control.version:
             return
-        self._checked_at = self._version()
+        self._checked_at = self._control.version
         oldest = self._checked_at - self._rules.max_lag
-        stale = self._filters.remove_older(oldest)
-        stale += filter(self._is_stale, self._finished)
-        early = {index: group for index, group in self._early.items() if self._is_stale(group)}
-        if early:
-            self._early = {index: group for index, group in self._early.items() if index not in early}
-            self._started = deque(index for index in self._started if index not in early)
-            stale += early.values()
-        gone = {group.id for group in stale}
-        self._finished = deque(group for group in self._finished if group.id not in gone)
-        self._queue_in_start_order()
+        stale = [*self._filters.remove_older(oldest), *self._finished.remove(self._is_stale)]
         for group in (*stale, *self._buffer.remove_older(oldest)):
             self._end_stale(group)
         self._notify()
@@ -342,12 +297,14 @@ class GroupStream:
             self._end(group, "filtered")
             return
         self._buffer.note_stale(group)
-        self._dropped_stale(group)
+        self._stats.add_stale(group)
+        self._observer.dropped_stale(group)
+        self._source.note_stale(group)
         self._end(group, "stale")
 
     def _warn_of_jump(self) -> None:
         """Versions that count a trainer's steps make everything stale that was played ahead; that is never meant."""
-        lag, before, now = self._rules.max_lag, self._version_of_last_batch, self._version()
+        lag, before, now = self._rules.max_lag, self._version_of_last_batch, self._control.version
         if not self._has_warned and lag and before is not None and now - before > lag:
             self._has_warned = True
             log.warning(
@@ -361,8 +318,8 @@ class GroupStream:
         try:
             taken = self._buffer.take_exhausted(groups)
         except ExhaustedError as error:
-            if self._last_error is not None:
-                error.add_note(f"the last failure: {type(self._last_error).__name__}: {self._last_error}")
+            if (last := self._failures.last_error) is not None:
+                error.add_note(f"the last failure: {type(last).__name__}: {last}")
             raise
         finally:
             for unused in self._buffer.start_next_batch():
@@ -372,8 +329,8 @@ class GroupStream:
 
     def _hand_out(self, groups: list[Group]) -> TakenGroups:
         if self._pace is not None:
-            self._pace.note(self._version(), len(groups))
-        self._version_of_last_batch = self._version()
+            self._pace.note(self._control.version, len(groups))
+        self._version_of_last_batch = self._control.version
         draws = [self._open.pop(group.id) for group in groups]
         self._notify()
         return TakenGroups(groups, draws, self._buffer.consumed_by(groups))
@@ -397,7 +354,7 @@ class GroupStream:
             with anyio.move_on_after(left):
                 await changed.wait()
                 return
-            moved = max(self._moved, self._ledger.last_move(DRAWN), self._last_held())
+            moved = max(self._moved, self._ledger.last_move(DRAWN), self._control.last_held())
 
     def _notify(self) -> None:
         self._moved = time.monotonic()
