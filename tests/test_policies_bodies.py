@@ -275,7 +275,7 @@ async def test_large_answers_are_decoded_beside_the_loop(monkeypatch: pytest.Mon
         ran.append(work.__name__)
         return await run(work, *arguments)
 
-    monkeypatch.setattr("asyncrollout.policies.openai.policy.in_thread", noticed)
+    monkeypatch.setattr("asyncrollout.policies.openai.attempt.in_thread", noticed)
     answers = [Answer(body=json.dumps(whole(tokens)).encode()) for tokens in (3, 30_000)]
     async with llm_server(script=[*answers]) as server, policy(server) as asked:
         await asked.generate(ask())

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from asyncrollout import Generation, ProviderError, Request, Sampling, Usage, UsageError
 from asyncrollout.policies.openai.codec import Mode, ServerKind, StopSequences, decode, encode, stops_of
-from asyncrollout.policies.openai.responses import AbortedReplyError, refusal
+from asyncrollout.policies.openai.refusals import refusal
+from asyncrollout.policies.openai.responses import AbortedReplyError
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

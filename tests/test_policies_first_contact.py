@@ -107,7 +107,7 @@ async def test_certificate_of_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [None, "openai"])
 async def test_server_that_is_silent(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes connections, and never says a word; pages are waited for as long as the first answer is."""
-    monkeypatch.setattr("asyncrollout.policies.openai.probing._SECONDS", SOON)
+    monkeypatch.setattr("asyncrollout.policies.openai.session._GET_SECONDS", SOON)
 
     asked: list[bytes] = []
 

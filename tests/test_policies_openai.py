@@ -15,7 +15,7 @@ import pytest
 
 from asyncrollout import BatchedPolicy, ClosedError, OpenAIPolicy, ProviderError, Request, Sampling, UsageError
 from asyncrollout.policies.openai.bodies import MOST_BYTES
-from asyncrollout.policies.openai.retries import read_retry_after
+from asyncrollout.policies.openai.refusals import read_retry_after
 from tests import llm_faults as faults
 from tests.llm_faults import Answer, Cut, Edit, Hold, Reply, Trickle
 from tests.llm_server import llm_server

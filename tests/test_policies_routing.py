@@ -360,7 +360,7 @@ def test_too_few_file_descriptors_are_told_before_the_start(monkeypatch: pytest.
             return limit.now
 
     assert anyio.run(opened) < 100
-    with pytest.raises(UsageError, match=r"400 calls at a time .* only 256 are allowed: .*ulimit -n"):
+    with pytest.raises(UsageError, match=r"400 concurrent calls .* only 256 are allowed: .*ulimit -n"):
         anyio.run(lambda: opened(concurrency=200))
 
 
@@ -372,7 +372,7 @@ async def test_endpoints_are_clients_of_one_session_only(monkeypatch: pytest.Mon
         made.append(original(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr("asyncrollout.policies.openai.policy.aiohttp.ClientSession", count)
+    monkeypatch.setattr("asyncrollout.policies.openai.session.aiohttp.ClientSession", count)
     async with llm_server() as one, llm_server() as other, policy(one, other) as asked:
         await ask_all(asked, [ask(str(number)) for number in range(10)])
     assert len(made) == 1

@@ -1,5 +1,6 @@
 """Policies without a model, for tests, demos and offline runs: the same replies in whatever order they are asked."""
 
+import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import anyio.lowlevel
 import numpy as np
 
 from asyncrollout.errors import ProviderError, UsageError
-from asyncrollout.policies.chance import generator_for
+from asyncrollout.trajectories import without_evaluation
 from asyncrollout.types import Generation, Request, Timings
 
 Script = Sequence[Any] | Callable[[Request], Any | Awaitable[Any]]
@@ -64,7 +65,7 @@ class RandomPolicy:
 
     async def generate(self, request: Request) -> Generation:
         await anyio.lowlevel.checkpoint()
-        action = self._actions[int(generator_for(self._seed, request).integers(len(self._actions)))]
+        action = self._actions[int(_generator_for(self._seed, request).integers(len(self._actions)))]
         if isinstance(action, str):
             return Generation(f"<answer>{action}</answer>")
         return Generation("", action=action)
@@ -92,7 +93,7 @@ class SolverPolicy:
     async def generate(self, request: Request) -> Generation:
         if request.expert is None:
             raise UsageError("SolverPolicy plays Request.expert, and there is none: open the env with expert=True")
-        rng = generator_for(self._seed, request)
+        rng = _generator_for(self._seed, request)
         seconds = self._draw_latency(rng)
         errs = rng.random() < self._error_rate
         text = _mistaken(request.expert, rng) if errs else request.expert
@@ -128,3 +129,14 @@ def _mistaken(expert: str, rng: np.random.Generator) -> str:
     if not tag or len(actions) == 1 or rng.random() < 0.5:
         return _UNSURE
     return f"{thought}<answer>{actions[-1].strip()}</answer>"
+
+
+def _generator_for(seed: int, request: Request) -> np.random.Generator:
+    """The generator of one turn of one session: whoever asks decides, never the order of the calls.
+
+    Evaluations are numbered; without their number, each evaluation of the same tasks has the same randomness.
+    """
+    asked = without_evaluation(request.session)
+    session = int.from_bytes(hashlib.blake2b(asked.encode(), digest_size=8).digest())
+    sampling = () if request.sampling.seed is None else (request.sampling.seed,)
+    return np.random.default_rng((seed, session, request.turn, *sampling))

@@ -1,17 +1,17 @@
-"""A call on its way: what was asked, what has been tried, and the key that goes with it."""
+"""A call on its way: what was asked, what has been tried, and what went wrong."""
 
-import json
-import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 
-from asyncrollout.errors import UsageError
 from asyncrollout.policies.holding import HeldTime
 from asyncrollout.policies.openai import codec
-from asyncrollout.policies.openai.bodies import ENCODINGS
 from asyncrollout.policies.openai.codec import Mode, ServerKind
-from asyncrollout.policies.openai.context import ContextOverflow
-from asyncrollout.policies.openai.endpoint import Endpoint, HttpResponse
+from asyncrollout.policies.openai.endpoint import Endpoint
+from asyncrollout.policies.openai.refusals import ContextOverflow
+from asyncrollout.policies.openai.session import HttpResponse
 from asyncrollout.types import Request, Sampling
 
 SERVERS_OWN = Sampling()
@@ -19,16 +19,29 @@ _MOST_FITS = 2
 _OWN_CAPS = frozenset({"max_tokens", "max_completion_tokens"})
 
 
+@dataclass(frozen=True)
+class CallOptions:
+    """What all calls of a policy have in common; `sampling` is the default of a request's."""
+
+    model: str
+    mode: Mode
+    sampling: Sampling
+    logprobs: bool
+    attempt_seconds: float
+
+
 class HttpCall:
     """A request on its way: what has been tried, and what went wrong."""
 
-    __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_room", "began", "failed", "failures",
-                 "had_stale_connection", "is_again", "most", "number", "refusals", "refused_by", "rejections",
-                 "request", "trouble")  # fmt: skip
+    __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_numbers", "_room", "began", "created",
+                 "failed", "failures", "had_stale_connection", "is_again", "most", "number", "refusals", "refused_by",
+                 "rejections", "request", "trouble")  # fmt: skip
 
-    def __init__(self, request: Request, deadline: float, held: HeldTime, number: int = 0) -> None:
+    def __init__(self, request: Request, deadline: float, held: HeldTime, numbers: Iterator[int]) -> None:
         self.request = request
-        self.number = number  # the lower, the older
+        self.number = next(numbers)  # the lower, the older
+        self._numbers = numbers
+        self.created = time.monotonic()
         self._deadline = deadline - held.seconds()
         self._held = held
         self.began = 0.0  # the present try, on the clock of what its rollout is charged for
@@ -53,17 +66,15 @@ class HttpCall:
     def tries(self) -> int:
         return 1 + self.failures + self.refusals
 
-    def body(
-        self, kind: ServerKind, model: str, mode: Mode, default: Sampling, *, logprobs: bool, context: int | None = None
-    ) -> bytes:
+    def body(self, kind: ServerKind, options: CallOptions, *, context: int | None = None) -> bytes:
         """What is sent; `context` is that of the server's model, if known."""
         if kind not in self._bodies:
-            request = self.request
+            request, default = self.request, options.sampling
             sampling = request.sampling if default == SERVERS_OWN else codec.merge(request.sampling, default)
             sampling = self._bounded(sampling, default, kind, context)
             if sampling is not request.sampling:
                 request = msgspec.structs.replace(request, sampling=sampling)
-            self._bodies[kind] = codec.encode(request, model, mode, kind, logprobs=logprobs)
+            self._bodies[kind] = codec.encode(request, options.model, options.mode, kind, logprobs=options.logprobs)
         return self._bodies[kind]
 
     def _bounded(self, sampling: Sampling, default: Sampling, kind: ServerKind, context: int | None) -> Sampling:
@@ -119,6 +130,10 @@ class HttpCall:
         self.trouble = trouble
         self.is_again = True
 
+    def let_others_try(self) -> None:
+        """Go behind all others in the queue: a call that is refused each time must not be the only one that tries."""
+        self.number = next(self._numbers)
+
     def is_rejected(self, endpoint: Endpoint, trouble: str) -> None:
         """By this server for good; another one may take it."""
         self.rejections[endpoint] = trouble
@@ -129,43 +144,3 @@ class HttpCall:
     def rejected(self) -> str:
         """To be added to another error."""
         return "".join(f"; {endpoint.name}: {said}" for endpoint, said in self.rejections.items())
-
-
-class ApiKey:
-    """The headers with the key; it has no representation that shows it."""
-
-    __slots__ = ("_forms", "_key", "closing", "headers", "origin")
-
-    def __init__(self, key: str | None, variable: str) -> None:
-        """The argument, or what an environment variable has."""
-        self._key = (os.environ.get(variable, "") if key is None else key).strip()
-        if not self._key.isprintable():
-            raise UsageError("OpenAIPolicy: the API key has characters that no key can have")
-        self.headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
-        if self._key:
-            self.headers["Authorization"] = f"Bearer {self._key}"
-        if not self._key:
-            self.origin = f"no key was sent: set ${variable}, or give api_key="
-        else:
-            self.origin = f"the key is that of ${variable}" if key is None else "the key is that of api_key="
-        self.closing = {**self.headers, "Connection": "close"}  # llama.cpp closes after a stream without saying so
-        escaped = self._key.replace("\\", "\\\\")
-        forms = {
-            self._key,
-            json.dumps(self._key)[1:-1],
-            escaped.replace('"', '\\"'),
-            escaped.replace("'", "\\'"),
-            escaped,
-        }
-        self._forms = sorted(forms - {""}, key=len, reverse=True)  # as it is, in JSON, and in Python's quotes
-
-    def hidden(self, text: str) -> str:
-        for form in self._forms:
-            text = text.replace(form, "<key>")
-        return text
-
-    def hidden_in(self, content: bytes) -> bytes:
-        """An answer of a server, before any part of it is shown."""
-        for form in self._forms:
-            content = content.replace(form.encode(), b"<key>")
-        return content

@@ -7,7 +7,9 @@ import math
 from collections import deque
 
 from asyncrollout.policies.openai.hill_climbing import HillClimber
-from asyncrollout.policies.openai.retries import FIRST_WAIT
+
+FIRST_WAIT = 0.25
+"""Seconds before the first retry; longer each time after that."""
 
 _LONGEST_PAUSE = 8.0  # seconds, of our own; it is one call that tries again
 _LEAST_WAIT = 1.0  # seconds; a server that says "at once" is not asked in a loop

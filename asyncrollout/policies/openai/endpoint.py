@@ -1,29 +1,27 @@
-"""One server: how many calls it gets at a time, whether it is up, and a call to it."""
+"""One server: how many calls it gets at a time, whether it is up, a call to it, and how it is notified of weights."""
 
 import math
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
 from aiohttp.hdrs import CONTENT_ENCODING
 
+from asyncrollout.logs import get_logger
 from asyncrollout.policies.openai.bodies import read_raw, read_start, unpack
 from asyncrollout.policies.openai.codec import ServerKind
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
-from asyncrollout.policies.openai.retries import FIRST_WAIT
+from asyncrollout.policies.openai.concurrency import FIRST_WAIT, ConcurrencyLimit
+from asyncrollout.policies.openai.session import HttpResponse
+from asyncrollout.types import PauseMode
+
+log = get_logger(__name__)
 
 _LONGEST_TROUBLE = 30.0  # seconds
 _MOST_TROUBLES = 10
-
-
-class HttpResponse(NamedTuple):
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
-    first_byte: float
+_NOTIFY_SECONDS = 30.0
 
 
 class Endpoint:
@@ -95,3 +93,41 @@ class Endpoint:
         if (encoding := told.get(CONTENT_ENCODING)) is not None:
             content = await unpack(content, encoding)
         return HttpResponse(status, told, content, first_byte)
+
+
+class WeightEndpoint(NamedTuple):
+    path: str
+    modes: Mapping[str, str] = {}
+    in_query: bool = False
+
+
+PAUSES: Mapping[ServerKind, WeightEndpoint] = {
+    "vllm": WeightEndpoint("/pause", {"wait": "wait", "abort": "abort", "continue": "keep"}, in_query=True),
+    "sglang": WeightEndpoint("/pause_generation", {"wait": "in_place", "abort": "abort", "continue": "in_place"}),
+}
+RESUMES: Mapping[ServerKind, WeightEndpoint] = {
+    "vllm": WeightEndpoint("/resume"),
+    "sglang": WeightEndpoint("/continue_generation"),
+}
+
+
+async def post_page(
+    client: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    page: WeightEndpoint,
+    mode: PauseMode | None,
+    headers: Mapping[str, str],
+) -> None:
+    """Tell the server; one that does not take it (vLLM has the page in its development mode only) is logged."""
+    wish: dict[str, Any] = {} if mode is None else {"mode": page.modes[mode]}
+    params, body = (wish, None) if page.in_query else (None, wish)
+    try:
+        with anyio.fail_after(_NOTIFY_SECONDS):
+            url = f"{endpoint.root}{page.path}"
+            async with client.post(url, headers=headers, params=params, json=body, allow_redirects=False) as response:
+                if response.status == 200:
+                    return
+                said = f"HTTP {response.status}"
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        said = f"{type(error).__name__}: {error}"
+    log.warning("server_not_told_of_weights", endpoint=endpoint.name, page=page.path, said=said)

@@ -1,28 +1,32 @@
-"""A server that has never answered: how long it is waited for, and why it does not answer."""
+"""A server that has never answered: what kind it is, how long it is waited for, and why it does not answer."""
 
 import errno
 import math
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 import anyio
+import msgspec
 
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import ProviderError
 from asyncrollout.logs import get_logger
-from asyncrollout.policies.openai.call import ApiKey
-from asyncrollout.policies.openai.endpoint import Endpoint, HttpResponse
-from asyncrollout.policies.openai.probing import get
-from asyncrollout.policies.openai.responses import clipped, refusal
+from asyncrollout.policies.openai.codec import ServerKind
+from asyncrollout.policies.openai.endpoint import Endpoint
+from asyncrollout.policies.openai.refusals import refusal
+from asyncrollout.policies.openai.responses import clipped
+from asyncrollout.policies.openai.session import ApiKey, HttpResponse, get
 
 log = get_logger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0  # seconds between two looks at servers that do not answer yet
 _SHARED = 5.0  # seconds in which a failure is that of all calls
 _NOTHING_THERE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_SIGNS: dict[ServerKind, str] = {"vllm": "/version", "sglang": "/get_server_info", "llamacpp": "/props"}
+_NO_SUCH_PAGE = frozenset({404, 405, 501})
 
 
 class SilentError(Exception):
@@ -83,6 +87,27 @@ class FirstContact:
             if not self._is_over:
                 self._is_over = True
                 log.info("server_answered", after=round(time.monotonic() - self._began, 1))
+
+    async def probe(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> HttpResponse | None:
+        """Find out the server's kind, once for all calls; its response, if it refuses to be asked."""
+        asked = time.monotonic()
+        async with endpoint.probing:
+            if endpoint.kind is not None:
+                return None
+            silent_at, cause = endpoint.silence
+            if silent_at > asked:  # another call found out meanwhile, and this may have taken it seconds
+                raise SilentError(cause)
+            self.begin()
+            try:
+                found = await kind_of_server(client, endpoint.root, self._key)
+            except (aiohttp.ClientError, OSError) as error:
+                endpoint.silence = time.monotonic(), cause_of(error, endpoint)
+                raise
+            if isinstance(found, HttpResponse):
+                endpoint.has_answered |= found.status < 500
+                return found
+            endpoint.kind, endpoint.has_answered = found, True
+        return None
 
     def first_post(self, endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
         """A server's first call: it may take long, but not from a server that answers nothing at all."""
@@ -175,3 +200,27 @@ def cause_of(error: Exception, endpoint: Endpoint) -> str:
 def _is_of(error: OSError, *numbers: int) -> bool:
     """Also if it stands for the failures of several addresses of a name."""
     return error.errno in numbers or any(f"[Errno {number}]" in str(error) for number in numbers)
+
+
+async def kind_of_server(client: aiohttp.ClientSession, root: str, key: ApiKey) -> ServerKind | HttpResponse:
+    """By the pages that only this kind has; strict OpenAI, if there is none of them.
+
+    A refusal says nothing of the kind: it is what the call itself is answered with.
+    """
+    for kind, page in _SIGNS.items():
+        answer = await get(client, f"{root}{page}", key.headers)
+        if answer.status == 200:
+            return kind
+        if answer.status not in _NO_SUCH_PAGE:
+            told = refusal(key.hidden_in(answer.content))
+            said = f"GET {page} (give OpenAIPolicy(kind=...), or policy.server, if it tells no kind): {told}"
+            return answer._replace(content=msgspec.json.encode({"message": said}))
+    return "openai"
+
+
+async def is_healthy(client: aiohttp.ClientSession, endpoint: Endpoint, headers: Mapping[str, str]) -> bool:
+    """Not every server has a page for its health; whatever answers a question about it at all is up, but for 5xx."""
+    try:
+        return (await get(client, f"{endpoint.root}/health", headers)).status < 500
+    except (aiohttp.ClientError, OSError):
+        return False

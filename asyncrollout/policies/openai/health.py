@@ -13,7 +13,7 @@ from asyncrollout.errors import ProviderError
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.gate import Gate
 from asyncrollout.policies.openai.endpoint import Endpoint
-from asyncrollout.policies.openai.probing import is_healthy
+from asyncrollout.policies.openai.first_contact import is_healthy
 
 log = get_logger(__name__)
 

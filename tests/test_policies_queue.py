@@ -15,8 +15,7 @@ from asyncrollout import OpenAIPolicy, ProviderError
 from asyncrollout.policies.holding import rollout_clock
 from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
 from asyncrollout.policies.openai.endpoint import Endpoint
-from asyncrollout.policies.openai.queue import QueuedRequest, RequestQueue
-from asyncrollout.policies.openai.routing import Router
+from asyncrollout.policies.openai.routing import QueuedRequest, RequestQueue, Router
 from tests.llm_faults import Answer, Hold
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
@@ -209,12 +208,12 @@ async def test_server_with_room_takes_calls_as_soon_as_its_trouble_is_over() -> 
 async def test_place_that_came_just_before_a_refusal_is_not_used_before_its_time() -> None:
     async with llm_server() as server, policy(server, kind="openai", concurrency=1) as asked:
         (only,) = asked.endpoints
-        assert asked._line.enter_now(only)
+        assert asked._queue.enter_now(only)
         with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(asked.generate, ask())
                 await all_tasks_blocked()
-                asked._line.leave(only)
+                asked._queue.leave(only)
                 assert only.in_flight == 1  # the place is given, and its call does not run yet
                 until = time.monotonic() + 0.3
                 only.limit.pause(until)
