@@ -23,8 +23,7 @@ from asyncrollout import (
     Trajectory,
     run_rollout,
 )
-from asyncrollout.policies.openai.context import read_overflow
-from asyncrollout.policies.openai.responses import refusal
+from asyncrollout.policies.openai.refusals import read_overflow, refusal
 from tests.llm_answers import token_id, words
 from tests.llm_faults import Answer, Reply
 from tests.llm_server import LLMServer, llm_server

@@ -1,4 +1,4 @@
-"""What servers that speak the OpenAI protocol say, as far as we read it."""
+"""Responses of the OpenAI protocol, whole or streamed, as far as they are read."""
 
 from typing import Annotated, Any
 
@@ -13,15 +13,15 @@ TokenIds = list[Count]
 Stop = str | int | None | UnsetType
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading bytes that make no sense can raise."""
+"""What decoding malformed bytes can raise."""
 
 MOST_VALUES = 2_000_000
 MOST_OBJECTS = 400_000
-"""JSON values in an answer, and objects among them, roughly: they take up to 40 times the memory of their text."""
+"""JSON values in a response, and objects among them, roughly: they take up to 40 times the memory of their text."""
 
-_SHOWN = 300
-_READ = 10_000
+SHOWN = 300
 _PIECE = 2**20
+_MOST_LINES = 500_000  # of a stream: two for each token
 
 
 class AbortedReplyError(ProviderError):
@@ -32,7 +32,7 @@ class TokenLogprob(msgspec.Struct, gc=False):
     logprob: float
     id: Count | None = None
     token: str = ""
-    bytes: msgspec.Raw = msgspec.Raw(b"null")  # seldom needed; as lists they take most of the time of decoding
+    bytes: msgspec.Raw = msgspec.Raw(b"null")  # rarely needed, and as lists most of the decoding time
 
 
 class Logprobs(msgspec.Struct):
@@ -85,35 +85,8 @@ class ChatResponse(msgspec.Struct):
     prompt_token_ids: TokenIds | None = None
 
 
-class _Error(msgspec.Struct):
-    message: str
-    code: Any = None
-
-
-class _Refusal(msgspec.Struct):
-    error: _Error | str | None = None
-    message: str | None = None
-    detail: Any = None
-    code: Any = None
-
-
-_refusal = msgspec.json.Decoder(_Refusal | list[_Refusal])  # Gemini sends a list
-
-
-def refusal(content: bytes) -> str:
-    """What a server says about a call that it refuses, with its code if that is a word."""
-    try:
-        decoded = _refusal.decode(content)
-    except UNREADABLE:
-        return shown(content)
-    said = decoded if isinstance(decoded, _Refusal) else decoded[0] if decoded else _Refusal()
-    error, code = (said.error.message, said.error.code) if isinstance(said.error, _Error) else (said.error, said.code)
-    text = (error or said.message or (said.detail and str(said.detail)) or shown(content))[:_READ]
-    return f"{text} ({code[:_SHOWN]})" if isinstance(code, str) and code and code not in text else text
-
-
 def check_values(content: bytes) -> None:
-    """Refuse what would take too much memory and time to decode; piece by piece, since counting holds the GIL."""
+    """Refuse what would take too much memory and time to decode; counted in pieces, since counting holds the GIL."""
     values = objects = 0
     for start in range(0, len(content), _PIECE):
         end = start + _PIECE
@@ -124,13 +97,110 @@ def check_values(content: bytes) -> None:
 
 
 def malformed(why: str, content: bytes) -> ProviderError:
-    return ProviderError(f"malformed answer: {why}: {shown(content)}")
+    return ProviderError(f"malformed response: {why}: {shown(content)}")
 
 
 def clipped(text: str) -> str:
-    return text[:_SHOWN] + ("..." if len(text) > _SHOWN else "")
+    return text[:SHOWN] + ("..." if len(text) > SHOWN else "")
 
 
 def shown(content: bytes) -> str:
-    text = content[: _SHOWN + 1].decode(errors="replace")
-    return repr(text[:_SHOWN]) + ("..." if len(content) > _SHOWN else "")
+    text = content[: SHOWN + 1].decode(errors="replace")
+    return repr(text[:SHOWN]) + ("..." if len(content) > SHOWN else "")
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int = 0
+    id: str | None = None
+    type: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _ChoicePart(msgspec.Struct):
+    index: int = 0
+    finish_reason: str | None = None
+    delta: _Delta | None = None
+    text: str | None = None
+    logprobs: Logprobs | None = None
+    token_ids: TokenIds | None = None
+    stop_reason: Stop = UNSET
+    matched_stop: Stop = UNSET
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_ChoicePart] = []
+    usage: ReportedUsage | None = None
+    prompt_token_ids: TokenIds | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+def is_stream(content: bytes) -> bool:
+    return content.lstrip()[:6].startswith((b"data:", b"event:", b":"))
+
+
+def join(stream: bytes) -> ChatResponse:
+    """Assemble the response from the events of a stream."""
+    if stream.count(b"\n") > _MOST_LINES:
+        raise malformed(f"its stream has more than {_MOST_LINES} lines", stream)
+    events = [line[5:].strip() for line in stream.splitlines() if line.startswith(b"data:")]
+    if not events or events.pop() != b"[DONE]":
+        raise malformed("the stream was cut off", stream)
+    chunks = [_chunk.decode(event) for event in events]
+    parts = [part for chunk in chunks for part in chunk.choices]
+    if any(part.index for part in parts):
+        raise malformed("it has several choices", stream)
+    deltas = [part.delta or _Delta(content=part.text) for part in parts]
+    text = "".join(delta.content or "" for delta in deltas)
+    message = Message(
+        content=text,
+        reasoning_content="".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas) or None,
+        tool_calls=_join_calls([call for delta in deltas for call in delta.tool_calls or ()]),
+    )
+    last = next((part for part in reversed(parts) if part.finish_reason), _ChoicePart())
+    whole = Choice(
+        finish_reason=last.finish_reason,
+        message=message if any(part.delta for part in parts) else None,
+        text=text,
+        logprobs=_join_logprobs([part.logprobs for part in parts if part.logprobs]),
+        token_ids=[token for part in parts for token in part.token_ids or ()] or None,
+        stop_reason=last.stop_reason,
+        matched_stop=last.matched_stop,
+    )
+    usage = next((chunk.usage for chunk in reversed(chunks) if chunk.usage), None)
+    prompt_ids = next((chunk.prompt_token_ids for chunk in chunks if chunk.prompt_token_ids), None)
+    return ChatResponse([whole], usage, prompt_ids)
+
+
+def _join_logprobs(parts: list[Logprobs]) -> Logprobs | None:
+    content = [token for part in parts for token in part.content or ()]
+    numbers = [number for part in parts for number in part.token_logprobs or ()]
+    tokens = [token for part in parts for token in part.tokens or ()]
+    return Logprobs(content or None, tokens or None, numbers or None) if content or numbers else None
+
+
+def _join_calls(parts: list[_ToolCall]) -> list[dict[str, Any]]:
+    """As in a response that is not streamed: the first part of a call has its name, the others add to its arguments."""
+    calls: dict[int, _ToolCall] = {}
+    for part in parts:
+        function = part.function or _Function()
+        known = calls.setdefault(part.index, _ToolCall(part.index, part.id, part.type, _Function(function.name, "")))
+        assert known.function is not None
+        known.function.arguments = f"{known.function.arguments}{function.arguments or ''}"
+    return [
+        {"id": call.id, "type": call.type or "function", "function": msgspec.to_builtins(call.function)}
+        for call in calls.values()
+    ]
