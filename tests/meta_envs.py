@@ -232,39 +232,11 @@ def _arrive(home: int, directory: Path) -> Homebound:
     return Homebound(directory)
 
 
-class Restless(Whereabouts):
-    """Acting changes it, and its actions."""
-
-    def act(self, obs: Any, deterministic: bool) -> Any:
-        self.factor = self.factor % 1000 + 1
-        return super().act(obs, deterministic)
-
-
-class Counted(Whereabouts):
-    """Acting changes it, but not its actions."""
-
-    count = 0
-
-    def act(self, obs: Any, deterministic: bool) -> Any:
-        self.count += 1
-        return super().act(obs, deterministic)
-
-
-_noise = np.random.default_rng(0)
-
-
-class Borrowing(Whereabouts):
-    """Draws from a generator of its module, which every process has a copy of."""
-
-    def act(self, obs: Any, deterministic: bool) -> Any:
-        return super().act(obs, deterministic) + _noise.normal()
-
-
 class Homesick(Whereabouts):
     """Stands still in other processes."""
 
     def act(self, obs: Any, deterministic: bool) -> Any:
-        if os.getpid() != self.host:  # type: ignore[attr-defined]
+        if os.getpid() != self.home:  # type: ignore[attr-defined]
             threading.Event().wait(PATIENCE)
         return super().act(obs, deterministic)
 

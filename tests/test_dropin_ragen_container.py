@@ -65,7 +65,7 @@ def test_workers_make_no_difference_also_when_they_die() -> None:
         assert inline.reset() == parallel.reset()
         for turn in range(4):
             if turn == 2:
-                for pid in worker_pids(parallel._container.stats()):
+                for pid in worker_pids(parallel._target.stats()):
                     os.kill(pid, signal.SIGKILL)
             assert inline.step(ACTIONS) == parallel.step(ACTIONS)
     assert parallel.render() == inline.render()

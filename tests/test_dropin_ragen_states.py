@@ -268,7 +268,7 @@ def test_workers_stay_the_same_over_resets_and_payloads_do_not_grow(monkeypatch:
 def test_members_of_a_group_share_a_worker() -> None:
     manager = EnvStateManager(config("sokoban", groups=4, size=3, max_workers=2))
     manager.reset()
-    ranks = [handle.worker for handle in manager._manager._fleet._handles if handle is not None]
+    ranks = [handle.worker for handle in manager._target._fleet._handles if handle is not None]
     assert [len(set(ranks[start : start + 3])) for start in range(0, 12, 3)] == [1] * 4
     assert [ranks.count(rank) for rank in range(2)] == [6, 6]
     manager.close()

@@ -152,7 +152,7 @@ def test_a_policy_s_gpus_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None
         (configured(), r"names code to import, 'tests.evaluation_envs:Painter': allow it with allow_import=True"),
         ({"env": {"eval": {"total_num_env": 4}}}, r"unknown key 'env.eval.total_num_env': did you mean"),
         ({"cluster": {"component_placement": {"env": "0-x"}}}, r"component_placement: env: found '0-x'"),
-        (4, "a file's name or a dict is needed, not 4"),
+        (4, "expected a file name or a dict, found 4"),
         ("nowhere.yaml", "nowhere.yaml"),
     ],
 )

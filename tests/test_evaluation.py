@@ -18,8 +18,9 @@ from asyncrollout import Outcome, find_env
 from asyncrollout.cli.app import main
 from asyncrollout.dropin.rlinf.config import VIDEO_DIRECTORY, Eval, VideoCfg, parse_evaluation, read_evaluation
 from asyncrollout.dropin.rlinf.plan import make_plan
-from asyncrollout.dropin.rlinf.playing import Manner, play
+from asyncrollout.dropin.rlinf.player import EvaluationPlayer
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, summarize
+from asyncrollout.dropin.rlinf.run import run_plan
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation
 from asyncrollout.video.encoder import find_ffmpeg
@@ -209,21 +210,25 @@ def test_text_envs_without_a_limit_of_that_name_are_limited_from_outside(evaluat
     [
         (["env.eval.total_num_env=4"], "did you mean 'env.eval.total_num_envs'?"),
         (["env.eval.env_type=behaviour"], "did you mean 'behavior'?"),
-        (["env.eval.env_type=behavior"], "policy: behavior has no expert to play it: give a policy"),
+        (["env.eval.env_type=behavior"], "policy: behavior has no expert: configure a policy"),
         (["env.eval.env_type=behavior", *ACTING, "--allow-import"], "pip install omnigibson"),
-        (["cluster.component_placement.env=3-1"], "found '3-1': a range goes up: write 1-3"),
+        (["cluster.component_placement.env=3-1"], "found '3-1': a range is ascending: write 1-3"),
         (["cluster.component_placement.rollout=x"], "rollout: found 'x'"),
-        (["env.eval.env_type=sokoban", "env.eval.resolution=low"], "sokoban has none to choose"),
+        (["env.eval.env_type=sokoban", "env.eval.resolution=low"], "sokoban has no such option"),
         (["env.eval.resolution=medium"], "env.eval.resolution"),
         (["env.eval.video_cfg.fps=5000"], "env.eval.video_cfg.fps: found 5000"),
         (["env.eval.tasks=[sing]"], "task='sing' is no activity"),
         (["env.eval.env_kwargs.colour=red"], "takes no keyword 'colour'"),
-        (["env.eval.env_kwargs.text=false"], "an evaluation decides that itself"),
+        (["env.eval.env_kwargs.text=false"], "the evaluation sets it"),
         (["--base-url", "http://localhost:1"], "--base-url and --model go together"),
         (["--policy", f"{ENVS}:act"], "allow it with --allow-import"),
         (["--policy", "act", "--allow-import"], "is not an import path: write module:name"),
-        (["--policy", f"{ENVS}:NEITHER", "--allow-import"], "is of type int: neither policy nor agent"),
+        (["--policy", f"{ENVS}:NEITHER", "--allow-import"], "policy: 7 is not a policy, an agent or a function"),
         (["--policy", f"{ENVS}:nothing", "--allow-import"], "cannot be imported"),
+        (
+            [f"policy={{kind: python, path: '{ENVS}:act', kwargs: {{word: forward}}}}", "--allow-import"],
+            f"policy.kwargs: {ENVS}:act cannot be called with these (word): missing a required argument: 'observation'",
+        ),
         ([f"env.eval.env_type={ENVS}:Painter"], "allow it with --allow-import"),
     ],
 )
@@ -262,7 +267,7 @@ def test_two_evaluations_at_once_do_not_overwrite_each_others_videos(evaluate: A
     finally:
         os.close(held)
     assert code == 2
-    assert "another process records videos in" in err
+    assert "another process records videos of the same names in" in err
     assert names(VIDEOS) == []
 
 
@@ -335,7 +340,7 @@ async def test_a_slow_env_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.
         if len(ended) == 2:
             others_done.set()
 
-    episodes = await play(plan, config.env.eval, Manner(Agent(), True, False, lambda: None, on_episode))
+    episodes = await run_plan(plan, config.env.eval, EvaluationPlayer(Agent(), text=True), on_episode=on_episode)
     assert ended[-1] == "rank0_gpu0_env0"
     assert [episode.env for episode in episodes] == [f"rank0_gpu0_env{at}" for at in range(3)]
 
@@ -369,7 +374,7 @@ def test_ctrl_c_leaves_videos_that_play(tmp_path: Path) -> None:
 def test_the_example_is_read() -> None:
     config = read_evaluation(Path(__file__).parent.parent / "examples/configs/behavior_eval.yaml")
     plan = make_plan(config, find_env(config.env.eval.env_type))
-    assert [part.name for part in plan.parts] == [
+    assert [env.name for env in plan.envs] == [
         f"behavior_video_rank{rank}_gpu{rank}_env{env_idx}" for rank in (0, 1) for env_idx in (0, 1)
     ]
     assert plan.environs == ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"})

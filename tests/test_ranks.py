@@ -53,18 +53,18 @@ def test_texts(text: str | int, gpus: list[tuple[int, ...]]) -> None:
         ("a-b", "'a-b' is neither"),
         ("0-1-2", "'0-1-2' is neither"),
         ("0.5", "'0.5' is neither"),
-        ("3-1", "a range goes up: write 1-3"),
-        ("0,0", "GPUs go up, and 0 comes after 0"),
-        ("2,1", "GPUs go up, and 1 comes after 2"),
-        ("all,3", "GPUs go up, and 3 comes after 3"),
+        ("3-1", "a range is ascending: write 1-3"),
+        ("0,0", "GPUs must be in ascending order, but 0 comes after 0"),
+        ("2,1", "GPUs must be in ascending order, but 1 comes after 2"),
+        ("all,3", "GPUs must be in ascending order, but 3 comes after 3"),
         ("0-2:0-1", "2 processes and 3 GPUs cannot share evenly"),
-        ("0-1:1-2", "processes count from 0 without a gap, and 1 comes where 0 should"),
+        ("0-1:1-2", "processes are numbered from 0 without a gap, but 1 comes where 0 should"),
         ("0:0-1,1:3-4", "3 comes where 2 should"),
         ("0:", "a part of it is empty"),
         ("0-999999", "more than 4096"),
-        (True, "neither a text nor a number"),
-        (1.5, "neither a text nor a number"),
-        (None, "neither a text nor a number"),
+        (True, "it must be a string or a number"),
+        (1.5, "it must be a string or a number"),
+        (None, "it must be a string or a number"),
     ],
 )
 def test_bad_texts_are_shown_with_the_reason(text: Any, why: str) -> None:
@@ -118,8 +118,8 @@ def test_components_share_keys() -> None:
     [
         ({"env,env": 0}, "'env' is placed twice"),
         ({"env": 0, "rollout, env": 1}, "'env' is placed twice"),
-        ({"env,": 0}, "without a name"),
-        ({"env": "4-2"}, r"env: found '4-2': a range goes up"),
+        ({"env,": 0}, "has no name"),
+        ({"env": "4-2"}, r"env: found '4-2': a range is ascending"),
     ],
 )
 def test_bad_components(given: Any, told: str) -> None:
@@ -152,7 +152,7 @@ def test_devices_are_counted_among_the_visible_ones() -> None:
     assert visible_devices((2,), "") == "2"
     assert visible_devices((1,), "4, 6") == "6"
     assert visible_devices((0, 1), "GPU-a,GPU-b") == "GPU-a,GPU-b"
-    with pytest.raises(UsageError, match="GPU 2 is asked for, but CUDA_VISIBLE_DEVICES=4,6 names only 2"):
+    with pytest.raises(UsageError, match="GPU 2 is requested, but CUDA_VISIBLE_DEVICES=4,6 names only 2"):
         visible_devices((2,), "4,6")
 
 

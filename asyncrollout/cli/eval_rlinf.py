@@ -15,11 +15,12 @@ from asyncrollout.cli.terminal.rlinf_table import by_task, outcomes
 from asyncrollout.cli.terminal.signals import stoppable
 from asyncrollout.config import schema
 from asyncrollout.config.build import check_imports
-from asyncrollout.dropin.rlinf.acting import DEVICES, open_manner
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, Python, read_evaluation
 from asyncrollout.dropin.rlinf.plan import EvaluationPlan, make_plan
-from asyncrollout.dropin.rlinf.playing import play, videos_in
+from asyncrollout.dropin.rlinf.player import open_player
+from asyncrollout.dropin.rlinf.ranks import DEVICES
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, decided, summarize
+from asyncrollout.dropin.rlinf.run import run_plan, videos_in
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.registry import allowed_env
 
@@ -42,10 +43,10 @@ async def evaluate_ranked(
     watch = _LiveView(plan, output)
     async with stoppable() as stop:
         with stop.scope() as playing:
-            async with open_manner(chosen, spec, watch.step, watch.end) as manner:
+            async with open_player(chosen, spec) as player:
                 output.say(_introduced(plan, chosen))
                 with watch.shown():
-                    await play(plan, chosen.env.eval, manner)
+                    await run_plan(plan, chosen.env.eval, player, on_step=watch.step, on_episode=watch.end)
     return _ended(plan, watch.episodes, chosen, output, has_stopped=playing.cancelled_caught)
 
 
@@ -106,9 +107,9 @@ def _line(episode: EvaluatedEpisode) -> str:
 
 def _introduced(plan: EvaluationPlan, config: EvaluationConfig) -> str:
     chosen = config.env.eval
-    gpus = ", ".join(dict.fromkeys(str(part.seat.gpu) for part in plan.parts))
+    gpus = ", ".join(dict.fromkeys(str(env.slot.gpu) for env in plan.envs))
     films = f"videos in {chosen.video_cfg.video_base_dir}" if chosen.video_cfg.save_video else "no videos"
-    envs, processes = len(plan.parts), len(plan.environs)
+    envs, processes = len(plan.envs), len(plan.environs)
     told = f"{envs} env{'s' * (envs > 1)} in {processes} process{'es' * (processes > 1)}"
     return f"{chosen.env_type}: {told} (GPU {gpus}), {films}"
 
@@ -121,7 +122,7 @@ def _ended(
     *,
     has_stopped: bool,
 ) -> int:
-    order = {part.seat.video_id: place for place, part in enumerate(plan.parts)}
+    order = {env.slot.video_id: place for place, env in enumerate(plan.envs)}
     episodes = decided(sorted(episodes, key=lambda episode: (order[episode.env], episode.episode)))
     found = summarize(episodes)
     state = "stopped" if has_stopped else "done"

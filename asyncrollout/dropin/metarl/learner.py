@@ -1,6 +1,5 @@
 """What a learner collects with: give it an `agent`, and it has the methods that the training loop calls."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,13 +18,11 @@ from asyncrollout.dropin.metarl.collecting import (
 )
 from asyncrollout.dropin.metarl.making import make_env, make_parallel_env
 from asyncrollout.dropin.metarl.parallel import POOL_OPTIONS, ParallelEnvManager
-from asyncrollout.dropin.metarl.remote_agent import StaysError, can_travel, play_alone, ship_agent
+from asyncrollout.dropin.metarl.remote_agent import play_in_worker, ship_agent
 from asyncrollout.dropin.metarl.storage import SeqReplayBuffer, SimpleReplayBuffer
-from asyncrollout.errors import ClosedError, EnvTimeout, RolloutError, UsageError
+from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.protocols import Agent, Playable
 from asyncrollout.validation import check_int
-
-logger = logging.getLogger(__name__)
 
 
 class Learner:
@@ -34,17 +31,17 @@ class Learner:
     Rollout n of a learner has a seed and a task that follow from `seed` and n alone: who plays it, one env or many
     in processes, makes no difference.
 
-    An agent that can be sent to worker processes plays whole rollouts there by itself, while this one is asked the
-    same, and must answer the same; otherwise, and if it is a torch module, it is asked here at every step. With
-    `acts_in_workers` True its copies are trusted, with False there are none. With `acts_in_batches` the agent is asked
-    here, once for all envs that wait: faster for a large network, and the last bit of a number may differ.
+    The agent acts in this process, one env at a time. With `acts_in_batches` it is asked once for all envs that wait:
+    faster for a large network, and the last bit of a number may differ. With `acts_in_workers` it is sent to the worker
+    processes, which play whole rollouts with copies of it: fastest for a small agent. What acting changes in a copy is
+    lost, and a copy on a GPU needs its share of it.
     """
 
     seed: int = 0
     agent: Any = None
     agent_arch: Any = AGENT_ARCHS.Markov
     policy_storage: Any = None
-    acts_in_workers: bool | None = None
+    acts_in_workers = False
     acts_in_batches = False
     train_tasks: Any = ()
     train_env: Any = None
@@ -53,7 +50,6 @@ class Learner:
     _n_env_steps_total = 0
     _n_rollouts_total = 0
     _successes_in_buffer = 0
-    _stays: type | None = None  # a kind of agent that could not be sent
 
     def init_env(  # noqa: PLR0917 (as it is documented)
         self,
@@ -104,7 +100,7 @@ class Learner:
     def collect_rollouts_parallel(
         self, num_rollouts: int, random_actions: bool = False, parallel_env: ParallelEnvManager | None = None
     ) -> int:
-        """Play rollouts, add them to `policy_storage` in the order of their numbers, and tell how many steps they took.
+        """Play rollouts, add them to `policy_storage` in the order of their numbers; the number of env steps.
 
         Each env of `parallel_env` plays its share at its own pace; without one, `train_env` plays all.
         """
@@ -141,31 +137,12 @@ class Learner:
     def _played(
         self, env: Any, plays: list[RolloutStart], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]
     ) -> list[CollectedRollout]:
-        """By workers alone, or asked here at every step; without an `arch`, at random."""
-        if isinstance(env, ParallelEnvManager) and (arch is None or self._may_travel()):
-            vouched = arch is not None and bool(self.acts_in_workers)
-            own = None if vouched or arch is None else make_agent()
-            try:
-                with ship_agent(make_agent, vouched=vouched) as ticket:
-                    one = partial(play_alone, ticket, env.step_timeout, own)
-                    return portal.run(play_shares, [each.handle for each in env.envs], plays, one)
-            except (StaysError, EnvTimeout) as reason:  # what the agent takes counts for the env there
-                if vouched:
-                    raise self._insisted(reason) from None
-                logger.info("actions are chosen in this process: %s", reason)
-                self._stays = self._stays if arch is None else type(self.agent)
-        return portal.run(self._play_here, env, plays, arch, make_agent)
-
-    def _may_travel(self) -> bool:
-        """Whether to send the agent, or at least to try."""
-        if self.acts_in_workers is not None:
-            return self.acts_in_workers
-        return not self.acts_in_batches and type(self.agent) is not self._stays and can_travel(self.agent)
-
-    def _insisted(self, reason: StaysError | EnvTimeout) -> RolloutError:
-        if isinstance(reason, EnvTimeout):
-            return reason
-        return UsageError(f"acts_in_workers=True: agent={self.agent!r:.100} has to stay: {reason}")
+        """By the workers, or by the agent here; without an `arch`, at random."""
+        if not (self.acts_in_workers and isinstance(env, ParallelEnvManager)):
+            return portal.run(self._play_here, env, plays, arch, make_agent)
+        with ship_agent(make_agent) as agent:
+            play_one = partial(play_in_worker, agent, env.step_timeout)
+            return portal.run(play_shares, [each.handle for each in env.envs], plays, play_one)
 
     async def _play_here(
         self, env: Any, plays: list[RolloutStart], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]

@@ -6,7 +6,7 @@ from typing import Any
 import cloudpickle
 
 from asyncrollout.dropin.metarl.gym_compat import GymCompatEnv
-from asyncrollout.dropin.metarl.worker_rollout import AgentRef, Trouble, WorkerRollout, agent_copy
+from asyncrollout.dropin.metarl.worker_rollout import AgentRef, WorkerRollout
 from asyncrollout.dropin.metarl.wrapper import VariBadWrapper
 from asyncrollout.errors import UsageError
 
@@ -23,7 +23,7 @@ class MetaEnv:
 
     @property
     def action_space(self) -> Any:
-        """None where the agent is here, too: nobody else's actions come."""
+        """None where the agent is here, too: no actions come from elsewhere."""
         return self._own.action_space if self._alone is None else None
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -31,16 +31,11 @@ class MetaEnv:
         task = (options or {}).get("task")
         if not isinstance(task, AgentRef):
             return self._env.reset(seed=seed, options=options)
-        try:
-            copy = agent_copy(task)
-        except Exception as error:  # noqa: BLE001 (whatever loading it runs)
-            reason = f"it cannot be loaded in a worker process: {type(error).__name__}: {error}"
-            return None, {"trouble": Trouble("stays", reason)}
-        self._alone = WorkerRollout(self._env, copy, seed or 0, task.task)
+        self._alone = WorkerRollout(self._env, task, seed or 0)
         return self._alone.start, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """An action; or, in a rollout that is played here, for how many seconds to go on."""
+        """An action; or, in a rollout that is played here, for how many seconds to continue."""
         return self._env.step(action) if self._alone is None else self._alone.play(action)
 
     def render(self) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from asyncrollout import validation
-from asyncrollout.dropin.portal import Opened
+from asyncrollout.dropin.blocking import Forwarded, OpenedBlocking, blocking
 from asyncrollout.dropin.ragen.env_batch import EnvBatch
 from asyncrollout.dropin.ragen.settings import EnvPlan, registered_type
 from asyncrollout.errors import RolloutError, UsageError
@@ -39,6 +39,7 @@ class EnvironmentContainer(EnvBatch):
         self._was_reset = False
 
     async def reset_all(self, seeds: Sequence[int] | None = None) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Observations and infos of new episodes."""
         groups = self.num_processes // self.group_n
         if seeds is None:
             first, self._next_seed = self._next_seed, self._next_seed + groups
@@ -51,7 +52,10 @@ class EnvironmentContainer(EnvBatch):
         return [state for state, _ in self._last], infos
 
     async def step_all(self, actions: Sequence[Any]) -> Stepped:
-        """None is no action. An env whose episode is over is left as it is."""
+        """Observations, rewards, dones, infos; of an env that failed `("", 0.0, True, {"error": ...})`.
+
+        None steps nothing, and an env whose episode is over stays as it is.
+        """
         self._check_length("actions", actions)
         if not self._was_reset:
             raise UsageError("no environment was reset: call reset() first")
@@ -91,38 +95,15 @@ class EnvironmentContainer(EnvBatch):
             raise UsageError(f"{len(given)} {what} for {self.num_processes} environments: one for each is needed")
 
 
-class SynchronousContainer:
-    """An `EnvironmentContainer` for synchronous callers."""
+class SynchronousContainer(OpenedBlocking[EnvironmentContainer]):
+    """An `EnvironmentContainer` for synchronous callers. Its `num_processes` environments share fewer processes."""
 
-    def __init__(self, container: EnvironmentContainer) -> None:
-        self._opened = Opened(container)
-        self._container = container
-
-    @property
-    def num_processes(self) -> int:
-        """How many environments there are; they share fewer processes."""
-        return self._container.num_processes
-
-    @property
-    def group_n(self) -> int:
-        return self._container.group_n
-
-    def reset(self, seeds: Sequence[int] | None = None) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Observations and infos of new episodes."""
-        return self._opened.run(self._container.reset_all, seeds)
-
-    def step(self, actions: Sequence[Any]) -> Stepped:
-        """Observations, rewards, dones, infos; of an env that failed `("", 0.0, True, {"error": ...})`."""
-        return self._opened.run(self._container.step_all, actions)
-
-    def render(self, mode: str = "text") -> list[Any]:
-        return self._opened.run(self._container.render_all, mode)
-
-    def get_available_actions(self) -> list[list[Any]]:
-        return self._container.available_actions()
-
-    def close(self) -> None:
-        self._opened.close()
+    num_processes = Forwarded[int]()
+    group_n = Forwarded[int]()
+    reset = blocking(EnvironmentContainer.reset_all)
+    step = blocking(EnvironmentContainer.step_all)
+    render = blocking(EnvironmentContainer.render_all)
+    get_available_actions = blocking(EnvironmentContainer.available_actions)
 
 
 class MultiProcessEnvironmentContainer(SynchronousContainer):

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from asyncrollout import validation
-from asyncrollout.dropin.portal import Opened
+from asyncrollout.dropin.blocking import Forwarded, OpenedBlocking, blocking
 from asyncrollout.dropin.ragen.env_batch import EnvBatch
 from asyncrollout.dropin.ragen.hosting import BETWEEN
 from asyncrollout.dropin.ragen.settings import EnvPlan, Mode, read_plans, read_settings
@@ -189,67 +189,25 @@ class TurnReward(float):
     parts: Sequence[float] = ()
 
 
-class EnvStateManager:
+class EnvStateManager(OpenedBlocking[AsyncEnvStateManager]):
     """RAGEN's environment state manager. Close it, or let it go; workers never outlive the program."""
 
+    envs = Forwarded[list[dict[str, Any]]]()
+    rollout_cache = Forwarded[list[Cache]]()
+    mode = Forwarded[Mode]()
+    env_groups = Forwarded[int]()
+    group_size = Forwarded[int]()
+    max_workers = Forwarded[int]()
+    format_penalty = Forwarded[float]()
+    use_multiprocessing = Forwarded[bool]()
+    reset = blocking(AsyncEnvStateManager.reset)
+    step = blocking(AsyncEnvStateManager.step)
+    get_rollout_states = blocking(AsyncEnvStateManager.get_rollout_states)
+    render = blocking(AsyncEnvStateManager.render)
+    stats = blocking(AsyncEnvStateManager.stats)
+
     def __init__(self, config: Any, mode: Mode = "train") -> None:
-        self._manager = AsyncEnvStateManager(config, mode)
-        self._opened = Opened(self._manager)
-
-    @property
-    def envs(self) -> list[dict[str, Any]]:
-        """An entry for each environment: its tag, ids, config, status and budget of actions."""
-        return self._manager.envs
-
-    @property
-    def rollout_cache(self) -> list[Cache]:
-        return self._manager.rollout_cache
-
-    @property
-    def mode(self) -> Mode:
-        return self._manager.mode
-
-    @property
-    def env_groups(self) -> int:
-        return self._manager.env_groups
-
-    @property
-    def group_size(self) -> int:
-        return self._manager.group_size
-
-    @property
-    def max_workers(self) -> int:
-        return self._manager.max_workers
-
-    @property
-    def format_penalty(self) -> float:
-        return self._manager.format_penalty
-
-    @property
-    def use_multiprocessing(self) -> bool:
-        return self._manager.use_multiprocessing
-
-    @use_multiprocessing.setter
-    def use_multiprocessing(self, value: bool) -> None:
-        self._manager.use_multiprocessing = value
-
-    def reset(self, seed: int | None = None) -> list[Cache]:
-        return self._opened.run(self._manager.reset, seed)
-
-    def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
-        return self._opened.run(self._manager.step, all_env_inputs)
-
-    def get_rollout_states(self) -> list[Cache]:
-        return self._manager.get_rollout_states()
-
-    def render(self) -> list[Any]:
-        return self._manager.render()
-
-    def stats(self) -> PoolStats:
-        return self._manager.stats()
-
-    def close(self) -> None:
-        self._opened.close()
+        super().__init__(AsyncEnvStateManager(config, mode))
 
 
 def _entry(index: int, plan: EnvPlan) -> dict[str, Any]:

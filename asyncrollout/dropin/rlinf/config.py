@@ -1,4 +1,4 @@
-"""An evaluation's configuration, in the keys of RLinf's BEHAVIOR evaluation: where envs run, and what is filmed."""
+"""The configuration of an evaluation, in the keys of RLinf's BEHAVIOR evaluation."""
 
 from collections.abc import Sequence
 from pathlib import Path as FilePath
@@ -30,14 +30,14 @@ FileName = Annotated[
 
 
 class Python(ConfigPart, frozen=True, tag_field="kind", tag="python"):
-    """A policy of one's own: a function of the observation, a `Policy`, an `Agent`, or what makes one of `kwargs`."""
+    """Your own policy: a function of the observation, a `Policy`, an `Agent`, or what makes one from `kwargs`."""
 
     path: ImportPath
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 class VideoCfg(ConfigPart, frozen=True):
-    """One video for each env; `fps` is the env's own if not given."""
+    """One video for each env; `fps` defaults to the env's own."""
 
     save_video: bool = True
     video_base_dir: Text = VIDEO_DIRECTORY
@@ -67,7 +67,7 @@ class Envs(ConfigPart, frozen=True):
 
 
 class Cluster(ConfigPart, frozen=True):
-    """Which GPUs the envs' processes see, and those of the policy (`rollout`)."""
+    """Which GPUs the processes of the envs (`env`) and of the policy (`rollout`) see."""
 
     component_placement: dict[str, Any] = field(default_factory=dict)
     num_nodes: FromOne = 1
@@ -85,7 +85,7 @@ class Cluster(ConfigPart, frozen=True):
         return parse_placement(self.component_placement)
 
     def workers(self, component: str) -> tuple[RankedWorker, ...]:
-        """The processes of a component; one on the first GPU, if nothing is said."""
+        """The processes of a component; one on the first GPU by default."""
         return self.components.get(component, _ONE_PROCESS)
 
 
@@ -100,14 +100,14 @@ class EvaluationConfig(ConfigPart, frozen=True, kw_only=True):
 
     @property
     def imports(self) -> list[str]:
-        """The import paths that it names."""
+        """The import paths it names."""
         named = [self.policy.path] if isinstance(self.policy, Python) else []
         env_type = self.env.eval.env_type
         return [env_type, *named] if ":" in env_type.removeprefix("gymnasium:") else named
 
 
 def read_evaluation(path: FilePath, overrides: Sequence[str] = ()) -> EvaluationConfig:
-    """The evaluation in a file, with values such as `env.eval.total_num_envs=8` from elsewhere put in."""
+    """The evaluation in a file; `overrides` are values such as `env.eval.total_num_envs=8`."""
     return parse_evaluation(read_text(path), overrides, str(path))
 
 
@@ -117,7 +117,7 @@ def parse_evaluation(text: str, overrides: Sequence[str] = (), where: str = "eva
 
 
 def as_evaluation(values: dict[str, Any], overrides: Sequence[str] = (), where: str = "config") -> EvaluationConfig:
-    """As `read_evaluation`, of what a file would hold."""
+    """As `read_evaluation`, from the values of a file."""
     document = Document(values, {})
     for assignment in overrides:
         document = override(document, assignment)

@@ -9,12 +9,12 @@ import numpy as np
 
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.configs import plain
-from asyncrollout.dropin.rlinf.acting import DEVICES, open_manner
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, as_evaluation, read_evaluation
 from asyncrollout.dropin.rlinf.plan import make_plan
-from asyncrollout.dropin.rlinf.playing import play
-from asyncrollout.dropin.rlinf.ranks import RankedWorker, parse_placement, spread
+from asyncrollout.dropin.rlinf.player import open_player
+from asyncrollout.dropin.rlinf.ranks import DEVICES, RankedWorker, parse_placement, spread
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, EvaluationTotals, decided, summarize
+from asyncrollout.dropin.rlinf.run import run_plan
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.registry import find_env
@@ -24,13 +24,13 @@ from asyncrollout.video import VideoWriter
 log = get_logger(__name__)
 
 _FPS = 30
-_OF_ONE_PICTURE = 3  # axes
+_IMAGE_AXES = 3
 
 
 class HybridComponentPlacement:
-    """Which processes and GPUs each component has, from `cluster.component_placement` of a configuration.
+    """The processes and GPUs of each component, from `cluster.component_placement` of a configuration.
 
-    `cluster` is taken for RLinf's sake; `all` GPUs are those of this machine.
+    `cluster` is accepted as in RLinf and not used; `all` GPUs are those of this machine.
     """
 
     def __init__(self, config: Any, cluster: Any = None) -> None:  # noqa: ARG002
@@ -38,7 +38,7 @@ class HybridComponentPlacement:
         cluster_part = found.get("cluster") if isinstance(found, dict) else None
         given = cluster_part.get("component_placement") if isinstance(cluster_part, dict) else None
         if not isinstance(given, dict):
-            raise UsageError("config: cluster.component_placement is missing: say where, such as {'env': '0-3'}")
+            raise UsageError("config: cluster.component_placement is missing: set it, such as {'env': '0-3'}")
         try:
             self._workers = parse_placement(given)
         except UsageError as error:
@@ -71,44 +71,44 @@ def create_video_writer(
     rate: float = _FPS,
     **_: Any,
 ) -> VideoWriter:
-    """An MP4 that is written picture by picture; the first one decides its size, and all else about its encoding."""
+    """An MP4 that is written frame by frame; the first frame decides its size."""
     return VideoWriter(fpath, fps=rate)
 
 
 def create_video_writers(config: Any, rank: int = 0) -> list[VideoWriter]:
-    """A writer for each env of a process, in the order of its envs; none, if `save_video` is off."""
+    """A writer for each env of a process, in the order of its envs; none if `save_video` is off."""
     chosen = _read(config)
     eval_, workers = chosen.env.eval, chosen.cluster.workers("env")
     if rank not in range(len(workers)):
-        raise UsageError(f"rank={rank}: cluster.component_placement.env has {len(workers)} processes, from 0 on")
+        raise UsageError(f"rank={rank}: cluster.component_placement.env has {len(workers)} processes, numbered from 0")
     video = eval_.video_cfg
-    seats = [seat for seat in spread(eval_.total_num_envs, workers) if seat.rank == rank]
     if not video.save_video:
         return []
     directory = Path(video.video_base_dir)
+    slots = [slot for slot in spread(eval_.total_num_envs, workers) if slot.rank == rank]
     return [
-        create_video_writer(directory / f"{video.prefix}_{seat.video_id}.mp4", rate=video.fps or _FPS) for seat in seats
+        create_video_writer(directory / f"{video.prefix}_{slot.video_id}.mp4", rate=video.fps or _FPS) for slot in slots
     ]
 
 
 def write_video(obs: Any, video_writer: VideoWriter, mode: str = "rgb", batch_size: int | None = None) -> None:  # noqa: ARG001
-    """Add a picture `(height, width, 3)`, or each of several, to a video."""
+    """Add an image `(height, width, 3)`, or each of several, to a video."""
     if mode != "rgb":
-        raise UsageError(f"mode={mode!r}: videos are of colours, mode='rgb'")
-    pictures = np.asarray(obs.detach().cpu() if hasattr(obs, "detach") else obs)
-    for picture in pictures if pictures.ndim > _OF_ONE_PICTURE else [pictures]:
-        video_writer.write(picture)
+        raise UsageError(f"mode={mode!r}: only mode='rgb' is available")
+    images = np.asarray(obs.detach().cpu() if hasattr(obs, "detach") else obs)
+    for image in images if images.ndim > _IMAGE_AXES else [images]:
+        video_writer.write(image)
 
 
 class EvaluationResult(msgspec.Struct, frozen=True):
-    """Every episode, in the order of the envs, and figures of all."""
+    """Every episode, in the order of the envs, and their totals."""
 
     episodes: list[EvaluatedEpisode]
     summary: EvaluationTotals
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Under RLinf's names; those without a value, as no episode came to its end, are left out."""
+        """Totals under RLinf's names; those without a value (no episode ended) are left out."""
         found = self.summary
         named = {"success_once": found.success.mean, "return": found.reward.mean, "episode_len": found.steps.mean}
         known = {f"eval/{name}": value for name, value in named.items() if value is not None}
@@ -116,9 +116,9 @@ class EvaluationResult(msgspec.Struct, frozen=True):
 
 
 def evaluate(config: Any, *overrides: str, policy: Any = None, allow_import: bool = False) -> EvaluationResult:
-    """Play the envs of a configuration, each filmed, and wait for the results; as `asyncrollout eval`.
+    """Evaluate a configuration, with a video of each env, and wait for the results; as `asyncrollout eval`.
 
-    `config` is a file's name, a dict, or an object with the same keys as attributes; `overrides` are values such as
+    `config` is a file name, a dict, or an object with the same keys as attributes; `overrides` are values such as
     `env.eval.total_num_envs=8`. `policy` is a function of an observation, a `Policy` or an `Agent`, in place of the
     configured one. A configuration that names code to import needs `allow_import`.
     """
@@ -133,13 +133,13 @@ def evaluate(config: Any, *overrides: str, policy: Any = None, allow_import: boo
 async def _evaluate(config: EvaluationConfig, policy: Any) -> list[EvaluatedEpisode]:
     spec = find_env(config.env.eval.env_type)
     plan = make_plan(config, spec, visible=os.environ.get(DEVICES))
-    async with open_manner(config, spec, lambda: None, _tell, own=policy) as manner:
-        return await play(plan, config.env.eval, manner)
+    async with open_player(config, spec, own=policy) as player:
+        return await run_plan(plan, config.env.eval, player, on_episode=_log)
 
 
-def _tell(episode: EvaluatedEpisode) -> None:
-    told = {"error": episode.error} if episode.error else {"success": episode.success, "reward": episode.reward}
-    log.info("episode_ended", env=episode.env, task=episode.task, steps=episode.steps, **told)
+def _log(episode: EvaluatedEpisode) -> None:
+    outcome = {"error": episode.error} if episode.error else {"success": episode.success, "reward": episode.reward}
+    log.info("episode_ended", env=episode.env, task=episode.task, steps=episode.steps, **outcome)
 
 
 def _read(config: Any, *overrides: str) -> EvaluationConfig:
@@ -147,5 +147,5 @@ def _read(config: Any, *overrides: str) -> EvaluationConfig:
         return read_evaluation(Path(config), overrides)
     found = plain(config)
     if not isinstance(found, dict):
-        raise UsageError(f"config: a file's name or a dict is needed, not {config!r:.100}")
+        raise UsageError(f"config: expected a file name or a dict, found {config!r:.100}")
     return as_evaluation(found, overrides)

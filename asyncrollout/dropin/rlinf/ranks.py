@@ -1,7 +1,7 @@
-"""Which processes a component has and on which GPUs, from texts such as `0-3`; and envs spread over its processes.
+"""Placement: which processes and GPUs a component has, from texts such as `0-3`, and which env runs where.
 
-A text is a list of parts, separated by commas. Each names GPUs (`5`, `0-3` or `all`), and after a colon, if it is not
-one process for each, the processes that share them evenly: `0-3:0-7` are two on each GPU, `0-3:0-1` two GPUs for each.
+A text is a comma-separated list. Each part names GPUs (`5`, `0-3` or `all`) and, after a colon, the processes that
+share them evenly: `0-3:0-7` is two per GPU, `0-3:0-1` two GPUs per process. Without a colon each GPU has a process.
 """
 
 import os
@@ -13,20 +13,22 @@ import msgspec
 
 from asyncrollout.errors import UsageError
 
+DEVICES = "CUDA_VISIBLE_DEVICES"
+
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _MOST = 4096  # processes, or GPUs
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
 class RankedWorker(msgspec.Struct, frozen=True):
-    """A process of a component, and the GPUs that it sees."""
+    """A process of a component, and the GPUs it sees."""
 
     rank: int
     gpus: tuple[int, ...]
 
 
 class EnvSlot(msgspec.Struct, frozen=True):
-    """Where one of many envs is: which process, its first GPU, and the how many-th env it is there."""
+    """Where an env runs: its process, the first GPU of that process, and its index among the envs there."""
 
     rank: int
     gpu: int
@@ -38,13 +40,13 @@ class EnvSlot(msgspec.Struct, frozen=True):
 
 
 def parse_placement(given: Mapping[str, str | int], *, gpus: int | None = None) -> dict[str, tuple[RankedWorker, ...]]:
-    """The processes of each component; several that are placed alike share a key, as in `actor,inference`."""
+    """The processes of each component; components with the same placement share a key: `actor,inference`."""
     placed: dict[str, tuple[RankedWorker, ...]] = {}
     for key, text in given.items():
         names = [name.strip() for name in str(key).split(",")]
         for name in names:
             if not name:
-                raise UsageError(f"{key!r}: a component without a name")
+                raise UsageError(f"{key!r}: a component has no name")
             if name in placed:
                 raise UsageError(f"{key!r}: the component {name!r} is placed twice")
             try:
@@ -57,19 +59,19 @@ def parse_placement(given: Mapping[str, str | int], *, gpus: int | None = None) 
 def parse_ranks(text: str | int, *, gpus: int | None = None) -> tuple[RankedWorker, ...]:
     """The processes that a text asks for; `all` GPUs are `gpus`, or as many as this machine has."""
     if isinstance(text, bool) or not isinstance(text, str | int):
-        raise _wrong(text, "it is neither a text nor a number")
+        raise _wrong(text, "it must be a string or a number")
     workers: list[RankedWorker] = []
     used: list[int] = []
     for part in str(text).split(","):
         resources, colon, processes = (piece.strip() for piece in part.partition(":"))
         on = [*range(count_gpus() if gpus is None else gpus)] if resources == "all" else _range(resources, text)
         if used and on[0] <= used[-1]:
-            raise _wrong(text, f"GPUs go up, and {on[0]} comes after {used[-1]}")
+            raise _wrong(text, f"GPUs must be in ascending order, but {on[0]} comes after {used[-1]}")
         used += on
         ranks = _range(processes, text) if colon else [len(workers) + at for at in range(len(on))]
         if ranks[0] != len(workers):
             raise _wrong(
-                text, f"processes count from 0 without a gap, and {ranks[0]} comes where {len(workers)} should"
+                text, f"processes are numbered from 0 without a gap, but {ranks[0]} comes where {len(workers)} should"
             )
         workers += _shared(ranks, on, text)
     if len(workers) > _MOST:
@@ -78,7 +80,7 @@ def parse_ranks(text: str | int, *, gpus: int | None = None) -> tuple[RankedWork
 
 
 def spread(envs: int, workers: Sequence[RankedWorker]) -> list[EnvSlot]:
-    """Envs over processes, as evenly as can be: what is left over goes to the first ones, one each."""
+    """Envs over processes as evenly as possible; the first ones get one more each if they do not divide."""
     share, left = divmod(envs, len(workers))
     return [
         EnvSlot(worker.rank, worker.gpus[0], env_idx)
@@ -88,18 +90,18 @@ def spread(envs: int, workers: Sequence[RankedWorker]) -> list[EnvSlot]:
 
 
 def visible_devices(gpus: Sequence[int], visible: str | None) -> str:
-    """What to set CUDA_VISIBLE_DEVICES to, where it is `visible` so far: GPUs are counted among those that it names."""
+    """The value of CUDA_VISIBLE_DEVICES for some GPUs, which are counted among those it names already."""
     named = _named(visible)
     if not named:
         return ",".join(map(str, gpus))
     if gpus[-1] >= len(named):
-        raise UsageError(f"GPU {gpus[-1]} is asked for, but CUDA_VISIBLE_DEVICES={visible} names only {len(named)}")
+        raise UsageError(f"GPU {gpus[-1]} is requested, but {DEVICES}={visible} names only {len(named)}")
     return ",".join(named[gpu] for gpu in gpus)
 
 
 def count_gpus() -> int:
-    """How many GPUs CUDA_VISIBLE_DEVICES names, or else this machine has; one, if it has none, as all that there is."""
-    if named := _named(os.environ.get("CUDA_VISIBLE_DEVICES")):
+    """How many GPUs CUDA_VISIBLE_DEVICES names, or this machine has; 1 if there are none."""
+    if named := _named(os.environ.get(DEVICES)):
         return len(named)
     return max(len([*_NVIDIA.iterdir()]) if _NVIDIA.is_dir() else 0, 1)
 
@@ -125,7 +127,7 @@ def _range(piece: str, text: str | int) -> list[int]:
         raise _wrong(text, f"{shown} neither a number such as 0 nor a range such as 0-3")
     low, high = int(found[1]), int(found[2] or found[1])
     if high < low:
-        raise _wrong(text, f"a range goes up: write {high}-{low}")
+        raise _wrong(text, f"a range is ascending: write {high}-{low}")
     if high - low >= _MOST:
         raise _wrong(text, f"{piece} has more than {_MOST} numbers")
     return [*range(low, high + 1)]

@@ -1,4 +1,4 @@
-"""What came of an evaluation: every episode, and figures of each env, each task and all, with what may be chance."""
+"""Results of an evaluation: every episode, and totals with their intervals."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from asyncrollout.video.files import stem_of
 
 
 class EvaluatedEpisode(msgspec.Struct, frozen=True):
-    """One episode; `error` says why it has no outcome. `video` is its file's name, if there are pictures.
+    """One episode; `error` says why it has no outcome. `video` is the name of its file, if it was recorded.
 
     `success` is what the env reported; None if it did not, until `decided` knows all episodes.
     """
@@ -36,7 +36,7 @@ class EvaluatedEpisode(msgspec.Struct, frozen=True):
 
 
 class EvaluationTotals(msgspec.Struct, frozen=True):
-    """Of some episodes; those that failed have no outcome, and are counted apart."""
+    """Totals of some episodes; failed ones have no outcome and are counted separately."""
 
     episodes: int
     failed: int
@@ -45,16 +45,16 @@ class EvaluationTotals(msgspec.Struct, frozen=True):
     steps: Estimate
 
 
-def as_episode(part: PlannedEnv, number: int, played: Trajectory | RolloutError, *, video: bool) -> EvaluatedEpisode:
-    """The record of an env's episode, or of its failure before there was any."""
-    seat, task = part.seat, part.tasks[number]
+def as_episode(planned: PlannedEnv, number: int, played: Trajectory | RolloutError, *, video: bool) -> EvaluatedEpisode:
+    """The record of an env's episode, or of an env that could not be made."""
+    slot, task = planned.slot, planned.tasks[number]
     known: dict[str, Any] = {
-        "env": seat.video_id,
-        "rank": seat.rank,
-        "gpu": seat.gpu,
-        "env_idx": seat.env_idx,
+        "env": slot.video_id,
+        "rank": slot.rank,
+        "gpu": slot.gpu,
+        "env_idx": slot.env_idx,
         "episode": number,
-        "seed": part.seeds[number],
+        "seed": planned.seeds[number],
         "task": "" if task is None else str(task),
     }
     if isinstance(played, RolloutError):
@@ -71,21 +71,20 @@ def as_episode(part: PlannedEnv, number: int, played: Trajectory | RolloutError,
         stop_reason=played.stop_reason.value,
         seconds=played.seconds,
         error="" if played.error is None else f"{type(played.error).__name__}: {played.error}",
-        video=f"{stem_of(part.name, number)}.mp4" if video else None,
+        video=f"{stem_of(planned.name, number)}.mp4" if video else None,
     )
 
 
 def decided(episodes: Sequence[EvaluatedEpisode]) -> list[EvaluatedEpisode]:
     """The episodes of one env, with the success of each that has an outcome."""
-    told = [_told(episode) for episode in episodes if not episode.error]
-    found = Successes(told)
+    found = Successes([_result(episode) for episode in episodes if not episode.error])
     return [
-        episode if episode.error else msgspec.structs.replace(episode, success=found.succeeded(_told(episode)))
+        episode if episode.error else msgspec.structs.replace(episode, success=found.succeeded(_result(episode)))
         for episode in episodes
     ]
 
 
-def _told(episode: EvaluatedEpisode) -> RolloutResult:
+def _result(episode: EvaluatedEpisode) -> RolloutResult:
     ended = episode.stop_reason in (StopReason.TERMINATED, StopReason.TRUNCATED)
     return RolloutResult("", episode.success, ended, episode.reward or 0.0)
 

@@ -1,10 +1,9 @@
-"""Agents that are sent to worker processes: who travels, who stays, and that what is played is the same."""
+"""Agents that are sent to worker processes: only if asked for, and what is played is the same."""
 
-import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl import AGENT_ARCHS, Learner, ParallelEnvManager, SeqReplayBuffer
 from tests.meta_envs import (
     Awry,
-    Borrowing,
     Careless,
     Chance,
-    Counted,
     DiesOnce,
     Hiding,
     Homebound,
@@ -28,7 +25,6 @@ from tests.meta_envs import (
     Normalising,
     OldEnv,
     Recall,
-    Restless,
     Thrifty,
     Whereabouts,
 )
@@ -96,79 +92,39 @@ def equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("wish", "where"), [(None, {HERE, THERE}), (True, {THERE}), (False, {HERE})])
-def test_where_an_agent_acts(manager: ParallelEnvManager, tmp_path: Path, wish: bool | None, where: set[str]) -> None:
-    made = learner(Whereabouts(tmp_path), acts_in_workers=wish)
+@pytest.mark.parametrize(("asked", "where"), [({}, {HERE}), ({"acts_in_workers": True}, {THERE})])
+def test_where_an_agent_acts(
+    manager: ParallelEnvManager, tmp_path: Path, asked: dict[str, Any], where: set[str]
+) -> None:
+    made = learner(Whereabouts(tmp_path), **asked)
     collected(made, 4, manager)
-    assert places(tmp_path) == where  # its copies, and it itself, if it is asked whether it would have done the same
+    assert places(tmp_path) == where
     collected(made, 2, None)
     assert places(tmp_path) == {HERE}
 
 
-@pytest.mark.parametrize("wish", [None, True])
-def test_new_weights_travel_too(manager: ParallelEnvManager, tmp_path: Path, wish: bool | None) -> None:
-    made = learner(Whereabouts(tmp_path), acts_in_workers=wish)
+def test_new_weights_are_sent_too(manager: ParallelEnvManager, tmp_path: Path) -> None:
+    made = learner(Whereabouts(tmp_path), acts_in_workers=True)
     for factor in (0.5, 0.25):
         made.agent.factor = factor
         assert acted(collected(made, 6, manager)) == {factor}
-        assert THERE in places(tmp_path)
-
-
-LOST = "cannot be loaded in a worker process: LookupError: lost on the way"
-LOCKED = "cannot be sent to a worker process"
-OTHERWISE = "acts otherwise: it depends on more than it takes along"
-
-
-@pytest.mark.parametrize(
-    ("make", "why", "insisted"),
-    [
-        (Homebound, LOST, LOST),
-        (partial(Whereabouts, lock=threading.Lock()), LOCKED, LOCKED),
-        (partial(Whereabouts, huge=bytes(33 << 20)), "it has 33 MB", None),
-        (Restless, OTHERWISE, "acting changes it"),
-        (Counted, None, "acting changes it"),
-        (Borrowing, OTHERWISE, None),
-    ],
-)
-def test_who_cannot_travel_is_asked_here(
-    manager: ParallelEnvManager,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    make: Callable[[Path], Any],
-    why: str | None,
-    insisted: str | None,
-) -> None:
-    made = learner(make(tmp_path))
-    with caplog.at_level(logging.INFO, logger="asyncrollout"):
-        collected(made, 5, manager)
-        places(tmp_path)
-        collected(made, 2, manager)
-    assert caplog.text.count("actions are chosen in this process") == (0 if why is None else 1)
-    assert (why or "") in caplog.text
-    assert places(tmp_path) == ({HERE, THERE} if why is None else {HERE})  # and is not tried again
-    assert getattr(made.agent, "count", 35) == 35  # it was asked for every step itself
-    sent = learner(make(tmp_path), acts_in_workers=True)
-    if insisted is None:
-        collected(sent, 3, manager)
         assert places(tmp_path) == {THERE}
-    else:
-        with pytest.raises(UsageError, match=rf"acts_in_workers=True: agent=.* has to stay: .*{insisted}"):
-            collected(sent, 3, manager)
 
 
-def test_what_the_learner_changes_after_the_start_of_the_workers_counts(
-    manager: ParallelEnvManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = learner(Whereabouts(tmp_path))
-    assert acted(collected(made, 3, manager)) == {1.0}
-    monkeypatch.setattr(Whereabouts, "scale", 0.5)  # which no worker sees
-    assert acted(collected(made, 3, manager)) == {0.5}
+def test_an_agent_that_cannot_be_sent(manager: ParallelEnvManager, tmp_path: Path) -> None:
+    locked = Whereabouts(tmp_path, lock=threading.Lock())
+    with pytest.raises(UsageError, match="acts_in_workers=True: the agent cannot be sent to a worker process"):
+        collected(learner(locked, acts_in_workers=True), 3, manager)
+    lost = "acts_in_workers=True: the agent cannot be loaded in a worker process: LookupError: lost on the way"
+    with pytest.raises(UsageError, match=lost):
+        collected(learner(Homebound(tmp_path), acts_in_workers=True), 3, manager)
+    for agent in (locked, Homebound(tmp_path)):
+        collected(learner(agent), 3, manager)
+    assert places(tmp_path) == {HERE}
 
 
-def test_an_agent_that_stands_still_in_a_worker_is_asked_here(tmp_path: Path) -> None:
+def test_an_agent_that_hangs_in_a_worker_is_an_error(tmp_path: Path) -> None:
     many = ParallelEnvManager([OldEnv] * 2, processes=1, step_timeout=0.5)
-    episodes = collected(learner(Homesick(tmp_path, home=os.getpid())), 2, many)
-    assert acted(episodes) == {1.0}
     with pytest.raises(EnvTimeout):
         collected(learner(Homesick(tmp_path, home=os.getpid()), acts_in_workers=True), 1, many)
     many.close()
@@ -180,7 +136,7 @@ def test_nothing_that_is_stored_is_changed_afterwards(make: Any, agent: Any) -> 
     many = ParallelEnvManager([make] * 2, processes=1)
     alone = collected(learner(agent, train_env=make()), 4, None)
     assert all(len({*map(tuple, episode["observations"])}) == 5 for episode in alone)
-    for wish in (None, True, False):
+    for wish in (True, False):
         assert equal(alone, collected(learner(agent, acts_in_workers=wish), 4, many))
     many.close()
 
@@ -214,8 +170,8 @@ def test_chance_that_is_everybodys_is_a_rollouts_own() -> None:
     assert hidden.isdisjoint(acted(played[0]))  # the agent does not draw what its env drew
 
 
-@pytest.mark.parametrize("wish", [None, True])
-def test_a_dead_worker_changes_nothing(tmp_path: Path, wish: bool | None) -> None:
+@pytest.mark.parametrize("wish", [False, True])
+def test_a_dead_worker_changes_nothing(tmp_path: Path, wish: bool) -> None:
     many = ParallelEnvManager([partial(DiesOnce, tmp_path / "died")] * 2, processes=1)
     together = collected(learner(Chance(2, 1), acts_in_workers=wish), 4, many)
     assert (tmp_path / "died").exists()
@@ -258,18 +214,15 @@ def test_the_agents_file_is_gone_in_the_end(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     collected(learner(Chance(2, 1), acts_in_workers=True), 4, manager)
     with pytest.raises(UsageError):
-        collected(learner(Restless(tmp_path), acts_in_workers=True), 4, manager)
-    left = [file.name for file in tmp_path.iterdir()]
-    assert all(map(str.isdigit, left))  # marks of an agent that another worker may still be asking
+        collected(learner(Homebound(tmp_path), acts_in_workers=True), 4, manager)
+    assert [*tmp_path.iterdir()] == []
 
 
-def test_without_a_place_for_its_file_an_agent_is_asked_here(
+def test_an_agents_file_that_cannot_be_written(
     manager: ParallelEnvManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    collected(learner(Whereabouts(tmp_path)), 4, manager)
-    assert places(tmp_path) == {HERE}
-    with pytest.raises(UsageError, match="no place for its file"):
+    with pytest.raises(UsageError, match="the agent's file cannot be written"):
         collected(learner(Chance(2, 1), acts_in_workers=True), 1, manager)
 
 
@@ -280,8 +233,9 @@ def test_envs_can_be_stepped_by_hand_afterwards(manager: ParallelEnvManager) -> 
     assert (first[1], then[1], reward, done) == (2.0, 2.5, 2.5, False)
 
 
-def test_random_actions_are_the_same_in_workers(manager: ParallelEnvManager) -> None:
-    made = learner(Chance(2, 1), acts_in_workers=False)
+@pytest.mark.parametrize("wish", [False, True])
+def test_random_actions_are_the_same_in_workers(manager: ParallelEnvManager, wish: bool) -> None:
+    made = learner(Chance(2, 1), acts_in_workers=wish)
     made.collect_rollouts_parallel(5, random_actions=True, parallel_env=manager)
     alone = learner(Chance(2, 1))
     alone.collect_rollouts(5, random_actions=True)
@@ -291,7 +245,7 @@ def test_random_actions_are_the_same_in_workers(manager: ParallelEnvManager) -> 
 def test_long_rollouts_come_whole() -> None:
     long = partial(_long_env, 2500)
     many = ParallelEnvManager([long] * 2, processes=2)
-    made, alone = (learner(Chance(2, 1), train_env=long()) for _ in range(2))
+    made, alone = (learner(Chance(2, 1), train_env=long(), acts_in_workers=True) for _ in range(2))
     assert equal(collected(made, 3, many), collected(alone, 3, None))
     many.close()
 
@@ -303,6 +257,6 @@ def _long_env(steps: int) -> OldEnv:
 
 
 def test_the_storage_of_episodes_takes_them(manager: ParallelEnvManager) -> None:
-    made = learner(Recall(), AGENT_ARCHS.Memory, policy_storage=SeqReplayBuffer(100, 2, 1, 5))
+    made = learner(Recall(), AGENT_ARCHS.Memory, acts_in_workers=True, policy_storage=SeqReplayBuffer(100, 2, 1, 5))
     assert made.collect_rollouts_parallel(6, parallel_env=manager) == 30
     assert made.policy_storage.size() == 30

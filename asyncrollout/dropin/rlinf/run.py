@@ -1,4 +1,4 @@
-"""Playing an evaluation: each env is a coroutine that goes at its own pace, in its process, with its camera."""
+"""Running an evaluation: each env plays at its own pace, in its process, with its video."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +12,7 @@ import msgspec
 from asyncrollout.concurrency import task_group
 from asyncrollout.dropin.rlinf.config import Eval
 from asyncrollout.dropin.rlinf.plan import EvaluationPlan, PlannedEnv
+from asyncrollout.dropin.rlinf.player import EvaluationPlayer
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, as_episode
 from asyncrollout.errors import JournalError, RolloutError, UsageError
 from asyncrollout.pool.handle import EnvHandle
@@ -23,25 +24,21 @@ from asyncrollout.trajectories import Move, Trajectory
 from asyncrollout.types import Outcome
 from asyncrollout.video import VideoRecorder
 
-_NO_BOUND = 1 << 50  # bytes: whoever asks for a video of each env is to have them all
+_NO_BOUND = 1 << 50  # bytes: an evaluation keeps a video of every env
 _EARLIER = "earlier"
 _NOT_KEPT = "(not kept)"
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How envs are opened and played; `on_step` and `on_episode` are told how it goes."""
-
-    agent: Agent
-    text: bool
-    expert: bool
-    on_step: Callable[[], None]
-    on_episode: Callable[[EvaluatedEpisode], None]
-
-
-async def play(plan: EvaluationPlan, chosen: Eval, manner: Manner) -> list[EvaluatedEpisode]:
-    """All episodes, in the order of the envs; a failed one is data, but who asks for what cannot be is told."""
-    played: list[list[EvaluatedEpisode]] = [[] for _ in plan.parts]
+async def run_plan(
+    plan: EvaluationPlan,
+    chosen: Eval,
+    player: EvaluationPlayer,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+    on_episode: Callable[[EvaluatedEpisode], None] = lambda _: None,
+) -> list[EvaluatedEpisode]:
+    """All episodes, in the order of the envs; a failed one is data, misuse is raised."""
+    played: list[list[EvaluatedEpisode]] = [[] for _ in plan.envs]
     pool = EnvPool(
         len(plan.environs),
         step_timeout=chosen.step_timeout,
@@ -49,53 +46,54 @@ async def play(plan: EvaluationPlan, chosen: Eval, manner: Manner) -> list[Evalu
         worker_env=lambda rank: plan.environs[rank],
     )
     async with _recorder(plan, chosen) as recorder, pool, task_group() as tasks:
-        stage = _Stage(plan, manner, pool, recorder)
-        for part, episodes in zip(plan.parts, played, strict=True):
-            tasks.start_soon(stage.play, part, episodes)
+        run = _Run(plan, player, pool, recorder, on_step, on_episode)
+        for planned, episodes in zip(plan.envs, played, strict=True):
+            tasks.start_soon(run.play, planned, episodes)
     return [episode for episodes in played for episode in episodes]
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _Run:
     plan: EvaluationPlan
-    manner: Manner
+    player: EvaluationPlayer
     pool: EnvPool
     recorder: VideoRecorder | None
+    on_step: Callable[[], None]
+    on_episode: Callable[[EvaluatedEpisode], None]
 
-    async def play(self, part: PlannedEnv, played: list[EvaluatedEpisode]) -> None:
+    async def play(self, planned: PlannedEnv, played: list[EvaluatedEpisode]) -> None:
         """The episodes of one env."""
-        plan, manner = self.plan, self.manner
-        film = None if self.recorder is None else self.recorder.film(part.name)
-        how: dict[str, Any] = {"text": manner.text, "expert": manner.expert, "worker": part.process, "record": film}
+        record = None if self.recorder is None else self.recorder.film(planned.name)
+        how: dict[str, Any] = {"text": self.player.text, "expert": self.player.expert, "worker": planned.process}
         try:
-            async with self.pool.open(plan.spec, **how, **plan.kwargs) as env:
-                for number in range(len(part.seeds)):
-                    trajectory = await self._played(env, part, number)
-                    played.append(as_episode(part, number, trajectory, video=film is not None))
-                    manner.on_episode(played[-1])
+            async with self.pool.open(self.plan.spec, record=record, **how, **self.plan.kwargs) as env:
+                for number in range(len(planned.seeds)):
+                    trajectory = await self._played(env, planned, number)
+                    played.append(as_episode(planned, number, trajectory, video=record is not None))
+                    self.on_episode(played[-1])
         except UsageError:
             raise
         except RolloutError as error:  # the env could not be made
-            for number in range(len(played), len(part.seeds)):
-                played.append(as_episode(part, number, error, video=False))
-                manner.on_episode(played[-1])
+            for number in range(len(played), len(planned.seeds)):
+                played.append(as_episode(planned, number, error, video=False))
+                self.on_episode(played[-1])
 
-    async def _played(self, env: EnvHandle, part: PlannedEnv, number: int) -> Trajectory:
-        uid = f"{part.seat.video_id}.{number}"
+    async def _played(self, env: EnvHandle, planned: PlannedEnv, number: int) -> Trajectory:
+        uid = f"{planned.slot.video_id}.{number}"
         return await run_rollout(
             env,
-            _Forgetful(self.manner.agent),
-            seed=part.seeds[number],
-            task=part.tasks[number],
+            _DropObservations(self.player.agent),
+            seed=planned.seeds[number],
+            task=planned.tasks[number],
             limits=self.plan.limits,
             uid=uid,
-            progress=Progress(uid, lambda _: self.manner.on_step()),
+            progress=Progress(uid, lambda _: self.on_step()),
         )
 
 
 @asynccontextmanager
 async def _recorder(plan: EvaluationPlan, chosen: Eval) -> AsyncIterator[VideoRecorder | None]:
-    """What films; nothing, and no directory, if no video is to be saved."""
+    """Records the videos; None, and no directory, if none are saved."""
     video = chosen.video_cfg
     if not video.save_video:
         yield None
@@ -105,12 +103,12 @@ async def _recorder(plan: EvaluationPlan, chosen: Eval) -> AsyncIterator[VideoRe
         directory,
         fps=video.fps,
         overlay=video.info_on_video,
-        max_encoders=len(plan.parts),
+        max_encoders=len(plan.envs),
         max_bytes=_NO_BOUND,
-    ) as recorder:  # which has made whole by now what one that was killed left behind
+    ) as recorder:  # by now it has completed what a killed one left behind
         if recorder.is_shared:
             raise UsageError(
-                f"another process records videos in {directory}, which have the same names: "
+                f"another process records videos of the same names in {directory}: "
                 "choose another directory, env.eval.video_cfg.video_base_dir=DIRECTORY"
             )
         try:
@@ -126,7 +124,7 @@ def videos_in(directory: Path, prefix: str) -> list[Path]:
 
 
 def _set_aside(directory: Path, prefix: str) -> None:
-    """Videos of an evaluation before this one go to a directory of their own, so that those here are of this one."""
+    """Move the videos of an earlier evaluation to a directory of their own."""
     before = videos_in(directory, prefix)
     if not before:
         return
@@ -139,17 +137,17 @@ def _set_aside(directory: Path, prefix: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Forgetful:
-    """An agent whose turns go on record without what was seen: pictures of thousands of steps would fill the memory."""
+class _DropObservations:
+    """An agent whose turns are recorded without observations: images of thousands of steps would fill the memory."""
 
     agent: Agent
 
-    def open(self, session: str, seed: int) -> "_ForgetfulPlayer":
-        return _ForgetfulPlayer(self.agent.open(session, seed))
+    def open(self, session: str, seed: int) -> "_DroppingPlayer":
+        return _DroppingPlayer(self.agent.open(session, seed))
 
 
 @dataclass(frozen=True)
-class _ForgetfulPlayer:
+class _DroppingPlayer:
     player: Player
 
     @property
