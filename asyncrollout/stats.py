@@ -1,9 +1,9 @@
-"""How runs compare: means with 95% confidence intervals.
+"""Means with 95% confidence intervals, pass@k, and how runs compare: every interval of the package is made here.
 
 The group is the unit everywhere, since its members share a task and a seed and are alike: intervals are over the means
-of groups. For rewards, turns and tokens these are Student's t intervals, which hold for few groups, too, where a
-bootstrap's are too narrow. For shares, such as pass rates, they are Wilson's, which hold near 0 and 1, too, where t
-intervals shrink to nothing; n is what the spread among groups says that the rollouts are worth.
+of groups. Rewards, turns and tokens have Student's t intervals, which hold even for few groups, where a bootstrap's are
+too narrow. Shares, such as pass rates, have Wilson's, which hold even near 0 and 1, where t intervals shrink to
+nothing; their n is the effective number of rollouts, estimated from the spread among groups.
 """
 
 import math
@@ -17,7 +17,7 @@ _LEAST_SHARED = 0.5
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A mean, which is between `low` and `high` with 95 % confidence; None is what cannot be known."""
+    """A mean and its 95% confidence interval, from `low` to `high`; None is unknown."""
 
     mean: float | None = None
     low: float | None = None
@@ -25,9 +25,9 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class ComparedGroup(msgspec.Struct, frozen=True):
-    """A group, as far as it is compared. `what` is equal in two runs if both played the same.
+    """The figures of a group. `what` is equal in two runs if both played the same task from the same seed.
 
-    Means of turns and tokens, like rewards, are those of members that have an outcome.
+    Rewards, and the means of turns and tokens, are those of members that have an outcome.
     """
 
     what: str
@@ -41,14 +41,14 @@ class ComparedGroup(msgspec.Struct, frozen=True):
 
     @property
     def reward(self) -> float:
-        return _mean(self.rewards)
+        return average(self.rewards)
 
     def pass_at(self, k: int) -> float:
         return pass_at(len(self.rewards), self.successes, k)
 
 
 class RunFigures(msgspec.Struct, frozen=True):
-    """One run, or one of its envs; the keys of `pass_at` are k. Rollouts that failed are in `failed` alone."""
+    """One run, or one of its envs; the keys of `pass_at` are k. Failed rollouts count in `failed` alone."""
 
     groups: int
     rollouts: int
@@ -61,7 +61,7 @@ class RunFigures(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """By how much a run is above another; `pairs` counts the groups that both played, if they are compared by pairs."""
+    """By how much a run is above another; `pairs` counts the groups that both played, None if unpaired."""
 
     pairs: int | None
     reward: Estimate
@@ -69,7 +69,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def summarize(groups: Sequence[ComparedGroup], ks: Iterable[int]) -> RunFigures:
-    """The figures of a run. All groups count, dropped ones, too: what a filter keeps is no fair sample."""
+    """The figures of a run, over dropped groups, too: what a filter keeps is not a fair sample."""
     valid = [group for group in groups if group.rewards]
     return RunFigures(
         groups=len(groups),
@@ -86,7 +86,7 @@ def summarize(groups: Sequence[ComparedGroup], ks: Iterable[int]) -> RunFigures:
 def difference(base: Sequence[ComparedGroup], other: Sequence[ComparedGroup], ks: Iterable[int]) -> Difference:
     """How `other` differs from `base`: by pairs, if at least half of the smaller run is also in the other one.
 
-    What makes a task easy or hard is then the same on both sides, and only what is left makes the interval wide.
+    Paired groups share the difficulty of their task, which then does not widen the interval.
     """
     ours = {group.what: group for group in base if group.rewards}
     theirs = {group.what: group for group in other if group.rewards}
@@ -107,48 +107,59 @@ def difference(base: Sequence[ComparedGroup], other: Sequence[ComparedGroup], ks
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """Student's t interval. Values that do not differ at all do not tell how far they may be off."""
+    """Student's t interval; none if all values are equal, which says nothing of how far off they may be."""
     if not values:
         return Estimate()
-    found, error = _mean(values), _standard_error(values)
+    found, error = average(values), standard_error(values)
     return Estimate(found) if error is None else _around(found, error, len(values) - 1)
 
 
 def mean_count(values: Sequence[float]) -> Estimate:
-    """As `mean`, of values that are never below 0."""
+    """Like `mean`, for values that are never below 0."""
     found = mean(values)
     return found if found.low is None else Estimate(found.mean, max(found.low, 0.0), found.high)
 
 
 def share(values: Sequence[float], trials: float) -> Estimate:
-    """Wilson's interval for the mean of values from 0 to 1, each of a group; in all groups there are `trials`.
+    """Wilson's interval for the mean of values from 0 to 1, one per group; all groups together have `trials`.
 
-    If the groups are all 0 or all 1, nothing is known of how alike members are, and each group counts as one trial.
+    The spread among groups says how many independent trials they are worth. Near 0 and 1 few groups differ, and their
+    spread says little: there, the result is drawn towards one trial per group, and reaches it if all are 0 or all 1.
     """
-    if not values:
-        return Estimate()
-    found, variance = _mean(values), (_standard_error(values) or 0.0) ** 2
     if len(values) < 2:
-        return Estimate(found)
-    if found in (0.0, 1.0):
-        worth: float = len(values)
-    else:
-        worth = min(found * (1 - found) / variance, trials) if variance else trials
+        return Estimate(values[0]) if values else Estimate()
+    found, variance = average(values), (standard_error(values) or 0.0) ** 2
+    worth = min(found * (1 - found) / variance, trials) if variance else trials
+    informative = 4 * len(values) * found * (1 - found)  # all groups, if half of the rollouts succeed
+    worth = (informative * worth + min(worth, len(values))) / (informative + 1)
     t = student_t(len(values) - 1)
     middle = (found + t * t / (2 * worth)) / (1 + t * t / worth)
     half = t / (1 + t * t / worth) * math.sqrt(found * (1 - found) / worth + (t / (2 * worth)) ** 2)
     return Estimate(found, min(max(middle - half, 0.0), found), max(min(middle + half, 1.0), found))
 
 
+def average(values: Sequence[float]) -> float:
+    """The plain mean."""
+    return math.fsum(values) / len(values)
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """The standard error of the mean; None for fewer than two values, or equal ones."""
+    middle = average(values)
+    if len(values) < 2 or all(math.isclose(value, middle, rel_tol=1e-12) for value in values):
+        return None
+    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1) / len(values))
+
+
 def pass_at(count: int, successes: int, k: int) -> float:
-    """How likely at least one of `k` rollouts succeeds, estimated without bias from `count` of the same task."""
+    """Unbiased estimate, from `count` rollouts of a task, of the chance that at least one of `k` succeeds."""
     if not 1 <= k <= count:
-        raise UsageError(f"pass@{k} of {count} rollouts: k is from 1 to {count}")
+        raise UsageError(f"pass@{k} of {count} rollouts: k must be from 1 to {count}")
     return 1.0 - math.comb(count - successes, k) / math.comb(count, k)
 
 
 def student_t(freedom: float) -> float:
-    """The 97.5 % quantile of Student's t: within 0.004, or else above it."""
+    """The 97.5% quantile of Student's t, at most 0.004 too low."""
     if freedom < 3:
         return (12.7062, 4.3027)[int(freedom >= 2)]
     z = 1.959964
@@ -167,7 +178,7 @@ def _pass_rate(groups: Sequence[ComparedGroup], k: int) -> Estimate:
 
 
 def _at(groups: Sequence[ComparedGroup], k: int) -> list[float]:
-    """Groups with fewer than `k` outcomes are left out."""
+    """The pass@k of each group that has at least `k` outcomes."""
     return [group.pass_at(k) for group in groups if len(group.rewards) >= k]
 
 
@@ -176,11 +187,11 @@ def _paired(pairs: Sequence[tuple[ComparedGroup, ComparedGroup]], k: int) -> lis
 
 
 def _welch(base: Sequence[float], other: Sequence[float]) -> Estimate:
-    """The difference of the means of two samples that have nothing to do with each other."""
+    """The difference of the means of two independent samples."""
     if not base or not other:
         return Estimate()
-    found = _mean(other) - _mean(base)
-    parts = [(0.0 if error is None else error) ** 2 for error in map(_standard_error, (base, other))]
+    found = average(other) - average(base)
+    parts = [(0.0 if error is None else error) ** 2 for error in map(standard_error, (base, other))]
     if min(len(base), len(other)) < 2 or not sum(parts):
         return Estimate(found)
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(base) - 1) + parts[1] ** 2 / (len(other) - 1))
@@ -196,15 +207,3 @@ def _clipped(estimate: Estimate) -> Estimate:
     if estimate.low is None or estimate.high is None:
         return estimate
     return Estimate(estimate.mean, max(estimate.low, -1.0), min(estimate.high, 1.0))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean; None if the values do not tell."""
-    middle = _mean(values)
-    if len(values) < 2 or all(math.isclose(value, middle, rel_tol=1e-12) for value in values):
-        return None
-    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1) / len(values))

@@ -186,7 +186,7 @@ def test_reward_of_a_turn_without_a_reply_goes_to_a_neighbour(turns: list[Turn],
 def test_sample_longer_than_the_length_is_told_not_cut() -> None:
     made = batch([played(said([1], [2])), played(said([1, 2], [3, 4]), uid="long")])
     assert made.to_arrays(length=4)["input_ids"].shape == (2, 4)
-    with pytest.raises(UsageError, match=r"trajectory 'long' has a sample of 4 tokens, and length=3"):
+    with pytest.raises(UsageError, match=r"trajectory 'long' has a sample of 4 tokens, more than length=3"):
         made.to_arrays(length=3)
 
 
@@ -195,7 +195,7 @@ def test_unknown_logprobs_are_no_column_rather_than_wrong() -> None:
     assert "old_logprobs" not in batch([played(bare, bare)]).to_arrays()
     silent = said([1], [], logprobs=None)
     assert batch([played(said([1], [2]), silent)]).to_arrays()["old_logprobs"].shape == (1, 3)
-    with pytest.raises(UsageError, match=r"turn 0 has 2 sampled tokens, but 1 of the logprobs"):
+    with pytest.raises(UsageError, match=r"turn 0 has 2 sampled tokens, but 1 logprobs"):
         batch([played(said([1], [2, 3], logprobs=np.zeros(1, np.float32)))]).to_arrays()
 
 
@@ -269,7 +269,7 @@ def test_own_function_sees_the_members_that_count() -> None:
 
 @pytest.mark.parametrize("wrong", [lambda scores, groups: 1.0, lambda scores, groups: scores * np.nan])
 def test_own_function_that_gives_something_else_is_told(wrong: Any) -> None:
-    with pytest.raises(UsageError, match=r"advantage=<lambda> must give 2 finite numbers"):
+    with pytest.raises(UsageError, match=r"advantage=<lambda> must return 2 finite numbers"):
         batch(scored(1.0, 2.0)).to_arrays(wrong)
 
 
@@ -368,7 +368,7 @@ def test_gigpo_sees_no_score_in_what_is_rounding() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"advantage": "gppo"}, r"advantage='gppo' is neither a function nor a known name: did you mean 'grpo'"),
+        ({"advantage": "gppo"}, r"advantage='gppo' is neither a function nor an available name: did you mean 'grpo'"),
         ({"advantage": "Stats"}, r"advantage='Stats' is neither"),
         ({"advantage": 3}, r"advantage=3 is neither"),
         ({"gama": 0.9}, r"advantage='grpo' has no option 'gama'"),
@@ -376,7 +376,7 @@ def test_gigpo_sees_no_score_in_what_is_rounding() -> None:
         ({"lenght": 9}, r"has no option 'lenght': did you mean 'length'"),
         ({"valid": [True]}, r"has no option 'valid'"),
         ({"advantage": None, "gamma": 0.9}, r"advantage=None has no option 'gamma'"),
-        ({"form": "token"}, r"form='token' is unknown: did you mean 'tokens'"),
+        ({"form": "token"}, r"form='token' is not a form: did you mean 'tokens'"),
         ({"pad": "both"}, r"pad='both' is neither"),
         ({"pad_id": 2**31}, r"pad_id=2147483648 is not a 32-bit number"),
         ({"length": 0}, r"length=0 must be at least 1"),
@@ -419,7 +419,8 @@ def test_steps_follow_each_other() -> None:
     assert {name: array if isinstance(array, list) else array.tolist() for name, array in arrays.items()} == {
         "observations": [[1, 2], [3, 4], [7, 8]],
         "actions": [3, 1, 2],
-        "rewards": [0.5, 0.0, 1.0],
+        "rewards": [0.5, 0.5, 1.0],
+        "turn_rewards": [0.5, 0.0, 1.0],
         "dones": [False, True, True],
         "terminated": [False, True, False],
         "advantages": [0.5, 0.5, 1.0],
@@ -430,7 +431,6 @@ def test_steps_follow_each_other() -> None:
         "uids": [walks[0].uid, walks[0].uid, walks[2].uid],
         "valid": [True, True, True],
         "final_observations": [[5, 6], [0, 0], [9, 9]],
-        "trajectory_rewards": [0.5, 0.0, 1.0],
     }
 
 
@@ -472,9 +472,9 @@ def test_logprobs_of_steps() -> None:
 
     arrays = batch([played(acted(-0.5), acted(-1.5), final=1.0)]).to_arrays()
     assert (arrays["old_logprobs"].tolist(), arrays["old_logprobs"].dtype) == ([-0.5, -1.5], np.float32)
-    with pytest.raises(UsageError, match=r"trajectory 'a', turn 1: a step has one logprob, .* this one has 2 of them"):
+    with pytest.raises(UsageError, match=r"trajectory 'a', turn 1 has 2 logprobs: a step has exactly one"):
         batch([played(acted(-0.5), acted(-1.5, 0.0), final=1.0, uid="a")]).to_arrays()
-    with pytest.raises(UsageError, match=r"turn 1: a step has one logprob, .* this one has none"):
+    with pytest.raises(UsageError, match=r"turn 1 has 0 logprobs: a step has exactly one"):
         batch([played(acted(-0.5), step(1.0), final=1.0)]).to_arrays()
 
 
@@ -519,9 +519,9 @@ def test_conversation_is_one_row() -> None:
     assert {name: array if isinstance(array, list) else array.tolist() for name, array in arrays.items()} == {
         "messages": arrays["messages"],
         "replies": [[2, 4], [1]],
-        "reward": [1.0, 0.0],
-        "turn_reward": [1.0, 0.0],
-        "advantage": [0.5, -0.5],
+        "rewards": [1.0, 0.0],
+        "turn_rewards": [1.0, 0.0],
+        "advantages": [0.5, -0.5],
         "versions": [2, 0],
         "sample": [0, 0],
         "trajectory": [0, 1],
@@ -539,8 +539,8 @@ def test_windows_on_a_conversation_are_rows(system: list[dict[str, Any]]) -> Non
     arrays = batch([played(*turns, messages=messages)]).to_arrays(None)
     talked = talk(*"abcdef")
     assert arrays["messages"] == [[*system, *talked[:2]], [*system, *talked[:4]], [*system, *talked[2:6]]]
-    assert arrays["reward"].tolist() == [3.0, 3.0, 3.0]
-    assert arrays["turn_reward"].tolist() == [0.0, 1.0, 2.0]
+    assert arrays["rewards"].tolist() == [3.0, 3.0, 3.0]
+    assert arrays["turn_rewards"].tolist() == [0.0, 1.0, 2.0]
     assert arrays["sample"].tolist() == [0, 1, 2]
     assert "advantage" not in arrays
     whole = batch([played(*[Turn("s", first_message=len(system))] * 3, messages=messages)]).to_arrays()
@@ -553,7 +553,7 @@ def test_gigpo_of_texts_has_a_row_for_each_turn() -> None:
 
     arrays = batch([walk(1.0), walk(0.0)]).to_arrays("gigpo", gamma=0.5)
     assert [len(row) for row in arrays["messages"]] == [3, 5, 3, 5]
-    assert arrays["advantage"].tolist() == [0.75, 1.0, -0.75, -1.0]
+    assert arrays["advantages"].tolist() == [0.75, 1.0, -0.75, -1.0]
 
 
 def test_tools_speak_between_replies() -> None:
@@ -609,7 +609,7 @@ def test_batch_that_mixes_forms_says_who_differs() -> None:
     with pytest.raises(UsageError, match=r"'tokens' for 't0', 't1', 't2' and 2 more, 'steps' for 'odd'; .* form="):
         made.to_arrays()
     assert len(made.to_arrays(form="texts")["messages"]) == 6
-    with pytest.raises(UsageError, match=r"trajectory 'odd', turn 0 has no token ids, nor has any other"):
+    with pytest.raises(UsageError, match=r"trajectory 'odd', turn 0 has no token ids, nor does any other turn"):
         batch(made.trajectories[-1:]).to_arrays(form="tokens")
     with pytest.raises(UsageError, match=r"trajectory 't0', turn 0: its observation is a str"):
         made.to_arrays(form="steps")
@@ -626,7 +626,7 @@ def test_token_ids_without_those_of_the_prompt_are_texts() -> None:
         (batch(), r"the batch is empty"),
         (batch([]), r"the batch is empty"),
         (batch([failed(), failed(uid="b")]), r"none of the batch's 2 trajectories has a turn.* ended with it broke"),
-        (batch([played(said([], []))]), r"the batch's turns have no tokens at all"),
+        (batch([played(said([], []))]), r"no turn of the batch has any tokens"),
     ],
 )
 def test_nothing_to_make_arrays_of(made: Batch, told: str) -> None:
@@ -637,6 +637,31 @@ def test_nothing_to_make_arrays_of(made: Batch, told: str) -> None:
 def test_trajectories_are_those_of_all_groups() -> None:
     first, second, third = scored(0.0, 1.0, 2.0)
     assert batch([first, second], [], [third]).trajectories == [first, second, third]
+
+
+def test_columns_mean_the_same_in_every_form() -> None:
+    def walk(*rewards: float) -> Trajectory:
+        turns = [
+            Turn(Observation("s", data=np.zeros(2)), "r", action=1, reward=reward, prompt_ids=one, token_ids=one)
+            for reward in rewards
+        ]
+        return played(*turns, final=np.zeros(2), messages=talk(*"ab" * len(rewards)))
+
+    one = np.array([1], np.int32)
+    made = batch([walk(1.0, 2.0), walk(4.0)])
+    forms = {form: made.to_arrays("dr_grpo", form=form) for form in ("tokens", "steps", "texts")}
+    for form, arrays in forms.items():
+        owners = arrays["trajectory"]
+        assert arrays["rewards"].tolist() == [[3.0, 4.0][owner] for owner in owners], form
+        earned = [arrays["turn_rewards"][owners == owner].sum() for owner in (0, 1)]
+        assert earned == [3.0, 4.0], form
+        rows = arrays["advantages"].reshape(len(owners), -1)
+        assert [rows[owners == owner].min() + rows[owners == owner].max() for owner in (0, 1)] == (
+            [-0.5, 0.5] if form == "tokens" else [-1.0, 1.0]  # 0 on tokens of prompts
+        )
+    assert not {"reward", "turn_reward", "advantage", "trajectory_rewards"} & {
+        key for one in forms.values() for key in one
+    }
 
 
 # Documentation

@@ -84,6 +84,20 @@ def test_intervals_of_pass_rates_hold_near_0_and_1_too(a: float, b: float, k: in
     assert coverage(truth, lambda: summarize(played(), [k]).pass_at[k]) > 0.9
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "groups"), [(0.05, 0.95, 20), (0.05, 0.95, 40), (1.9, 0.1, 20), (0.03, 0.97, 40), (0.98, 0.02, 40)]
+)
+def test_intervals_of_pass_rates_hold_where_few_groups_show_how_alike_members_are(
+    a: float, b: float, groups: int
+) -> None:
+    draw = np.random.default_rng(groups)
+
+    def passed() -> list[float]:
+        return ((draw.random((groups, 8)) < draw.beta(a, b, size=(groups, 1))).sum(1) / 8).tolist()  # type: ignore[no-any-return]
+
+    assert coverage(a / (a + b), lambda: share(passed(), 8 * groups)) > 0.91
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_intervals_of_differences_hold_and_pairs_make_them_narrow(shared: bool) -> None:
     draw = np.random.default_rng(7)

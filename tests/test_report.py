@@ -40,15 +40,14 @@ from asyncrollout.report.statistics import (
     at_once,
     distribution,
     edges,
-    estimate,
+    estimates_over,
     every_nth,
     lanes,
-    means_over,
     percentiles,
     shares,
 )
 from asyncrollout.serialization import to_plain
-from asyncrollout.stats import student_t
+from asyncrollout.stats import Estimate, mean, student_t
 from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run
 
 numbers = st.floats(-1e6, 1e6)
@@ -72,16 +71,19 @@ def series_of(summary: dict[str, Any], title: str) -> dict[str, list[list[float]
 
 @given(st.lists(numbers, min_size=2))
 def test_estimate_is_mean_and_standard_error(values: list[float]) -> None:
-    assume(max(values) > min(values))
-    mean, half = estimate(values)
-    assert mean == pytest.approx(plain_statistics.fmean(values), rel=1e-6, abs=1e-6)
+    assume(max(values) - min(values) > 1e-6 * max(map(abs, values)))
+    found = mean(values)
+    assert found.mean == pytest.approx(plain_statistics.fmean(values), rel=1e-6, abs=1e-6)
     error = plain_statistics.stdev(values) / math.sqrt(len(values))
+    assert found.mean is not None
+    assert found.high is not None
+    half = found.high - found.mean
     assert half == pytest.approx(student_t(len(values) - 1) * error, rel=1e-6, abs=1e-6)
 
 
 def test_estimate_of_little_says_little() -> None:
-    assert estimate([]) == (None, None)
-    assert estimate([3.0]) == estimate([3.0, 3.0]) == (3.0, None)
+    assert mean([]) == Estimate()
+    assert mean([3.0]) == mean([3.0, 3.0]) == Estimate(3.0)
     assert percentiles([]) == {"count": 0}
     assert distribution([]) == []
 
@@ -117,7 +119,7 @@ def test_histogram_of_whole_numbers_has_bars_of_whole_width(values: list[int]) -
 
 @given(st.lists(st.tuples(times, numbers), min_size=1), st.integers(1, 30))
 def test_means_over_time_are_those_of_each_bin(points: list[tuple[float, float]], bins: int) -> None:
-    found = means_over([at for at, _ in points], [value for _, value in points], 100.0, bins)
+    found = estimates_over(points, 100.0, bins, mean)
     by_bin: dict[int, list[float]] = {}
     for at, value in points:
         by_bin.setdefault(min(int(at * bins / 100.0), bins - 1), []).append(value)

@@ -420,8 +420,8 @@ async def test_rows_of_texts() -> None:
                 assert arrays["replies"][place] == [len(calls[turn].messages) for turn in turns], seed
                 assert arrays["trajectory"][place] == owner, seed
                 assert arrays["versions"][place] == min(calls[turn].version for turn in turns), seed
-                assert arrays["turn_reward"][place] == sum(trajectory.turns[turn].reward for turn in turns), seed
+                assert arrays["turn_rewards"][place] == sum(trajectory.turns[turn].reward for turn in turns), seed
                 if worth is not None:
-                    assert arrays["advantage"][place] == pytest.approx(worth[owner][turns[0]]), seed
+                    assert arrays["advantages"][place] == pytest.approx(worth[owner][turns[0]]), seed
                 place += 1
         assert place == len(arrays["messages"]), seed

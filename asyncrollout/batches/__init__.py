@@ -1,6 +1,6 @@
-"""What a trainer gets: `batch.py` is the batch, the other modules are its forms as arrays and as files.
+"""What a trainer gets: `batch.py` is the batch, the other modules turn it into arrays and files.
 
-`played.py` lays all turns of a batch out in one row, and `credit.py` says what each of them was worth; `tokens.py`,
-`steps.py` and `texts.py` make arrays of that. `records.py` is a batch as JSON, `files.py` puts it into lines of a file,
-`tables.py` into Parquet.
+`flat_turns.py` lists the turns of all trajectories one after the other, `advantage.py` computes their advantages;
+`tokens.py`, `steps.py` and `texts.py` make arrays of both. `records.py` encodes a batch as JSON, `files.py` writes it
+as JSON lines or Parquet.
 """

@@ -1,4 +1,4 @@
-"""What each turn of a batch was worth: `asyncrollout.advantages` by name, or a function of the caller's."""
+"""The advantage of each turn of a batch: by a name from `asyncrollout.advantages`, or by the caller's function."""
 
 import inspect
 import math
@@ -18,7 +18,7 @@ Advantage = str | Callable[..., ArrayLike] | None
 """A name from `asyncrollout.advantages`, a function `(scores, groups) -> advantages` of trajectories, or none."""
 
 Normalization = Mapping[str, Any]
-"""The options of `rewards.normalize` that say how: `grouping` and `method`."""
+"""Options of `rewards.normalize`: `grouping` and `method`."""
 
 _NORMALIZATION = ("grouping", "method")
 GIGPO = "gigpo"
@@ -26,10 +26,10 @@ _NAMES = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pass_at_k", GIGP
 _DATA = frozenset({"scores", "groups", "valid", "group", "trajectory", "reward", "anchor", "episode_reward"})
 
 
-def normalized(played: FlatTurns, normalization: Normalization | None) -> Floats:
-    """The trajectories' rewards, as `rewards.normalize` gives them for these options."""
+def normalized(flat: FlatTurns, normalization: Normalization | None) -> Floats:
+    """The trajectories' rewards, normalized by `rewards.normalize` if there are options for it."""
     if normalization is None:
-        return played.reward
+        return flat.reward
     if not isinstance(normalization, Mapping):
         raise UsageError(
             f"reward_normalization={normalization!r:.100} must be a mapping, "
@@ -38,77 +38,77 @@ def normalized(played: FlatTurns, normalization: Normalization | None) -> Floats
     for key in normalization:
         if key not in _NORMALIZATION:
             raise UsageError(f"reward_normalization has no option {key!r}{did_you_mean(str(key), _NORMALIZATION)}")
-    return rewards.normalize(played.reward, groups=played.group, tags=played.tags, valid=played.valid, **normalization)
+    return rewards.normalize(flat.reward, groups=flat.group, tags=flat.tags, valid=flat.valid, **normalization)
 
 
 def turn_advantages(
-    played: FlatTurns, scores: Floats, advantage: Advantage, options: dict[str, Any], arguments: list[str]
+    flat: FlatTurns, scores: Floats, advantage: Advantage, options: dict[str, Any], arguments: list[str]
 ) -> Floats | None:
-    """The advantage of every turn by its trajectory's score; 0 for those that failed, which no statistic counts either.
+    """The advantage of every turn; 0 in failed trajectories, which are left out of all statistics.
 
-    `arguments` are what else the caller could have meant by an unknown option.
+    `arguments` are further names to suggest for an unknown option.
     """
     function = advantage if callable(advantage) else _find(advantage, options, arguments)
     if function is None:
         return None
     if advantage == GIGPO:
-        return _of_turns(played, scores, function, options)
-    return _of_trajectories(played, scores, function, options)[played.trajectory]
+        return _of_turns(flat, scores, function, options)
+    return _of_trajectories(flat, scores, function, options)[flat.trajectory]
 
 
-def _of_trajectories(
-    played: FlatTurns, scores: Floats, function: Callable[..., Any], options: dict[str, Any]
-) -> Floats:
-    worth = np.zeros(len(played.trajectories))
-    counted = np.flatnonzero(played.valid)
+def _of_trajectories(flat: FlatTurns, scores: Floats, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
+    result = np.zeros(len(flat.trajectories))
+    counted = np.flatnonzero(flat.valid)
     if counted.size:
-        found = np.asarray(function(scores[counted], played.group[counted], **options), dtype=np.float64)
+        found = np.asarray(function(scores[counted], flat.group[counted], **options), dtype=np.float64)
         if found.shape != counted.shape or not np.isfinite(found).all():
             name = getattr(function, "__name__", repr(function))
-            raise UsageError(f"advantage={name} must give {counted.size} finite numbers, and gave {found!r:.200}")
-        worth[counted] = found
-    return worth
+            raise UsageError(f"advantage={name} must return {counted.size} finite numbers, not {found!r:.200}")
+        result[counted] = found
+    return result
 
 
-def _of_turns(played: FlatTurns, scores: Floats, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
-    worth = np.zeros(len(played.turns))
-    counted = np.flatnonzero(played.valid[played.trajectory])
+def _of_turns(flat: FlatTurns, scores: Floats, function: Callable[..., Any], options: dict[str, Any]) -> Floats:
+    found = np.zeros(len(flat.turns))
+    counted = np.flatnonzero(flat.valid[flat.trajectory])
     if counted.size:
-        turns = [played.turns[row] for row in counted.tolist()]
-        owners = played.trajectory[counted]
-        earned, whole = _with_scores(played)
-        worth[counted] = function(
-            group=played.group[owners],
+        turns = [flat.turns[row] for row in counted.tolist()]
+        owners = flat.trajectory[counted]
+        earned, whole = _with_scores(flat)
+        found[counted] = function(
+            group=flat.group[owners],
             trajectory=owners,
             reward=earned[counted],
-            episode_reward=(whole if scores is played.reward else scores)[owners],
+            episode_reward=(whole if scores is flat.reward else scores)[owners],
             anchor=[turn.anchor for turn in turns],
             valid=[turn.valid for turn in turns],
             **options,
         ).advantage
-    return worth
+    return found
 
 
-def _with_scores(played: FlatTurns) -> tuple[Floats, Floats]:
-    """The turns' rewards, and the trajectories': what these have beyond (a score, given at the end) is the last turn's.
+def _with_scores(flat: FlatTurns) -> tuple[Floats, Floats]:
+    """Rewards of turns and of trajectories; what a score adds to a trajectory's reward goes to its last turn.
 
-    What is only rounding counts nowhere: without a score, a trajectory's reward is the exact sum of its steps.
+    Rounding does not count as a score: without one, a trajectory's reward is the exact sum of its steps.
     """
-    earned, whole = played.turn_reward.copy(), played.reward.copy()
-    last = np.flatnonzero(np.diff(played.trajectory, append=-1))
-    for owner, row in zip(played.trajectory[last].tolist(), last.tolist(), strict=True):
-        turns = played.trajectories[owner].turns
+    earned, whole = flat.turn_reward.copy(), flat.reward.copy()
+    last = np.flatnonzero(np.diff(flat.trajectory, append=-1))
+    for owner, row in zip(flat.trajectory[last].tolist(), last.tolist(), strict=True):
+        turns = flat.trajectories[owner].turns
         total = total_reward((turn.reward, turn.info) for turn in turns)
         if math.isclose(total, whole[owner], rel_tol=1e-9, abs_tol=1e-9):
             whole[owner] = total
-        elif played.valid[owner]:
+        elif flat.valid[owner]:
             earned[row] += whole[owner] - total
     return earned, whole
 
 
 def _find(name: Any, options: dict[str, Any], arguments: list[str]) -> Callable[..., Any] | None:
     if name is not None and name not in _NAMES:
-        raise UsageError(f"advantage={name!r} is neither a function nor a known name{did_you_mean(str(name), _NAMES)}")
+        raise UsageError(
+            f"advantage={name!r} is neither a function nor an available name{did_you_mean(str(name), _NAMES)}"
+        )
     function = None if name is None else getattr(advantages, name)
     known = [] if function is None else [key for key in inspect.signature(function).parameters if key not in _DATA]
     for option in options:

@@ -1,4 +1,4 @@
-"""What a trainer is given: groups of trajectories, as objects, as arrays and as files."""
+"""A batch: groups of trajectories, as objects, as arrays and as files."""
 
 from os import PathLike
 from typing import Any, Literal, Self, get_args
@@ -25,7 +25,7 @@ _NAMED = 3  # how many trajectories an error names
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The groups of one training step, and figures about how they came about."""
+    """The groups of one training step, and statistics of how they were sampled."""
 
     index: int
     groups: list[Group]
@@ -39,7 +39,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """Those of all groups, in order."""
+        """The trajectories of all groups, in order."""
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
     def to_arrays(
@@ -53,8 +53,9 @@ class Batch(msgspec.Struct, frozen=True):
         reward_normalization: Normalization | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """Numpy arrays by name: of tokens, of steps, or of texts, whichever was played. `docs/batches.md` lists them.
+        """Numpy arrays by name, with a row per sample of tokens, per step or per text; `docs/batches.md` lists them.
 
+        In every form, `rewards` are those of the row's trajectory, `turn_rewards` those of its turns or steps.
         `advantage` is a name from `asyncrollout.advantages`, with its `options`, or a function `(scores, groups)` of
         the trajectories that have an outcome; the others have advantage 0. `length` pads rows of tokens to a length.
         `reward_normalization`, such as `{"grouping": "state", "method": "mean_std"}`, turns rewards into scores first.
@@ -65,42 +66,42 @@ class Batch(msgspec.Struct, frozen=True):
             raise UsageError(f"length={length} must be at least 1")
         if not -(2**31) <= pad_id < 2**31:
             raise UsageError(f"pad_id={pad_id} is not a 32-bit number")
-        played = flatten(self.groups)
-        chosen = _form(played) if form == "auto" else form
+        flat = flatten(self.groups)
+        chosen = _form(flat) if form == "auto" else form
         if chosen not in _FORMS:
-            raise UsageError(f"form={form!r} is unknown{did_you_mean(str(form), ['auto', *_FORMS])}")
-        scores = normalized(played, reward_normalization)
-        worth = turn_advantages(played, scores, advantage, options, _ARGUMENTS)
+            raise UsageError(f"form={form!r} is not a form{did_you_mean(str(form), ['auto', *_FORMS])}")
+        scores = normalized(flat, reward_normalization)
+        advantages = turn_advantages(flat, scores, advantage, options, _ARGUMENTS)
         if chosen == "tokens":
-            arrays = token_arrays(played, worth, pad=pad, pad_id=pad_id, length=length)
+            arrays = token_arrays(flat, advantages, pad=pad, pad_id=pad_id, length=length)
         elif chosen == "steps":
-            arrays = step_arrays(played, worth)
+            arrays = step_arrays(flat, advantages)
         else:
-            arrays = text_arrays(played, worth, by_turn=advantage == GIGPO)
+            arrays = text_arrays(flat, advantages, by_turn=advantage == GIGPO)
         return arrays if reward_normalization is None else {**arrays, "scores": scores[arrays["trajectory"]]}
 
     async def save(self, path: str | PathLike[str]) -> None:
-        """Write `.jsonl` or `.parquet`. The file is there whole or not at all, and the event loop is not held up."""
+        """Write `.jsonl` or `.parquet`, atomically, without blocking the event loop."""
         await anyio.to_thread.run_sync(write, path, self.index, self.groups, self.stats)
 
     @classmethod
     async def load(cls, path: str | PathLike[str]) -> Self:
-        """An equal batch from a file of `save`; a `UsageError` says where a file is wrong."""
+        """Read a file of `save`; a `UsageError` says where a file is wrong."""
         return cls(*await anyio.to_thread.run_sync(read, path))
 
 
-def _form(played: FlatTurns) -> Form:
-    """The one form that all trajectories were played in; that of tokens, if some replies of texts lack theirs."""
+def _form(flat: FlatTurns) -> Form:
+    """The form that fits all trajectories; tokens, if only some text replies lack token ids."""
     found: dict[Form, list[str]] = {}
-    for trajectory in played.trajectories:
+    for trajectory in flat.trajectories:
         if trajectory.turns:
             found.setdefault(_form_of(trajectory), []).append(trajectory.uid)
     if len(found) == 1:
         return next(iter(found))
     if found.keys() == {"tokens", "texts"}:
         return "tokens"
-    told = ", ".join(f"{form!r} for {_some(uids)}" for form, uids in found.items())
-    raise UsageError(f"the batch mixes forms: {told}; choose one for all with form=...")
+    mixed = ", ".join(f"{form!r} for {_some(uids)}" for form, uids in found.items())
+    raise UsageError(f"the batch mixes forms: {mixed}; choose one for all with form=...")
 
 
 def _form_of(trajectory: Trajectory) -> Form:

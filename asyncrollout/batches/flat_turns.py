@@ -1,4 +1,4 @@
-"""Every turn of a batch in one row, and what is the same in all forms of it."""
+"""The turns of a batch, one after the other, and the columns that every form of its arrays has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class FlatTurns:
-    """The turns of all trajectories, one after the other; `trajectory` and `turn` say whose each is, and which one.
+    """The turns of all trajectories; `trajectory` and `turn` are the index of each turn's owner, and its own within it.
 
-    `group`, `tags`, `valid` and `reward` are of trajectories, `turn_reward` is of turns. A failed trajectory has 0 in
-    the place of a reward that is not finite.
+    `group`, `tags`, `valid` and `reward` have an entry per trajectory, `turn_reward` per turn. In failed trajectories,
+    rewards that are not finite are 0.
     """
 
     trajectories: list[Trajectory]
@@ -33,26 +33,27 @@ class FlatTurns:
     turn_reward: Floats
 
     def columns(self, owners: Ints) -> dict[str, Any]:
-        """What each row tells of its trajectory, in every form."""
+        """The columns about a row's trajectory, which mean the same in every form."""
         return {
             "trajectory": owners,
             "group_ids": self.group[owners],
             "uids": [self.trajectories[owner].uid for owner in owners.tolist()],
             "valid": self.valid[owners],
+            "rewards": self.reward[owners],
         }
 
     @property
     def has_ids(self) -> NDArray[np.bool_]:
-        """The turns whose tokens are known."""
+        """Which turns have token ids."""
         return np.array([turn.prompt_ids is not None and turn.token_ids is not None for turn in self.turns])
 
     def name(self, row: int) -> str:
-        """A turn in an error message."""
+        """The turn as error messages name it."""
         return f"trajectory {self.trajectories[self.trajectory[row]].uid!r}, turn {self.turn[row]}"
 
 
 def flatten(groups: Sequence[Group]) -> FlatTurns:
-    """All that was played; a reward that is no finite number is told with the trajectory that has an outcome."""
+    """All turns of the groups; a `UsageError` names a trajectory with an outcome whose reward is not finite."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if not any(trajectory.turns for trajectory in trajectories):
         raise UsageError(_nothing(trajectories))

@@ -1,4 +1,4 @@
-"""A batch as pieces of JSON: a header that lists its groups, and one record for each trajectory, in order."""
+"""A batch as JSON: a header that lists its groups, and one record per trajectory, in order."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -47,7 +47,7 @@ def encode_record(group: str, tag: str, trajectory: Trajectory) -> bytes:
 
 
 def decode_record(raw: bytes | str) -> tuple[str, str, Trajectory]:
-    """A trajectory, after its group's id and tag."""
+    """The id and tag of a trajectory's group, and the trajectory."""
     record = msgspec.json.decode(raw, type=dict[str, Any])
     group, tag = from_plain(record.pop("group", None)), from_plain(record.pop("tag", None))
     trajectory = from_plain(record)
@@ -57,7 +57,7 @@ def decode_record(raw: bytes | str) -> tuple[str, str, Trajectory]:
 
 
 def assemble(path: str, header: tuple[str, bytes], records: Iterable[tuple[str, bytes | str]]) -> Contents:
-    """What was written; header and records come with the names of their places in the file."""
+    """A batch from its header and records, each with its place in the file, for errors."""
     with located_at(f"{path}, {header[0]}"):
         found = _decode_header(header[1])
     groups = [Group(part.id, [], part.tag, part.verdict) for part in found.groups]
@@ -66,7 +66,7 @@ def assemble(path: str, header: tuple[str, bytes], records: Iterable[tuple[str, 
         with located_at(f"{path}, {place}"):
             owner = next(owners, None)
             if owner is None:
-                raise UsageError("there are more trajectories than the header says")
+                raise UsageError("more trajectories than the header lists")
             group, tag, trajectory = decode_record(raw)
             if (group, tag) != (owner.id, owner.tag):
                 raise UsageError(f"a trajectory of group {group!r} (tag {tag!r}), where the header says {owner.id!r}")
@@ -79,7 +79,7 @@ def assemble(path: str, header: tuple[str, bytes], records: Iterable[tuple[str, 
 
 @contextmanager
 def located_at(place: str) -> Iterator[None]:
-    """What is wrong is told with its place."""
+    """Errors begin with the place."""
     try:
         yield
     except (UsageError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -89,8 +89,10 @@ def located_at(place: str) -> Iterator[None]:
 def _decode_header(raw: bytes) -> _Header:
     header = msgspec.json.decode(raw)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise UsageError(f"not a batch of asyncrollout: a header with format={FORMAT!r} is missing")
+        raise UsageError(f"not a batch file of asyncrollout: a header with format={FORMAT!r} is missing")
     if header.get("version") != VERSION:
         version = header.get("version")
-        raise UsageError(f"version {version!r} of the format is unknown: this asyncrollout reads version {VERSION}")
+        raise UsageError(
+            f"version {version!r} of the format is not supported: this asyncrollout reads version {VERSION}"
+        )
     return msgspec.convert(from_plain(header), _Header)

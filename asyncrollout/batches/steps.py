@@ -1,4 +1,4 @@
-"""Turns as steps, for agents that see and do numbers: every array has one entry for each step."""
+"""Turns as steps, for agents with numeric observations and actions: one row per step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,38 +14,37 @@ from asyncrollout.types import Observation
 _NUMBERS = "biufc"
 
 
-def step_arrays(played: FlatTurns, credit: Floats | None) -> dict[str, Any]:
-    """One row for each step, in order; `final_observations` and `trajectory_rewards` have one for each trajectory."""
-    last = np.diff(played.trajectory, append=-1) != 0
-    by_itself = np.array([each.stop_reason is StopReason.TERMINATED for each in played.trajectories])
-    seen = [_raw(turn.observation) for turn in played.turns]
-    finals = [_raw(trajectory.final) for trajectory in played.trajectories]
-    remembered = [turn.observation for turn in played.turns if isinstance(turn.observation, Remembered)]
+def step_arrays(flat: FlatTurns, advantages: Floats | None) -> dict[str, Any]:
+    """One row per step, in order; only `final_observations` has one per trajectory."""
+    last = np.diff(flat.trajectory, append=-1) != 0
+    by_itself = np.array([each.stop_reason is StopReason.TERMINATED for each in flat.trajectories])
+    seen = [_raw(turn.observation) for turn in flat.turns]
+    finals = [_raw(trajectory.final) for trajectory in flat.trajectories]
+    remembered = [turn.observation for turn in flat.turns if isinstance(turn.observation, Remembered)]
     states = [each.state for each in remembered]
     if 0 < len(states) < len(seen):
         raise UsageError("the batch mixes agents that record the state of their memory with others: split it")
-    observations = _stacked("observation", seen, played.name)
+    observations = _stacked("observation", seen, flat.name)
     arrays = {
         "observations": observations,
-        "actions": _stacked("action", [turn.action for turn in played.turns], played.name),
-        "rewards": played.turn_reward,
+        "actions": _stacked("action", [turn.action for turn in flat.turns], flat.name),
+        "turn_rewards": flat.turn_reward,
         "dones": last,
-        "terminated": last & by_itself[played.trajectory],
-        "versions": np.array([turn.version for turn in played.turns], dtype=np.int32),
-        "turn": played.turn,
-        "final_observations": _finals(played, finals, _pick(observations, 0)),
-        "trajectory_rewards": played.reward,
-        **played.columns(played.trajectory),
+        "terminated": last & by_itself[flat.trajectory],
+        "versions": np.array([turn.version for turn in flat.turns], dtype=np.int32),
+        "turn": flat.turn,
+        "final_observations": _finals(flat, finals, _pick(observations, 0)),
+        **flat.columns(flat.trajectory),
     }
     known = next((state for state in states if state is not None), None)
     if known is not None:
         begin = _zeros(known)  # before its first step an episode has no state yet
         filled = [begin if state is None else state for state in states]
-        arrays["states"] = _stacked("state", filled, played.name)
-    if (logprobs := _logprobs(played)) is not None:
+        arrays["states"] = _stacked("state", filled, flat.name)
+    if (logprobs := _logprobs(flat)) is not None:
         arrays["old_logprobs"] = logprobs
-    if credit is not None:
-        arrays["advantages"] = credit
+    if advantages is not None:
+        arrays["advantages"] = advantages
     return arrays
 
 
@@ -55,13 +54,13 @@ def _raw(observation: Any) -> Any:
     return observation.data if isinstance(observation, Observation) else observation
 
 
-def _finals(played: FlatTurns, finals: list[Any], first: Any) -> Any:
-    """The last observation of each trajectory, like the `first` one of all; zeros for one that failed without any."""
+def _finals(flat: FlatTurns, finals: list[Any], first: Any) -> Any:
+    """The last observation of each trajectory, shaped like `first`; zeros if it failed before it saw any."""
     filled = [
         _zeros(first) if final is None and not valid else final
-        for final, valid in zip(finals, played.valid.tolist(), strict=True)
+        for final, valid in zip(finals, flat.valid.tolist(), strict=True)
     ]
-    uids = ["", *[trajectory.uid for trajectory in played.trajectories]]
+    uids = ["", *[trajectory.uid for trajectory in flat.trajectories]]
     stacked = _stacked("final observation", [first, *filled], lambda row: f"trajectory {uids[row]!r}")
     return _pick(stacked, slice(1, None))
 
@@ -75,7 +74,7 @@ def _zeros(value: Any) -> Any:
 
 
 def _stacked(what: str, values: Sequence[Any], name: Callable[[int], str]) -> Any:
-    """Values of one shape as an array, dicts of them as a dict of arrays."""
+    """Values of one shape as one array; dicts as a dict of arrays."""
     if isinstance(values[0], dict):
         keys = values[0].keys()
         for row, value in enumerate(values):
@@ -86,17 +85,17 @@ def _stacked(what: str, values: Sequence[Any], name: Callable[[int], str]) -> An
     for row, part in enumerate(parts):
         if part is None:
             kind = type(values[row]).__name__
-            raise UsageError(f"{name(row)}: its {what} is a {kind}, not numbers; form='texts' or 'tokens' needs none")
+            raise UsageError(f"{name(row)}: its {what} is a {kind}, not numbers: use form='texts' or 'tokens'")
         if parts[0] is not None and part.shape != parts[0].shape:
             raise UsageError(
                 f"{name(row)}: its {what} has shape {part.shape}, the first one {parts[0].shape}: "
-                "steps of one batch must be alike"
+                "all steps of a batch must have the same shape"
             )
     return np.stack([part for part in parts if part is not None])
 
 
 def _array(value: Any) -> NDArray[Any] | None:
-    """Numbers as an array; None if it is something else."""
+    """Numbers as an array; None for anything else."""
     try:
         array = np.asarray(value)
     except ValueError:  # lists that do not make a rectangle
@@ -104,12 +103,12 @@ def _array(value: Any) -> NDArray[Any] | None:
     return array if array.dtype.kind in _NUMBERS else None
 
 
-def _logprobs(played: FlatTurns) -> NDArray[np.float32] | None:
-    found = [turn.logprobs for turn in played.turns]
+def _logprobs(flat: FlatTurns) -> NDArray[np.float32] | None:
+    found = [turn.logprobs for turn in flat.turns]
     if all(logprobs is None for logprobs in found):
         return None
     for row, logprobs in enumerate(found):
         if logprobs is None or len(logprobs) != 1:
-            told = "none" if logprobs is None else f"{len(logprobs)} of them"
-            raise UsageError(f"{played.name(row)}: a step has one logprob, that of its action, and this one has {told}")
+            count = 0 if logprobs is None else len(logprobs)
+            raise UsageError(f"{flat.name(row)} has {count} logprobs: a step has exactly one, that of its action")
     return np.concatenate([part for part in found if part is not None], dtype=np.float32, casting="unsafe")

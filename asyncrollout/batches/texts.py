@@ -1,4 +1,4 @@
-"""Turns as conversations, where only texts are known."""
+"""Turns as conversations, for trajectories without token ids."""
 
 from typing import Any, NamedTuple
 
@@ -18,30 +18,29 @@ class _Row(NamedTuple):
     turns: slice  # of the batch
 
 
-def text_arrays(played: FlatTurns, credit: Floats | None, *, by_turn: bool) -> dict[str, Any]:
-    """A row for each trajectory, or, where turns saw a window of the conversation only (or `by_turn`), for each turn.
+def text_arrays(flat: FlatTurns, advantages: Floats | None, *, by_turn: bool) -> dict[str, Any]:
+    """A row per trajectory, or per turn, `by_turn` or where turns saw only a window of the conversation.
 
-    A row ends with the reply that its prompt led to.
+    The last message of a row is a reply.
     """
     rows: list[_Row] = []
     start = 0
-    for trajectory in played.trajectories:
+    for trajectory in flat.trajectories:
         if trajectory.turns:
             rows += _rows(trajectory, start, by_turn=by_turn)
         start += len(trajectory.turns)
     firsts = np.array([row.turns.start for row in rows])
-    owners = played.trajectory[firsts]
+    owners = flat.trajectory[firsts]
     arrays = {
         "messages": [row.messages for row in rows],
         "replies": [row.replies for row in rows],
-        "reward": played.reward[owners],
-        "turn_reward": np.array([_earned(played.turns[row.turns]) for row in rows]),
-        "versions": np.array([min(turn.version for turn in played.turns[row.turns]) for row in rows], dtype=np.int32),
-        "sample": played.turn[firsts],
-        **played.columns(owners),
+        "turn_rewards": np.array([_earned(flat.turns[row.turns]) for row in rows]),
+        "versions": np.array([min(turn.version for turn in flat.turns[row.turns]) for row in rows], dtype=np.int32),
+        "sample": flat.turn[firsts],
+        **flat.columns(owners),
     }
-    if credit is not None:
-        arrays["advantage"] = credit[firsts]
+    if advantages is not None:
+        arrays["advantages"] = advantages[firsts]
     return arrays
 
 

@@ -37,11 +37,11 @@ def _lines(index: int, groups: list[Group], config: Config) -> list[bytes]:
     tags = {member.uid: group.tag for group in groups for member in group.trajectories}
     lines = []
     for row, uid in enumerate(arrays["uids"]):
-        sample = {"batch": index, "uid": uid, "tag": tags[uid], "reward": float(arrays["reward"][row])}
+        sample = {"batch": index, "uid": uid, "tag": tags[uid], "reward": float(arrays["rewards"][row])}
         if "scores" in arrays:
             sample["score"] = float(arrays["scores"][row])
-        if "advantage" in arrays:
-            sample["advantage"] = float(arrays["advantage"][row])
+        if "advantages" in arrays:
+            sample["advantage"] = float(arrays["advantages"][row])
         lines.append(_encoded({**sample, "messages": arrays["messages"][row]}) + b"\n")
     return lines
 

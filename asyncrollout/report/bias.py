@@ -1,11 +1,13 @@
 """Bias and waste: what became of all that was played, and how what was delivered differs from it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from asyncrollout.report.charts import BLUE, ORANGE, Kind, axis, line, plot, table
-from asyncrollout.report.groups import PlayedGroup
+from asyncrollout.report.groups import PlayedGroup, mean_reward
 from asyncrollout.report.history import FATES, RecordedRun
-from asyncrollout.report.statistics import Floats, edges, estimate, shares
+from asyncrollout.report.statistics import Point, edges, point, shares
+from asyncrollout.stats import average
 
 _MOST_FATES = 24
 
@@ -66,15 +68,14 @@ def _fates(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
 
 def _by_batch(history: RecordedRun, groups: dict[str, PlayedGroup]) -> list[dict[str, Any]]:
     """Reward with and without the filter, share of groups kept, and lag; one point for each batch."""
-    filtered: list[tuple[float | None, ...]] = []
-    unfiltered: list[tuple[float | None, ...]] = []
+    filtered: list[Point] = []
+    unfiltered: list[Point] = []
     keep, oldest, mean = [], [], []
     for batch in sorted(history.batches.values(), key=lambda batch: batch.index):
         kept, dropped = ([groups[name] for name in names if name in groups] for names in (batch.groups, batch.dropped))
         for points, chosen in ((filtered, kept), (unfiltered, kept + dropped)):
-            found = estimate([group.reward for group in chosen if group.valid])
-            if found.mean is not None:
-                points.append((batch.index, *found))
+            if valid := [group for group in chosen if group.valid]:
+                points.append(point(batch.index, mean_reward(valid)))
         keep.append((batch.index, len(batch.groups) / max(len(batch.groups) + len(batch.dropped), 1)))
         lags = [
             max(batch.weights - one.version, 0) for group in kept for one in group.members if one.version is not None
@@ -101,17 +102,17 @@ def _by_batch(history: RecordedRun, groups: dict[str, PlayedGroup]) -> list[dict
 
 
 def _compared(
-    title: str, label: str, played: Floats, delivered: Floats, *, whole: bool = False
+    title: str, label: str, played: Sequence[float], delivered: Sequence[float], *, whole: bool = False
 ) -> dict[str, Any] | None:
-    if not len(played) or (whole and not max(played)):
+    if not played or (whole and not max(played)):
         return None
     at = edges(played, whole=whole)
     series = [
         line(name, colour, zip(at, at[1:], shares(values, at), strict=False), "steps")
         for name, colour, values in (("all played", ORANGE, played), ("delivered", BLUE, delivered))
     ]
-    means = [f"{name} {mean:,.3f}" for name, values in (("all played", played), ("delivered", delivered))
-             if (mean := estimate(values).mean) is not None]  # fmt: skip
+    means = [f"{name} {average(values):,.3f}" for name, values in (("all played", played), ("delivered", delivered))
+             if values]  # fmt: skip
     return plot(
         title,
         axis(label, "count" if whole else "number"),

@@ -6,9 +6,9 @@ from typing import Any
 from asyncrollout.report.charts import Kind, axis, line, plot, table
 from asyncrollout.report.compared_run import ComparedRun
 from asyncrollout.report.document import whole_page
-from asyncrollout.report.groups import PlayedGroup
+from asyncrollout.report.groups import PlayedGroup, mean_reward, pass_rate
 from asyncrollout.report.rollouts import Rollout
-from asyncrollout.report.statistics import edges, means_over, percentiles, shares
+from asyncrollout.report.statistics import edges, estimates_over, percentiles, shares
 from asyncrollout.stats import Difference, Estimate, RunFigures, difference, summarize
 
 _ALL = ""
@@ -120,24 +120,26 @@ def _over_time(sides: Sequence[ComparedRun]) -> dict[str, Any]:
     parts = [_progress(sides)]
     for env in envs:
         where = f": {env}" if len(envs) > 1 else ""
-        parts.append(
-            _curves(f"Reward over the run{where}", axis("mean reward"), sides, env, lambda group: group.reward)
-        )
+        parts.append(_curves(f"Reward over the run{where}", axis("mean reward"), sides, env, mean_reward))
         rate = axis("pass rate", "share", low=0, high=1)
-        parts.append(_curves(f"Pass rate over the run{where}", rate, sides, env, lambda group: group.pass_rate))
+        parts.append(_curves(f"Pass rate over the run{where}", rate, sides, env, pass_rate))
     text = "By the number of groups that were judged, so that a fast run and a slow one can be compared."
     return {"id": "time", "title": "Over the run", "text": text, "parts": parts}
 
 
 def _curves(
-    title: str, y: dict[str, Any], sides: Sequence[ComparedRun], env: str, value: Callable[[PlayedGroup], float]
+    title: str,
+    y: dict[str, Any],
+    sides: Sequence[ComparedRun],
+    env: str,
+    estimate: Callable[[list[PlayedGroup]], Estimate],
 ) -> dict[str, Any]:
     """At least four groups to a point, on average."""
     of_sides = [[group for group in side.groups if group.env == env and group.valid] for side in sides]
     longest = max(map(len, of_sides))
     bins = min(max(longest // 4, 1), _MOST_BINS)
     series = [
-        line(side.name, colour, means_over(range(len(groups)), [*map(value, groups)], longest, bins) if groups else [])
+        line(side.name, colour, estimates_over(enumerate(groups), longest, bins, estimate))
         for colour, (side, groups) in enumerate(zip(sides, of_sides, strict=True))
     ]
     return plot(title, axis("groups judged", "count", low=0, high=longest), y, series)

@@ -6,6 +6,7 @@ import msgspec
 
 from asyncrollout.report.history import Fate, RecordedRun
 from asyncrollout.report.rollouts import Rollout
+from asyncrollout.stats import Estimate, mean, share
 from asyncrollout.successes import Successes
 
 
@@ -33,8 +34,8 @@ class PlayedGroup(msgspec.Struct, frozen=True):
         return sum(member.reward for member in self.valid) / len(self.valid)
 
     @property
-    def pass_rate(self) -> float:
-        return sum(member.passed for member in self.valid) / len(self.valid)
+    def passed(self) -> int:
+        return sum(member.passed for member in self.valid)
 
 
 def played_group(history: RecordedRun, group: str, members: list[Rollout]) -> PlayedGroup:
@@ -44,6 +45,16 @@ def played_group(history: RecordedRun, group: str, members: list[Rollout]) -> Pl
     ends = [history.finished[member.uid] for member in members if member.uid in history.finished]
     at = verdict.at if verdict is not None else max(ends, default=None)
     return PlayedGroup(group, env, history.fate(group), None if at is None else history.clock(at), members)
+
+
+def mean_reward(groups: Sequence[PlayedGroup]) -> Estimate:
+    """Over groups, all of which have a member with an outcome."""
+    return mean([group.reward for group in groups])
+
+
+def pass_rate(groups: Sequence[PlayedGroup]) -> Estimate:
+    """As `mean_reward`, the pass@1 that `compare` has."""
+    return share([group.passed / len(group.valid) for group in groups], sum(len(group.valid) for group in groups))
 
 
 def decided(groups: Sequence[PlayedGroup], known: Successes | None = None) -> list[PlayedGroup]:

@@ -102,15 +102,16 @@ function scaled(axis, values, from, to, room) {
 const path = (points) =>
   points.map(([x, y], place) => `${place ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
-/** How each kind of series is drawn. Points: [x, y, half of the interval], [left, right, y], [x, low, high]. */
+/** How each kind of series is drawn. Points: [x, y, low, high], [left, right, y], [x, low, high]. */
 const DRAWN = {
   line({ points, colour, name }, x, y, spec) {
     const placed = points.map(([at, value]) => [x.at(at), y.at(value)]);
     const sure = points.filter((point) => (point[2] ?? null) !== null);
-    const upper = sure.map(([at, value, half]) => [x.at(at), y.at(value + half)]);
-    const lower = sure.map(([at, value, half]) => [x.at(at), y.at(value - half)]).toReversed();
-    const told = ([at, value, half]) => `${name}: ${shown(value, spec.y.kind)}`
-      + `${half ? ` ± ${shown(half, spec.y.kind)}` : ""} (${spec.x.label} ${shown(at, spec.x.kind)})`;
+    const upper = sure.map(([at, , , high]) => [x.at(at), y.at(high)]);
+    const lower = sure.map(([at, , low]) => [x.at(at), y.at(low)]).toReversed();
+    const told = ([at, value, low, high]) => `${name}: ${shown(value, spec.y.kind)}`
+      + `${(low ?? null) === null ? "" : ` [${shown(low, spec.y.kind)}, ${shown(high, spec.y.kind)}]`}`
+      + ` (${spec.x.label} ${shown(at, spec.x.kind)})`;
     const dots = points.length > 60 ? [] : points.map((point, place) => svg("circle",
       { class: `f${colour}`, cx: placed[place][0], cy: placed[place][1], r: 3 }, svg("title", {}, told(point))));
     return [
@@ -133,7 +134,7 @@ const DRAWN = {
 
 /** What a point of each kind of series reaches to: along the axis, and up and down. */
 const REACH = {
-  line: ([x, y, half]) => [[x], [y - (half ?? 0), y + (half ?? 0)]],
+  line: ([x, y, low, high]) => [[x], [low ?? y, high ?? y]],
   steps: ([left, right, y]) => [[left, right], [y]],
   area: ([x, low, high]) => [[x], [low, high]],
 };

@@ -1,44 +1,28 @@
-"""The arithmetic of a report: pure functions of numbers."""
+"""Histograms, percentiles and timelines of a report: pure functions of numbers."""
 
 import heapq
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.stats import student_t
+from asyncrollout.stats import Estimate
 
+T = TypeVar("T")
 Floats = Sequence[float] | NDArray[np.float64]
 
 _PERCENTILES = (50, 90, 95, 99)
 _LEAST_IN_BIN = 4
 
 
-class Estimate(NamedTuple):
-    """A mean, and half the width of its 95% interval; None if the values do not differ, which tells nothing of it."""
-
-    mean: float | None
-    half: float | None = None
-
-
 class Span(NamedTuple):
-    """A rollout in time: when it began and ended, and for how long it did what, in order."""
+    """A rollout in time: its start and end, and how long it spent on what, in order."""
 
     start: float
     end: float
     parts: list[tuple[str, float]]
-
-
-def estimate(values: Floats) -> Estimate:
-    """The mean of values that are independent of each other, as means of groups are."""
-    if not len(values):
-        return Estimate(None)
-    mean = float(np.mean(values))
-    if len(values) < 2 or float(np.ptp(values)) == 0:
-        return Estimate(mean)
-    return Estimate(mean, student_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values)))
 
 
 def percentiles(values: Floats) -> dict[str, float]:
@@ -51,7 +35,7 @@ def percentiles(values: Floats) -> dict[str, float]:
 
 
 def edges(values: Floats, most: int = 40, *, whole: bool = False) -> list[float]:
-    """Where the bars of a histogram of these values end; those of whole numbers are as wide as whole numbers."""
+    """The edges of a histogram's bars; for whole numbers, bars have a whole width."""
     if not len(values):
         return [0.0, 1.0]
     low, high = float(np.min(values)), float(np.max(values))
@@ -79,24 +63,33 @@ def distribution(values: Floats, most: int = 100) -> list[tuple[float, float]]:
     return [(float(value), float(share)) for value, share in zip(np.quantile(values, at), at, strict=True)]
 
 
-def means_over(times: Floats, values: Floats, end: float, bins: int) -> list[tuple[float, float, float | None]]:
-    """(middle of the bin, mean, half of its 95% interval) for each bin of the time up to `end` that has values.
+Point = tuple[float, float | None, float | None, float | None]
+"""Of a line: x, the mean there, and its 95% interval."""
 
-    A bin of two or three has no interval: it would be wider than all the rest of a plot.
+
+def point(x: float, found: Estimate) -> Point:
+    return (x, found.mean, found.low, found.high)
+
+
+def estimates_over(
+    items: Iterable[tuple[float, T]], end: float, bins: int, estimate: Callable[[list[T]], Estimate]
+) -> list[Point]:
+    """The estimate of each bin's items, by their times, at the middle of the bin; empty bins are left out.
+
+    A bin of two or three has no interval: it would be wider than the rest of the plot.
     """
-    which = np.minimum((np.asarray(times) * bins / max(end, 1e-9)).astype(int), bins - 1)
-    array = np.asarray(values, dtype=np.float64)
+    by_bin: dict[int, list[T]] = {}
+    for at, item in items:
+        by_bin.setdefault(min(int(at * bins / max(end, 1e-9)), bins - 1), []).append(item)
     found = []
-    for index in np.unique(which):
-        of_bin = array[which == index]
-        mean, half = estimate(of_bin)
-        assert mean is not None
-        found.append(((float(index) + 0.5) * end / bins, mean, half if len(of_bin) >= _LEAST_IN_BIN else None))
+    for index, chosen in sorted(by_bin.items()):
+        one = estimate(chosen)
+        found.append(point((index + 0.5) * end / bins, one if len(chosen) >= _LEAST_IN_BIN else Estimate(one.mean)))
     return found
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
-    """A lane for each span, the first one that is free; spans are in the order in which they began."""
+    """The first free lane for each span; spans are ordered by their start."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     found = []
@@ -110,14 +103,14 @@ def lanes(spans: Sequence[Span]) -> list[int]:
 
 
 def at_once(starts: Floats, ends: Floats, end: float, bins: int) -> list[float]:
-    """How many of the stretches of time were under way, on average over each bin of the time up to `end`."""
+    """How many intervals were open, on average over each bin of the time up to `end`."""
     at = np.linspace(0.0, max(end, 1e-9), bins + 1)
     passed = _time_since(starts, at) - _time_since(ends, at)
     return [float(max(value, 0.0)) for value in np.diff(passed) / (at[1] - at[0])]
 
 
 def _time_since(moments: Floats, at: NDArray[np.float64]) -> NDArray[np.float64]:
-    """At each time: the sum, over all moments before it, of the time that has passed since."""
+    """At each time: the time that has passed since each earlier moment, summed."""
     ordered = np.sort(np.asarray(moments, dtype=np.float64))
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     before = np.searchsorted(ordered, at)
@@ -126,5 +119,5 @@ def _time_since(moments: Floats, at: NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def every_nth(count: int, most: int) -> list[int]:
-    """At most `most` places among `count`, evenly apart."""
+    """At most `most` indices below `count`, evenly spaced."""
     return [index * count // most for index in range(most)] if count > most else list(range(count))

@@ -8,10 +8,10 @@ import msgspec
 
 from asyncrollout.report.charts import Kind, axis, line, plot, table
 from asyncrollout.report.compared_run import ComparedRun, which_k
-from asyncrollout.report.groups import PlayedGroup
+from asyncrollout.report.groups import PlayedGroup, mean_reward, pass_rate
 from asyncrollout.report.history import RecordedRun
 from asyncrollout.report.rollouts import Rollout
-from asyncrollout.report.statistics import means_over
+from asyncrollout.report.statistics import Point, estimates_over
 from asyncrollout.stats import Estimate, RunFigures, summarize
 from asyncrollout.trajectories import StopReason
 
@@ -128,7 +128,7 @@ def rewards(side: ComparedRun) -> dict[str, Any]:
         *_rewards_over_time(history, played),
         plot(
             "Pass rate over time", _time(history), axis("pass rate", "share", low=0, high=1),
-            [line(env, colour, _means(history, played, env, lambda group: group.pass_rate))
+            [line(env, colour, _estimates_over(history, played, env, pass_rate))
              for env, colour in envs.items()],
         ),
         _by_env(side),
@@ -158,20 +158,20 @@ def _rewards_over_time(history: RecordedRun, played: list[PlayedGroup]) -> list[
     return [
         {
             **plot(f"Reward over time: {env}" if len(envs) > 1 else "Reward over time", _time(history),
-                   axis("mean reward"), [line(env, colour, _means(history, played, env, lambda group: group.reward))]),
+                   axis("mean reward"), [line(env, colour, _estimates_over(history, played, env, mean_reward))]),
             "small": len(envs) > 2,
         }
         for env, colour in envs.items()
     ]  # fmt: skip
 
 
-def _means(
-    history: RecordedRun, played: list[PlayedGroup], env: str, value: Callable[[PlayedGroup], float]
-) -> list[tuple[float, float, float | None]]:
+def _estimates_over(
+    history: RecordedRun, played: list[PlayedGroup], env: str, estimate: Callable[[list[PlayedGroup]], Estimate]
+) -> list[Point]:
     """Of the env's groups, over time; at least four groups to a point, on average."""
-    of_env = [(group.at, value(group)) for group in played if group.env == env and group.at is not None]
+    of_env = [(group.at, group) for group in played if group.env == env and group.at is not None]
     bins = min(max(len(of_env) // 4, 1), _MOST_BINS)
-    return means_over([at for at, _ in of_env], [one for _, one in of_env], history.clock(history.last), bins)
+    return estimates_over(of_env, history.clock(history.last), bins, estimate)
 
 
 def _by_env(side: ComparedRun) -> dict[str, Any]:

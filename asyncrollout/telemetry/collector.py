@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from asyncrollout.stats import average, standard_error
 from asyncrollout.successes import Successes, result_of
 from asyncrollout.telemetry.run_metrics import Gauges, RunMetrics, Trend
 from asyncrollout.trajectories import Group, Trajectory, Turn
@@ -211,20 +212,11 @@ def compare(values: Sequence[float]) -> tuple[float | None, float | None, Trend 
         return (values[0] if values else None), None, None
     compared = list(values)[-2 * half :]
     earlier, later = compared[:half], compared[half:]
-    before, recent = _mean(earlier), _mean(later)
+    before, recent = average(earlier), average(later)
     change = recent - before
     if half < _FEWEST_GROUPS:
         return recent, change, None
-    error = math.sqrt((_variance(earlier) + _variance(later)) / half)
+    error = math.hypot(standard_error(earlier) or 0.0, standard_error(later) or 0.0)
     if abs(change) <= _CLEAR * error or math.isclose(before, recent):
         return recent, change, "level"
     return recent, change, "up" if change > 0 else "down"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
