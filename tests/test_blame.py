@@ -382,7 +382,7 @@ async def test_deaths_without_end_and_without_progress_are_an_error(monkeypatch:
         for _ in range(6):  # each of them with a step in between
             os.kill(pid_of(pool, env), signal.SIGKILL)
             await env.step(1)
-        seat = env.binding
+        seat = env._calls.binding
         for _ in range(3):
             seat._accept(BYSTANDER, Op.STEP)
         with pytest.raises(EnvCrashed, match="for the 4th time in a row without a call of this env completed"):
@@ -428,11 +428,11 @@ async def test_envs_that_keep_killing_workers_get_one_of_their_own(
         another = await open_reset(pool, FAULTY, 2)
         assert another.worker == crasher.worker
         assert (await open_reset(pool, COUNTER, 1, beside=crasher)).worker != crasher.worker
-        restored, places = pool.stats().restored, [env.binding.id for env in others]
+        restored, places = pool.stats().restored, [env._calls.binding.id for env in others]
         for number in range(6, 9):
             await crasher.step(crash(number))
             await pool.step_many(others, [1] * 6)
-        assert places == [env.binding.id for env in others]
+        assert places == [env._calls.binding.id for env in others]
         assert pool.stats().restored == restored + 3
         monkeypatch.setattr(quarantine, "_QUIET", 0.0)  # as if it had been quiet for long
         assert not pool.stats().quarantined
@@ -458,9 +458,9 @@ async def test_with_one_worker_there_is_no_quarantine_to_leave(tmp_path: Path) -
             await crasher.step(["once", str(tmp_path / f"{number}"), "exit", 3])
         assert pool.stats().quarantined == ("faulty",)
         await other.reset(seed=1)
-        place = other.binding.id
+        place = other._calls.binding.id
         await other.reset(seed=2)
-        assert other.binding.id == place
+        assert other._calls.binding.id == place
         assert not pool.stats().moved
 
 

@@ -92,7 +92,7 @@ async def test_closed_during_a_step_stays_closed(tmp_path: Path) -> None:
             await env.reset(seed=1)
             tasks.start_soon(step, env)
             await gate.begun()
-            with pytest.raises(UsageError, match="still at work"):
+            with pytest.raises(UsageError, match="still in flight"):
                 await env.step(2)
             await env.close()
             await gate.open()
@@ -203,5 +203,5 @@ async def test_env_without_chance_never_hears_of_members(options: dict[str, Any]
 
 async def test_wrong_member_is_told(options: dict[str, Any]) -> None:
     async with EnvPool(**options) as pool, pool.open(DICE) as env:
-        with pytest.raises(UsageError, match="env 'dice': a member is a whole number from 0, not -1"):
+        with pytest.raises(UsageError, match="env 'dice': member must be a whole number from 0, not -1"):
             await env.reset(seed=1, member=-1)

@@ -21,6 +21,8 @@ from asyncrollout import (
     UsageError,
 )
 from asyncrollout.pool.batch_calls import call_all
+from asyncrollout.pool.env_calls import EnvCalls
+from asyncrollout.pool.handle import calls_of
 from asyncrollout.testing import same
 from tests.playing import (
     ACTIONS,
@@ -287,14 +289,14 @@ async def test_results_of_many_are_told_as_they_come_and_a_listener_may_fail(opt
         envs = [await pool.open(COUNTER) for _ in range(3)]
         await pool.reset_many(envs, seeds=[1, 2, 3])
         told: dict[int, Any] = {}
-        results = await call_all([partial(env.begin_step, 1) for env in envs], told.__setitem__)
+        results = await call_all([partial(calls_of(env).begin_step, 1) for env in envs], told.__setitem__)
         assert results == [told[place] for place in range(3)]
 
         def fail(place: int, result: Any) -> None:
             raise LookupError(place, result)
 
         with pytest.raises(LookupError):
-            await call_all([partial(env.begin_step, 1) for env in envs], fail)
+            await call_all([partial(calls_of(env).begin_step, 1) for env in envs], fail)
         assert all(isinstance(result, Outcome) for result in await pool.step_many(envs, [1] * 3))
 
 
@@ -305,7 +307,7 @@ async def test_a_reply_that_cannot_be_understood_leaves_nobody_waiting(monkeypat
     async with EnvPool(workers=1) as pool:
         envs = [await pool.open(COUNTER) for _ in range(2)]
         await pool.reset_many(envs, seeds=[1, 2])
-        monkeypatch.setattr(EnvHandle, "_took", nonsense)
+        monkeypatch.setattr(EnvCalls, "take_outcome", nonsense)
         with pytest.raises(TypeError, match="nonsense"), anyio.fail_after(PATIENCE):
             await pool.step_many(envs, [1, 1])
 

@@ -220,7 +220,7 @@ async def test_observations_without_a_file_form_are_replayed_from_a_file(place: 
 @places
 async def test_a_snapshot_with_text_is_not_one_without(place: str) -> None:
     spec = replace(MENU, text="tests.recovery_envs:SavedMenu")
-    async with opened(place, spec) as (pool, env), pool.open(env.binding.opening.spec, text=False) as raw:
+    async with opened(place, spec) as (pool, env), pool.open(env._calls.binding.opening.spec, text=False) as raw:
         for one, other, match in ((env, raw, "with the text"), (raw, env, "without the text")):
             await one.reset(seed=1)
             kept = await one.snapshot()

@@ -198,7 +198,7 @@ WRONG_USES: dict[str, tuple[Use, type[RolloutError], list[str]]] = {
     "wrong text option": (opening(TEXT, max_actions_per_turn="x"), UsageError, ["env 'text'", "max_actions_per_turn"]),
     "no such rank": (opening(COUNTER, worker=7), UsageError, ["env 'counter'", "worker=7"]),
     "negative rank": (opening(COUNTER, worker=-1), UsageError, ["env 'counter'", "worker=-1"]),
-    "negative seed": (resetting(COUNTER, seed=-1), UsageError, ["env 'counter'", "a seed is", "-1"]),
+    "negative seed": (resetting(COUNTER, seed=-1), UsageError, ["env 'counter'", "seed must be", "-1"]),
     "seed is no number": (resetting(COUNTER, seed="7"), UsageError, ["env 'counter'", "'7'"]),
     "seed is a fraction": (resetting(COUNTER, seed=1.5), UsageError, ["env 'counter'", "1.5"]),
     "seed is a bool": (resetting(COUNTER, seed=True), UsageError, ["env 'counter'", "True"]),

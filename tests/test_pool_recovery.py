@@ -121,7 +121,7 @@ async def test_calls_are_not_piled_up(place: str) -> None:
             await env.call("level")  # an attribute, which is only read
             if seed % 100 == 0:
                 await env.call("add", 1, keep=True)
-        assert [called.method for called in env.binding.history.life] == ["add"] * 3  # type: ignore[union-attr]
+        assert [called.method for called in env._calls.binding.history.life] == ["add"] * 3  # type: ignore[union-attr]
         await disturb(pool, env)
         assert "3 extra, asked 0" in (await play(env, 1)).observation
 
@@ -170,7 +170,7 @@ async def test_setup_is_made_once(place: str) -> None:
             await one.restore(kept)
             assert "1 extra" in (await one.step(1)).observation
         await twin.close()
-        async with pool.open(env.binding.opening.spec) as fresh:
+        async with pool.open(env._calls.binding.opening.spec) as fresh:
             await fresh.call("add", 100)
             await fresh.restore(kept)
             assert "1 extra" in (await fresh.step(1)).observation
@@ -181,12 +181,12 @@ async def test_an_env_with_the_same_life_is_restored_in_place(place: str) -> Non
     async with opened(place, LONG) as (_, env):
         await env.call("add", 1)
         await play(env, 1, 1)
-        kept, where = await env.snapshot(), env.binding.id
+        kept, where = await env.snapshot(), env._calls.binding.id
         for keep in (False, True):
             await env.step(1)
             await env.call("add" if keep else "score", *([5] if keep else []), keep=keep)
             await env.restore(kept)
-            assert (env.binding.id == where) is not keep
+            assert (env._calls.binding.id == where) is not keep
             assert "1 extra" in (await env.step(1)).observation
 
 
@@ -216,7 +216,7 @@ async def test_a_call_that_the_env_never_saw_leaves_nothing(place: str) -> None:
                 await env.call(method, *args)
         with pytest.raises(UsageError, match="keep='yes' is neither True nor False"):
             await env.call("add", 1, keep="yes")  # type: ignore[arg-type]
-        assert not env.binding.history.was_called
+        assert not env._calls.binding.history.was_called
 
 
 @places
@@ -236,7 +236,7 @@ async def test_too_many_episodes_with_calls_are_an_error_and_no_loss(place: str)
         for seed in range(200):
             await play(env, seed, 1)
             await env.call("score")
-        assert not env.binding.history.life
+        assert not env._calls.binding.history.life
         with pytest.raises(UsageError, match=r"cannot fork: its call of score\(\) lies more than 500 .* keep=False if"):
             await env.fork()
         with pytest.raises(EnvError):
@@ -410,7 +410,7 @@ async def test_keyword_arguments_are_each_envs_own(place: str) -> None:
             await env.step("x")
         assert (await play(env, 1)).observation == [1]  # made anew
         await twin.close()
-        async with pool.open(replace(spec, runs=env.binding.opening.spec.runs), items=[5]) as other:
+        async with pool.open(replace(spec, runs=env._calls.binding.opening.spec.runs), items=[5]) as other:
             assert (await play(other, 1)).observation == [5]
     assert items == [1, 99]
 
@@ -418,7 +418,7 @@ async def test_keyword_arguments_are_each_envs_own(place: str) -> None:
 async def test_what_cannot_be_copied_is_passed_on() -> None:
     lock = threading.Lock()
     async with opened("light", EnvSpec(name="listing", factory=f"{ENVS}:Listing"), items=lock) as (_, env):
-        assert env.binding.opening.spec.kwargs["items"] is lock
+        assert env._calls.binding.opening.spec.kwargs["items"] is lock
 
 
 @places
@@ -637,7 +637,7 @@ async def test_a_restore_while_a_call_is_under_way_is_refused(tmp_path: Path) ->
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(env.render)
                 await gate.begun()
-                with pytest.raises(UsageError, match="still at work"):
+                with pytest.raises(UsageError, match="still in flight"):
                     await env.restore(kept)
                 await gate.open()
             assert (await env.step(1)).reward

@@ -71,11 +71,11 @@ async def test_a_restore_that_a_remote_pool_refuses_changes_nothing() -> None:
         kept = await one.snapshot()
         env = await there.open(SAVING.name)
         await env.reset(seed=2)
-        seat = env.binding.id
+        seat = env._calls.binding.id
         with pytest.raises(UsageError, match="a snapshot that holds an env's own state"):
             await env.restore(kept)
         assert ", 0 extra" in (await env.step(1)).observation
-        assert env.binding.id == seat
+        assert env._calls.binding.id == seat
 
 
 @pytest.mark.parametrize("fail", ["step", "reset"])
@@ -104,9 +104,9 @@ async def test_an_env_that_failed_is_not_moved() -> None:
         await env.reset(seed=1)
         with pytest.raises(EnvError):
             await env.step("x")
-        assert not env.binding.may_move
+        assert not env._calls.binding.may_move
         await env.reset(seed=1)
-        assert env.binding.may_move
+        assert env._calls.binding.may_move
 
 
 async def test_an_env_that_is_not_replayable_is_not_replayed_for_a_call_either() -> None:

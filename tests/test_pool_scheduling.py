@@ -113,7 +113,7 @@ async def test_envs_that_were_never_reset_are_not_taken_for_slow() -> None:
     async with EnvPool(workers=1) as pool:
         await pool.open(COUNTER)
         handle = pool.open(COUNTER)
-        handle.binding.__class__ = Asked
+        handle._calls.binding.__class__ = Asked
         await handle
     assert max(work) < SOON
 

@@ -227,7 +227,7 @@ async def test_trouble_stays_with_its_env(tmp_path: Path) -> None:
         resets = await service.reset_batch(dict.fromkeys(configs, 1) | {"good": -1})
         assert [*resets] == [*configs]
         assert resets["refuses"] == ({}, {"error": f"Environment refuses not found: {service.failures['refuses']}"})
-        assert "a seed is a whole number from 0" in resets["good"][1]["error"]
+        assert "seed must be a whole number from 0" in resets["good"][1]["error"]
         assert "error" not in (await service.reset_batch({"good": 1}))["good"][1]
         for turn in range(2):
             results = await service.step_batch({"good": "add 1", "raises": 1, "exits": 1, "x": "?"})
@@ -291,7 +291,7 @@ async def test_a_reset_beside_other_calls(tmp_path: Path) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(service.step_batch, {"g": "wait"})
             await gate.begun()
-            assert "still at work" in (await service.reset_batch({"g": 2}))["g"][1]["error"]
+            assert "still in flight" in (await service.reset_batch({"g": 2}))["g"][1]["error"]
             await gate.open()
         assert await service.compute_reward_batch(["g"]) == {"g": 0.0}
         assert "its last reset failed" in (await service.step_batch({"g": 1}))["g"][3]["error"]

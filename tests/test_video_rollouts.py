@@ -662,7 +662,7 @@ async def test_frames_wait_for_a_slow_encoder_without_the_loop(tmp_path: Path, m
         await env.reset(seed=0)
         for _ in range(40):
             await env.step(1)
-            camera: Any = pool._inline_host._hosted[env.binding.id].camera
+            camera: Any = pool._inline_host._hosted[env._calls.binding.id].camera
             assert camera._reel._encoder._held <= 5 * 128 * 128 * 3
     assert len(decode(tmp_path / "a.mp4")) == 41
 

@@ -359,7 +359,7 @@ async def test_classes_keep_their_full_names_and_slots_so_that_digests_agree() -
             assert outcome.observation.number == 3
             assert not hasattr(outcome.observation, "__dict__")
             twin = await env.fork()
-            digests |= {env.binding.history.last_digest, twin.binding.history.last_digest}
+            digests |= {env._calls.binding.history.last_digest, twin._calls.binding.history.last_digest}
     assert len(digests) == 1
 
 

@@ -19,7 +19,7 @@ from asyncrollout.concurrency import Background
 from asyncrollout.errors import ClosedError, PoolError, UsageError
 from asyncrollout.pool.batch_calls import Result, call_all
 from asyncrollout.pool.binding import EnvBinding, RecoveryRules
-from asyncrollout.pool.handle import EnvHandle
+from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.hosts import Backend, PoolLimits
 from asyncrollout.pool.inline_host import InlineHost
 from asyncrollout.pool.loop_monitor import LoopMonitor, watch_loop
@@ -248,7 +248,7 @@ class EnvPool:
         if beside is not None and not isinstance(beside, EnvHandle):
             raise UsageError(f"env {opening.spec.name!r}: beside={beside!r:.100} is not an env that pool.open() gave")
         on_loop = self._lives_on_loop(opening, pinned)
-        near = None if beside is None else beside.binding
+        near = None if beside is None else calls_of(beside).binding
         binding = EnvBinding(opening, self._placement, self._rules, pinned=pinned, on_loop=on_loop, beside=near)
         return EnvHandle(self, binding, record)
 
@@ -278,7 +278,7 @@ class EnvPool:
         if len(handles) != len(actions):
             raise UsageError(f"{len(handles)} handles, but {len(actions)} actions")
         each = zip(handles, actions, strict=True)
-        return await call_all(partial(handle.begin_step, action) for handle, action in each)
+        return await call_all(partial(calls_of(handle).begin_step, action) for handle, action in each)
 
     async def reset_many(
         self,
@@ -293,7 +293,9 @@ class EnvPool:
         if not len(handles) == len(seeds) == len(tasks):
             raise UsageError(f"{len(handles)} handles, but {len(seeds)} seeds and {len(tasks)} tasks")
         each = zip(handles, seeds, tasks, strict=True)
-        return await call_all(partial(handle.begin_reset, seed=seed, task=task) for handle, seed, task in each)
+        return await call_all(
+            partial(calls_of(handle).begin_reset, seed=seed, task=task) for handle, seed, task in each
+        )
 
     def stats(self) -> PoolStats:
         """How the pool fares at this moment."""

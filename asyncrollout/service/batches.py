@@ -11,7 +11,7 @@ from asyncrollout import validation
 from asyncrollout.concurrency import run_to_end, task_group
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.handle import EnvHandle
+from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.service.config import BaseServiceConfig
 from asyncrollout.service.served_env import ServedEnv, Shown, Stepped
@@ -176,9 +176,7 @@ class EnvService:
         async def run(env_id: Any, value: Any) -> None:
             env = self.find(env_id)
             async with AsyncExitStack() as held:
-                if (
-                    env.handle.binding.opening.spec.runs != "cpu"
-                ):  # those are one at a time in each worker by themselves
+                if calls_of(env.handle).binding.opening.spec.runs != "cpu":  # a worker runs one of those at a time
                     await held.enter_async_context(self._slots)
                 held.enter_context(env.at_work())
                 results[env_id] = await work(env, value)

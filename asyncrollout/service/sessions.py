@@ -14,8 +14,9 @@ from anyio.abc import TaskStatus
 from asyncrollout.concurrency import Background, task_group
 from asyncrollout.errors import EnvCrashed, EnvError, PoolError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.handle import EnvHandle
+from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.pool import EnvPool
+from asyncrollout.pool.state_transfer import adopt_log
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.codec import Op
 from asyncrollout.pool.wire.replay_log import RecordedCall, read_past
@@ -204,7 +205,7 @@ class Sessions:
             outcome = await handle.reset(seed=seed, task=task, member=member)
         elif call.op == Op.CALL:
             called = self._called(payload)
-            value = list(await handle.make_call(called))
+            value = list(await calls_of(handle).call_method(called))
         elif call.op == Op.RENDER:
             value = await handle.render()
         elif call.op == Op.REPLAY:
@@ -241,9 +242,9 @@ class Sessions:
             raise UsageError(f"this is not the past of an env: {error}") from error
         if past.holds_states:
             raise UsageError("no env here takes its state from a network: an env may read it with pickle")
-        if past.episodes and not handle.binding.opening.spec.replayable:
+        if past.episodes and not calls_of(handle).binding.opening.spec.replayable:
             raise EnvCrashed("the server lost it within an episode, and it is not replayable")
-        return await handle.become(past)
+        return await adopt_log(calls_of(handle), past)
 
     def _called(self, payload: Any) -> RecordedCall:
         parts = _listed(payload)

@@ -13,8 +13,9 @@ from anyio.abc import TaskStatus
 from asyncrollout.concurrency import Background, task_group
 from asyncrollout.dropin.ragen.settings import EnvPlan
 from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
-from asyncrollout.pool.batch_calls import PendingCall, Result, call_all
-from asyncrollout.pool.handle import EnvHandle
+from asyncrollout.pool.batch_calls import Result, call_all
+from asyncrollout.pool.env_calls import PendingCall
+from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.types import PoolStats
 
@@ -80,7 +81,9 @@ class EnvBatch:
                         tasks.start_soon(self._open, index, self._handles[index - members[index]])
         handles = [handle for handle in self._handles if handle is not None]
         each = zip(handles, seeds, members, strict=True)
-        return await call_all(partial(handle.begin_reset, seed=seed, member=member) for handle, seed, member in each)
+        return await call_all(
+            partial(calls_of(handle).begin_reset, seed=seed, member=member) for handle, seed, member in each
+        )
 
     async def step(
         self, actions: Mapping[int, Any], on_result: Callable[[int, Result], None] | None = None
@@ -98,7 +101,7 @@ class EnvBatch:
         return (self._pool or self._loop_pool).stats()
 
     def _begin_step(self, index: int, action: Any) -> PendingCall:
-        return self._handle(index).begin_step(action)
+        return calls_of(self._handle(index)).begin_step(action)
 
     def _handle(self, index: int) -> EnvHandle:
         handle = self._handles[index]
@@ -120,7 +123,7 @@ class EnvBatch:
             await self._start_workers()
         for index in indices:
             handle = self._handles[index]
-            if handle is not None and handle.binding.on_loop == self._wants_worker(index):
+            if handle is not None and calls_of(handle).binding.on_loop == self._wants_worker(index):
                 await self._move(index, handle)
         self._settled_as = self.parallel, self._is_alone
 
