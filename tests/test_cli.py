@@ -18,14 +18,25 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrollout import registry
 from asyncrollout.cli import bench
 from asyncrollout.cli.app import COMMANDS, Output, Told, app, main, printable
 from asyncrollout.cli.envs import env_kwargs
 from asyncrollout.errors import EnvError, PoolError, UsageError
+from asyncrollout.registry import register_env
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 120  # seconds; none comes near it
 NAMES = [path.rpartition(":")[2].replace("_", "-") for path, *_ in COMMANDS]
+
+
+class Walk:
+    """Four steps, and it is over.
+
+    Nobody reads this line in a list.
+    """
+
+
 LAUNCHER = """\
 import sys
 from {module} import {function}
@@ -370,7 +381,7 @@ def test_envs_lists_all_that_is_installed() -> None:
     offered = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["asyncrollout.envs"]
     shipped = {card["name"]: card for card in listed if card["name"] in offered}
     assert shipped.keys() == offered.keys()
-    assert not [name for name, card in shipped.items() if not card["actions"]], "asyncrollout/cli/envs.py lacks a row"
+    assert not [name for name, card in shipped.items() if not (card["actions"] and card["task"])]
     assert shipped["sokoban"]["runs"] == "cpu"
     assert shipped["bandit"]["plays"] == "text"
     table = run("envs").stdout
@@ -393,6 +404,20 @@ def test_envs_tells_which_package_is_missing(
     assert missing["reasoning_gym"] == "pip install 'asyncrollout[reasoning-gym]'"
     assert missing["AntDir-v0"] == missing["HalfCheetahVel-v0"] == "pip install 'asyncrollout[mujoco]'"
     assert missing["sokoban"] == ""
+
+
+def test_any_env_introduces_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    register_env("maze", Walk, summary="find the exit", actions="Left, Right", requires={"no_such": "pip install it"})
+    register_env("walk", Walk)
+    assert main(["envs", "--json"]) == 0
+    cards = {card["name"]: card for card in records(capsys.readouterr().out)}
+    assert [cards["maze"][key] for key in ("task", "actions", "missing")] == [
+        "find the exit",
+        "Left, Right",
+        "pip install it",
+    ]
+    assert [cards["walk"][key] for key in ("task", "actions", "missing")] == ["Four steps, and it is over.", "", ""]
 
 
 def test_envs_survives_the_packages_of_others(tmp_path: Path) -> None:

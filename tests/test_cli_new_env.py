@@ -60,7 +60,7 @@ def test_it_is_found_by_its_name_once_installed(made: Path) -> None:
     ran = run("asyncrollout", "check-env", "ice_maze", cwd=made)
     assert ran.returncode == 0, ran.stderr
     listed = run("asyncrollout", "envs", cwd=made).stdout
-    assert "Walk along a corridor" in " ".join(listed.split())
+    assert "walk along a corridor" in " ".join(listed.split())
     assert main(["new-env", "ice_maze", "--dir", str(made.parent)]) == 2
 
 

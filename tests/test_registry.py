@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from asyncrollout import EnvSpec, UnknownEnvError, UsageError, env_names, find_env, register_env, registry
+from asyncrollout import (
+    EnvPool,
+    EnvSpec,
+    MissingExtraError,
+    UnknownEnvError,
+    UsageError,
+    env_names,
+    find_env,
+    register_env,
+    registry,
+)
 from tests.tiny_envs import Counter
 
 
@@ -95,7 +105,7 @@ def test_registered_name_comes_before_an_installed_one(monkeypatch: pytest.Monke
 
 def test_entry_point_that_is_no_spec_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, tmp_path, "broken = someones_envs:not_a_spec")
-    with pytest.raises(UsageError, match=r"'broken'.*gives no EnvSpec.*someones_envs:not_a_spec"):
+    with pytest.raises(UsageError, match=r"'broken'.*is not an EnvSpec.*someones_envs:not_a_spec"):
         find_env("broken")
 
 
@@ -157,7 +167,7 @@ def test_a_class_or_a_function_names_its_env() -> None:
     assert find_env(find_env(Counter).name).factory == "tests.tiny_envs:Counter"
     assert find_env(partial(Counter, limit=3)).name == "functools:partial"
     assert find_env(Waiting).runs == "io"
-    with pytest.raises(UsageError, match="name is a text"):
+    with pytest.raises(UsageError, match="name must be a string"):
         EnvSpec(Counter, "counter")  # type: ignore[arg-type]
 
 
@@ -185,7 +195,7 @@ def test_unknown_field_is_told() -> None:
         ("tests.tiny_envs", "not an import path: write 'module:Class'"),
         (":Counter", "not an import path: write 'module:Class'"),
         ("tests.tiny_envs:Step.nothing", "has no 'Step.nothing'"),
-        ("tests.tiny_envs:__doc__", "is a str, not something that makes an env"),
+        ("tests.tiny_envs:__doc__", "is a str, not a class or function that makes an env"),
     ],
 )
 def test_bad_import_path_is_told(path: str, told: str) -> None:
@@ -197,3 +207,28 @@ def test_bad_import_path_is_told(path: str, told: str) -> None:
 def test_missing_module_is_told() -> None:
     with pytest.raises(ImportError, match="no_such_module"):
         registry.load_factory("no_such_module:Env")
+
+
+def test_an_env_introduces_itself() -> None:
+    pip = {"no_such_package": "pip install no-such-package"}
+    spec = register_env("maze", Counter, summary="find the exit", actions="Left, Right", requires=pip)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert registry.missing_packages(spec) == pip
+    assert registry.missing_packages(EnvSpec("x", Counter, requires={"json": "pip install json"})) == {}
+    assert registry.missing_packages(EnvSpec("x", Counter, requires={"no_such.part": "pip install x"}))
+    with pytest.raises(
+        MissingExtraError, match=r"env 'maze' needs the package 'no_such_package'.*: pip install no-such"
+    ):
+        registry.check_installed(spec)
+    with pytest.raises(UsageError, match="env 'x': requires='mujoco' must map packages to pip commands"):
+        EnvSpec("x", Counter, requires="mujoco")  # type: ignore[arg-type]
+
+
+async def test_a_missing_package_is_reported_with_its_pip_command() -> None:
+    spec = EnvSpec("maze", "no_such_module:Env", requires={"no_such_module": "pip install no-such-module"})
+    with pytest.raises(MissingExtraError, match="pip install no-such-module"):
+        registry.check_exists(spec)
+    for backend in ("inline", "process"):
+        async with EnvPool(1, backend) as pool:
+            with pytest.raises(UsageError, match=r"env 'maze' needs the package.*pip install no-such-module"):
+                await pool.open(spec)

@@ -1,7 +1,5 @@
 """Commands about environments: which there are, and whether one keeps the contract."""
 
-import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,40 +13,19 @@ from cyclopts import Parameter
 from asyncrollout.cli.app import Output, Told, printable
 from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.errors import EnvCheckError, UsageError
-from asyncrollout.registry import allowed_env, env_names, find_env, load_factory
+from asyncrollout.registry import allowed_env, env_names, find_env, load_factory, missing_packages
 
 if TYPE_CHECKING:
     from asyncrollout.testing import EnvReport
 
-# Actions, the task in a line, and if the env needs a package beside ours, that and how to get it. All else tells it
-# in its docstring.
-_REASONING = "reasoning_gym", "pip install 'asyncrollout[reasoning-gym]'"
-_MUJOCO = "mujoco", "pip install 'asyncrollout[mujoco]'"
-_OMNIGIBSON = "omnigibson", "pip install omnigibson"
-_SHIPPED: dict[str, tuple[str, str, tuple[str, str] | None]] = {
-    "AntDir-v0": ("8 torques", "run in a direction that only the reward tells", _MUJOCO),
-    "HalfCheetahVel-v0": ("6 torques", "run at a speed that only the reward tells", _MUJOCO),
-    "PointRobot-v0": ("a step in the plane", "walk to a goal that only the reward tells", None),
-    "PointRobotSparse-v0": ("a step in the plane", "find a goal that pays only where it is reached", None),
-    "bandit": ("an arm's name", "choose the arm that pays more in the mean", None),
-    "behavior": ("23 numbers", "BEHAVIOR's household activities in OmniGibson, on a GPU", _OMNIGIBSON),
-    "countdown": ("an expression", "reach the target with all of the numbers", None),
-    "frozen_lake": ("Left, Down, Right, Up", "cross the ice to the goal", None),
-    "household": ("go to cup, grasp cup, ...", "a robot with two arms brings, tidies up and puts away", None),
-    "metamathqa": ("the answer", "answer a question; think again if it was wrong", None),
-    "reasoning_gym": ("the answer", "answer a question of any reasoning-gym data set", _REASONING),
-    "sokoban": ("Up, Down, Left, Right", "push all boxes onto targets", None),
-    "video": ("watch 0-5, answer B", "watch parts of a video; answer, or find a moment", None),
-    "webshop": ("search[..], click[..]", "find and buy what is asked for", None),
-}
 _OTHERS = """
-Any Gymnasium env is called gymnasium:<id>, an env class of yours module:Class.
-Check one: asyncrollout check-env frozen_lake
-Write one: asyncrollout new-env maze"""
+Open any Gymnasium env as gymnasium:<id>, and your own class as module:Class.
+Check an env: asyncrollout check-env frozen_lake
+Write an env: asyncrollout new-env maze"""
 
 
 class Card(msgspec.Struct, frozen=True):
-    """What a listing tells of an env; `missing` says what keeps it from being opened."""
+    """One env of the listing; `missing` says why it cannot be opened yet."""
 
     name: str
     runs: str = ""
@@ -124,11 +101,10 @@ def _card(name: str) -> Card:
         spec = find_env(name)
         factory = load_factory(spec.factory)
     except Exception as error:  # noqa: BLE001 (a package of anybody's, which may be broken in any way)
-        return Card(name, missing=f"cannot be loaded: {type(error).__name__}: {error}")
-    says = (inspect.getdoc(factory) or "").partition("\n")[0]
-    actions, task, needs = _SHIPPED.get(name, ("", says, None))
-    missing = needs[1] if needs is not None and importlib.util.find_spec(needs[0]) is None else ""
-    return Card(name, spec.runs, "text" if spec.text else "raw", actions, task, missing)
+        return Card(name, missing=f"failed to load: {type(error).__name__}: {error}")
+    task = spec.summary or (inspect.getdoc(factory) or "").partition("\n")[0]
+    missing = ", ".join(dict.fromkeys(missing_packages(spec).values()))
+    return Card(name, spec.runs, "text" if spec.text else "raw", spec.actions, task, missing)
 
 
 def _table(cards: Sequence[Card]) -> Any:

@@ -29,12 +29,14 @@ SPEC = EnvSpec(
     name="NAME",
     factory="NAME:CLASSEnv",
     text="NAME:CLASSText",
-    # runs="light" keeps an env on the event loop, if a step takes it microseconds; else it is in a worker process.
+    summary="walk along a corridor to the treasure",  # `asyncrollout envs` lists it
+    actions="Left, Right",
+    # runs="light" keeps the env on the event loop: for steps of microseconds. The default is a worker process.
 )
 
 
 class CLASSEnv:
-    """Walk along a corridor to the treasure."""  # `asyncrollout envs` shows this line
+    """Walk along a corridor to the treasure."""
 
     def __init__(self, *, length: int = 7, max_steps: int = 20) -> None:
         if length < 2:

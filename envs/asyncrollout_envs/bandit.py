@@ -18,6 +18,8 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.bandit:Bandit",
     text="asyncrollout_envs.bandit:BanditText",
     runs="light",
+    summary="choose the arm with the higher mean payoff",
+    actions="an arm's name",
 )
 
 PAIR = ("phoenix", "dragon")

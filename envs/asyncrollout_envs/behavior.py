@@ -28,6 +28,9 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.behavior:Behavior",
     runs="cpu",
     replayable=False,  # what a GPU simulates is not the same twice
+    summary="BEHAVIOR-1K household activities in OmniGibson, on a GPU",
+    actions="23 numbers",
+    requires={"omnigibson": "pip install omnigibson"},
 )
 
 

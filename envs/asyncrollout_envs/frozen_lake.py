@@ -21,6 +21,8 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.frozen_lake:FrozenLake",
     text="asyncrollout_envs.frozen_lake:FrozenLakeText",
     runs="light",
+    summary="cross the ice to the goal",
+    actions="Left, Down, Right, Up",
 )
 
 PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_ON_GOAL = range(6)

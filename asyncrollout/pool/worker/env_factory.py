@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from asyncrollout.errors import UsageError
+from asyncrollout.errors import MissingExtraError, UsageError
 from asyncrollout.pool.wire.codec import PLAIN
 from asyncrollout.pool.wire.definitions import MAIN
-from asyncrollout.registry import GYMNASIUM, EnvSpec, Factory, load_factory, make_gymnasium
+from asyncrollout.registry import GYMNASIUM, EnvSpec, Factory, check_installed, load_factory, make_gymnasium
 from asyncrollout.validation import did_you_mean
 
 _MODE = "render_mode"
@@ -45,6 +45,16 @@ def make_env(spec: EnvSpec, *, filmed: bool = False, shared: bool = True) -> Any
 
 
 def _make(spec: EnvSpec, *, shared: bool = True) -> Any:
+    try:
+        return _call_factory(spec, shared=shared)
+    except MissingExtraError:
+        raise
+    except ImportError:
+        check_installed(spec)
+        raise
+
+
+def _call_factory(spec: EnvSpec, *, shared: bool) -> Any:
     factory = load_factory(spec.factory)
     named = spec.name.removeprefix(GYMNASIUM)
     if factory is make_gymnasium and spec.name != named != spec.kwargs.get("id"):  # by its name it was allowed

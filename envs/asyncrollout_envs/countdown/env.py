@@ -27,6 +27,8 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.countdown:Countdown",
     text="asyncrollout_envs.countdown:CountdownText",
     runs="light",
+    summary="reach the target using every number",
+    actions="an expression",
 )
 
 _FEWEST = 2

@@ -13,4 +13,6 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.household:Household",
     text="asyncrollout_envs.household:HouseholdText",
     runs="cpu",
+    summary="a two-armed robot fetches, tidies up and puts away",
+    actions="go to cup, grasp cup, ...",
 )

@@ -6,15 +6,43 @@ from asyncrollout.bamdp import Bamdp
 from asyncrollout.registry import EnvSpec, load_factory
 from asyncrollout.types import Placement
 
-
-def _spec(name: str, family: str, runs: Placement) -> EnvSpec:
-    return EnvSpec(name=name, factory="asyncrollout_envs.meta:make", kwargs={"family": family}, runs=runs)
+MUJOCO = {"mujoco": "pip install 'asyncrollout[mujoco]'"}
 
 
-POINT_ROBOT = _spec("PointRobot-v0", "point_robot:PointRobot", "light")
-POINT_ROBOT_SPARSE = _spec("PointRobotSparse-v0", "point_robot:PointRobotSparse", "light")
-ANT_DIR = _spec("AntDir-v0", "mujoco:AntDir", "cpu")
-HALF_CHEETAH_VEL = _spec("HalfCheetahVel-v0", "mujoco:HalfCheetahVel", "cpu")
+def _spec(name: str, family: str, runs: Placement, **card: Any) -> EnvSpec:
+    return EnvSpec(name=name, factory="asyncrollout_envs.meta:make", kwargs={"family": family}, runs=runs, **card)
+
+
+POINT_ROBOT = _spec(
+    "PointRobot-v0",
+    "point_robot:PointRobot",
+    "light",
+    summary="walk to a goal that only the reward reveals",
+    actions="a step in the plane",
+)
+POINT_ROBOT_SPARSE = _spec(
+    "PointRobotSparse-v0",
+    "point_robot:PointRobotSparse",
+    "light",
+    summary="find a goal that pays only near it",
+    actions="a step in the plane",
+)
+ANT_DIR = _spec(
+    "AntDir-v0",
+    "mujoco:AntDir",
+    "cpu",
+    summary="run in a direction that only the reward reveals",
+    actions="8 torques",
+    requires=MUJOCO,
+)
+HALF_CHEETAH_VEL = _spec(
+    "HalfCheetahVel-v0",
+    "mujoco:HalfCheetahVel",
+    "cpu",
+    summary="run at a speed that only the reward reveals",
+    actions="6 torques",
+    requires=MUJOCO,
+)
 
 
 def make(family: str, *, episodes_per_task: int = 1, oracle: bool = False, **kwargs: Any) -> Bamdp:

@@ -22,6 +22,8 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.metamathqa:MetaMathQA",
     text="asyncrollout_envs.metamathqa:MetaMathQAText",
     runs="light",
+    summary="answer a math question; try again after a wrong answer",
+    actions="the answer",
 )
 
 OWN_PROBLEMS = Path(__file__).parent / "problems.json"

@@ -11,7 +11,7 @@ from asyncrollout.registry import EnvSpec
 from asyncrollout.text.replies import Projecting, find_answer, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.kwargs import check_whole
-from asyncrollout_envs.reasoning.questions import ENV, MOST_ENTRIES, open_questions
+from asyncrollout_envs.reasoning.questions import ENV, INSTALL, MOST_ENTRIES, open_questions
 from asyncrollout_envs.reasoning.scoring import LONGEST_ANSWER
 from asyncrollout_envs.seeding import Split, check_split, generator
 
@@ -20,6 +20,9 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.reasoning:ReasoningGym",
     text="asyncrollout_envs.reasoning:ReasoningGymText",
     runs="cpu",
+    summary="answer a question from any reasoning-gym dataset",
+    actions="the answer",
+    requires={"reasoning_gym": INSTALL},
 )
 
 _SPLITS: tuple[str, ...] = get_args(Split)

@@ -15,6 +15,7 @@ from asyncrollout.validation import did_you_mean
 from asyncrollout_envs.reasoning.scoring import Score, safe_score
 
 ENV = "reasoning_gym"
+INSTALL = "pip install 'asyncrollout[reasoning-gym]'"
 MOST_ENTRIES = 2**32
 """Some datasets seed numpy with the number, which must be smaller."""
 
@@ -85,9 +86,7 @@ def _load() -> Any:
     try:
         return importlib.import_module("reasoning_gym")  # takes a second or more
     except ImportError as error:
-        raise MissingExtraError(
-            f"{ENV}: the package reasoning-gym is not installed: pip install 'asyncrollout[reasoning-gym]'"
-        ) from error
+        raise MissingExtraError(f"{ENV}: the package reasoning-gym is not installed: {INSTALL}") from error
 
 
 def _check(name: str, config: Mapping[str, Any], datasets: Mapping[str, tuple[Any, type[Any]]]) -> None:

@@ -11,4 +11,6 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.sokoban:Sokoban",
     text="asyncrollout_envs.sokoban:SokobanText",
     runs="cpu",
+    summary="push all boxes onto targets",
+    actions="Up, Down, Left, Right",
 )

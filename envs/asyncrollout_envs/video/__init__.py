@@ -12,4 +12,6 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.video:VideoEnv",
     text="asyncrollout_envs.video:VideoText",
     runs="cpu",
+    summary="watch parts of a video, then answer or locate a moment",
+    actions="watch 0-5, answer B",
 )

@@ -11,4 +11,6 @@ SPEC = EnvSpec(
     factory="asyncrollout_envs.webshop:WebShop",
     text="asyncrollout_envs.webshop:WebShopText",
     runs="cpu",
+    summary="find and buy the requested product",
+    actions="search[..], click[..]",
 )
