@@ -34,7 +34,6 @@ from asyncrollout.policies.batched import BatchedPolicy as BatchedPolicy
 from asyncrollout.policies.local import local_llm as local_llm
 from asyncrollout.policies.openai.policy import OpenAIPolicy as OpenAIPolicy
 from asyncrollout.policies.scripted import RandomPolicy as RandomPolicy
-from asyncrollout.policies.scripted import RecordedPolicy as RecordedPolicy
 from asyncrollout.policies.scripted import ScriptedPolicy as ScriptedPolicy
 from asyncrollout.policies.scripted import SolverPolicy as SolverPolicy
 from asyncrollout.policies.wrappers import cached as cached

@@ -204,4 +204,4 @@ class TextInterface(Protocol):
         """The state in words, with pictures where the env has some."""
 
     def system_prompt(self) -> str:
-        """The rules, told once per episode."""
+        """The rules, shown once per episode."""

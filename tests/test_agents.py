@@ -168,7 +168,7 @@ async def test_replies_that_are_broken_off_are_asked_for_again() -> None:
     assert trajectory.reward == 4.0
     failed = await played(ChatAgent(Asked(stopped)), turns=1)
     assert isinstance(failed.error, ProviderError)
-    assert "broken off" in str(failed.error)
+    assert "aborted the reply" in str(failed.error)
 
 
 async def test_raw_observations_are_refused() -> None:

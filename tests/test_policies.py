@@ -16,7 +16,6 @@ from asyncrollout import (
     Generation,
     ProviderError,
     RandomPolicy,
-    RecordedPolicy,
     Request,
     Rollouts,
     Sampling,
@@ -155,14 +154,6 @@ async def test_solver_wins_an_episode() -> None:
             reply = await policy.generate(turn(number, expert=outcome.info["expert"]))
             outcome, number = await env.step(reply.text), number + 1
     assert outcome.info["success"]
-
-
-async def test_recorded_turns_come_again() -> None:
-    policy = RecordedPolicy({("x", 0): Generation("a"), ("x", 1): Generation("b"), ("y", 0): Generation("c")})
-    asked = (turn(1, "x"), turn(0, "y"), turn(0, "x"))
-    assert [(await policy.generate(request)).text for request in asked] == ["b", "c", "a"]
-    with pytest.raises(ProviderError, match="turn 2 of session 'x', which has 2 turns"):
-        await policy.generate(turn(2, "x"))
 
 
 class Model:

@@ -201,6 +201,24 @@ def test_fill_marks_what_it_takes_and_leaves_failed_groups_out() -> None:
     assert [(one.id, one.verdict and one.verdict.keep) for one in filled] == [("g0", True), ("g2", False)]
 
 
+@pytest.mark.parametrize(
+    ("on_exhausted", "keep", "advice"),
+    [
+        ("raise", True, "raise max_num_gen_batches, or choose on_exhausted='short' or 'fill'"),
+        ("raise", False, "raise max_num_gen_batches, or choose on_exhausted='fill'"),
+        ("short", False, "raise max_num_gen_batches, or choose on_exhausted='fill'"),
+        ("fill", False, "raise max_num_gen_batches"),
+    ],
+)
+def test_advice_on_exhausted_draws_is_what_would_have_helped(on_exhausted: Any, keep: bool, advice: str) -> None:
+    tray = BatchBuffer(1, on_exhausted)
+    tray.needed = 2
+    tray.put(group(0, None, keep=False))
+    tray.put(group(1, *((1.0, 0.0) if keep else (None,)), keep=keep))
+    with pytest.raises(ExhaustedError, match=f"{advice}$"):
+        tray.take_exhausted(2)
+
+
 def test_groups_that_are_too_old_are_taken_out() -> None:
     tray = BatchBuffer(None, "raise")
     tray.needed = 4
@@ -224,7 +242,7 @@ def test_ledger_counts_every_rollout_once() -> None:
     with pytest.raises(KeyError):
         ledger.end(["g0.0"], "delivered")
     ledger.dispatched("g1.0")
-    with pytest.raises(AssertionError, match="under way already"):
+    with pytest.raises(AssertionError, match="in flight already"):
         ledger.dispatched("g1.0")
     ledger.cancel(["g1", "g7"])
     assert ledger.ends["cancelled"] == 1

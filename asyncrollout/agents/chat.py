@@ -40,11 +40,11 @@ class ChatAgent:
     "plain", "ragen", or a function (turn, text, outcome) -> text. `system_prompt` replaces the env's own.
 
     With `encode` it speaks in tokens, so that each prompt extends the one before exactly: `encode(messages, is_start)`
-    gives the tokens of messages that are new since the last reply, up to where the model goes on; the policy must take
-    `Request.prompt_ids`. `end_ids` are the tokens that end a message: where a reply lacks them, because it was cut off
-    or stopped at a text, the next prompt adds them. Without `end_ids`, and after a reply without token ids, `encode` is
-    given all messages again. Without `encode`, the token ids are what the server tells, and where a prompt does not go
-    on from the one before, the turn says so (`joined` is false) and begins a sample of its own.
+    gives the tokens of messages that are new since the last reply, up to where the model continues. The policy must
+    take `Request.prompt_ids`. `end_ids` are the tokens that end a message: where a reply lacks them, because it was cut
+    off or stopped at a text, the next prompt adds them. Without `end_ids`, and after a reply without token ids,
+    `encode` is given all messages again. Without `encode`, the token ids are those of the server, and where a prompt
+    does not extend the one before, the turn says so (`joined` is false) and begins a sample of its own.
 
     Each turn's `sampling.seed` is drawn from the rollout's, unless `sampling` has one; a server that knows no seeds
     needs `seeded=False`.
@@ -106,12 +106,12 @@ class Conversation:
         self._seed = seed
         self._turn = 0
         self._first = 0
-        self._goes_on = False
+        self._continues = False
         self._end: Sequence[int] = ()
         self._tokens = TokenSequence()
 
     async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
-        new, observation = await self._tell(outcome)
+        new, observation = await self._describe(outcome)
         known = len(self.messages)
         self.messages += new
         try:
@@ -139,7 +139,7 @@ class Conversation:
         self._first = first
         self._turn += 1
         prompt_ids = generation.prompt_ids if request.prompt_ids is None else request.prompt_ids
-        self._goes_on = False
+        self._continues = False
         if prompt_ids is None or generation.token_ids is None:
             if self._agent.encode is not None:
                 hint = "prompts are encoded from the start again; with OpenAIPolicy, kind= is 'vllm' or 'sglang'"
@@ -148,13 +148,13 @@ class Conversation:
         if self._agent.encode is not None:
             is_cut_off = generation.stopped_early or generation.finish_reason == "length"
             has_end = len(generation.token_ids) > 0 and not is_cut_off
-            self._goes_on = has_end or len(self._agent.end_ids) > 0  # without its end nothing can follow
+            self._continues = has_end or len(self._agent.end_ids) > 0  # without its end nothing can follow
             self._end = unsampled(self._agent.end_ids, generation.token_ids)
         part, joined = self._tokens.add_turn(prompt_ids, generation.token_ids)
         return Move(generation.text, generation, observation, part, joined, first)
 
-    async def _tell(self, outcome: Outcome) -> tuple[list[Message], Any]:
-        """The messages that are new, and what goes on record of the observation: pictures are in the messages."""
+    async def _describe(self, outcome: Outcome) -> tuple[list[Message], Any]:
+        """The messages that are new, and what is recorded of the observation: pictures are in the messages."""
         observation = outcome.observation
         seen = Observation(observation) if isinstance(observation, str) else observation
         if not isinstance(seen, Observation):
@@ -168,13 +168,13 @@ class Conversation:
             content = _illustrated(content, [{"type": "image_url", "image_url": {"url": url}} for url in urls])
             key = msgspec.structs.replace(seen, images=tuple(urls)).key  # of what is compressed: quicker to digest
             observation = msgspec.structs.replace(seen, images=(), anchor=key)
-        told: Message = {"role": "user", "content": content}
+        shown: Message = {"role": "user", "content": content}
         prompt = self._agent.system_prompt
         if prompt is None:
             prompt = outcome.info.get("system_prompt")
         if self._turn or not prompt:
-            return [told], observation
-        return [{"role": "system", "content": prompt}, told], observation
+            return [shown], observation
+        return [{"role": "system", "content": prompt}, shown], observation
 
     def _window(self, messages: list[Message]) -> int:
         """The first message that is shown, beside the system's: 0 if all are."""
@@ -187,7 +187,7 @@ class Conversation:
         encode = self._agent.encode
         if encode is None:
             return None
-        is_start = not self._goes_on or first != self._first
+        is_start = not self._continues or first != self._first
         tokens = encode(shown if is_start else new, is_start)
         if inspect.isawaitable(tokens):
             tokens = await tokens
@@ -203,12 +203,12 @@ class Conversation:
         return msgspec.structs.replace(sampling, **changes) if changes else sampling
 
     async def _ask(self, request: Request) -> Generation:
-        """A whole reply: one that a server breaks off, as for new weights, is asked for again."""
+        """A whole reply: one that a server aborts, as for new weights, is asked for again."""
         for _ in range(_MOST_STOPS):
             generation = await ask_policy(self._agent.policy, request)
             if generation.finish_reason != "abort":
                 return _checked(generation)
-        raise ProviderError(f"the reply was broken off {_MOST_STOPS} times")
+        raise ProviderError(f"the server aborted the reply {_MOST_STOPS} times")
 
 
 def _hint(policy: Any) -> str:

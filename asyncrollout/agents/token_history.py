@@ -1,4 +1,4 @@
-"""Whether each turn's prompt goes on exactly where the turn before ended, token by token."""
+"""Whether each turn's prompt extends the turn before exactly, token by token."""
 
 from array import array
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class TokenSequence:
         return [*self._tokens, *tokens]
 
     def add_turn(self, prompt: Sequence[int], sampled: Sequence[int]) -> tuple[NDArray[np.int32], bool]:
-        """The part of a turn's prompt that is new, and whether it goes on from here; if not, it is the whole prompt."""
+        """The new part of a turn's prompt, and whether it extends the turn before; if not, that is the whole prompt."""
         length = len(self._tokens)
         whole = array("i", prompt)
         joined = 0 < length <= len(whole) and whole[:length] == self._tokens

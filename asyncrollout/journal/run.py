@@ -291,7 +291,7 @@ def _check_settings(directory: Path, then: dict[str, Any], now: dict[str, Any], 
     """What is another now, and accepted; none if the run was killed before it had begun."""
     changed = changes(then, now)
     if {*changed} - {name for name in accept if may_change(name)}:
-        raise UsageError(f"{directory} cannot be resumed with other settings: {_told_changes(then, now, changed)}")
+        raise UsageError(f"{directory} cannot be resumed with other settings: {_show_changes(then, now, changed)}")
     return changed
 
 
@@ -300,13 +300,13 @@ def may_change(name: str) -> bool:
     return name.partition(".")[0] in ("agent", "policy")
 
 
-def _told_changes(then: Mapping[str, Any], now: Mapping[str, Any], changed: list[str]) -> str:
-    told = [f"{name}={_shown(name, now)} (was {_shown(name, then)})" for name in changed]
+def _show_changes(then: Mapping[str, Any], now: Mapping[str, Any], changed: list[str]) -> str:
+    shown = [f"{name}={_shown(name, now)} (was {_shown(name, then)})" for name in changed]
     if not all(map(may_change, changed)):
-        return ", ".join(told)
+        return ", ".join(shown)
     flags = " ".join(f"--accept-changes {name}" for name in changed)
     return (
-        f"{', '.join(told)}; to accept that, and play unfinished groups anew: accept_changes={changed}, "
+        f"{', '.join(shown)}; to accept that, and play unfinished groups anew: accept_changes={changed}, "
         f"or asyncrollout resume {flags}"
     )
 
@@ -328,7 +328,7 @@ def _end_of(trajectory: Trajectory, error: str | None) -> Finished:
 
 
 def _recordable(env_kwargs: dict[str, Any]) -> Any:
-    """Without secrets; None if there is no form for a file, which is no reason not to play."""
+    """Without secrets; None if there is no form for a file, which does not keep it from being played."""
     try:
         return without_secrets(to_plain(env_kwargs))
     except UsageError:

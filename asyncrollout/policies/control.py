@@ -37,7 +37,7 @@ class PolicyControl:
         self._update: object = None
         for part in parts:
             if isinstance(part, GatedPolicy) and not part.updates:
-                part.version = self.version  # it has not told another one
+                part.version = self.version  # it knows no other
 
     @property
     def version(self) -> int:
@@ -122,8 +122,8 @@ class PolicyControl:
         """
         if self._update is not None and self._update in _UPDATES.get([]):
             return -math.inf
-        told: list[float] = [part.last_held() for part in self._parts if hasattr(part, "last_held")]
-        return max(told + [weights.held.last() for weights in self._weights.values()], default=-math.inf)
+        held: list[float] = [part.last_held() for part in self._parts if hasattr(part, "last_held")]
+        return max(held + [weights.held.last() for weights in self._weights.values()], default=-math.inf)
 
 
 class GatedAgent:

@@ -21,7 +21,7 @@ _STOPPED = -math.inf
 
 
 class Gate:
-    """Lets calls through, or holds them back; and knows those that are under way.
+    """Lets calls through, or holds them back; and knows those in flight.
 
     With `stops_server`, calls that are left alone ("continue") stand still while it is shut, and so do their timers.
     """
@@ -31,7 +31,7 @@ class Gate:
         self._open.set()
         self.is_open = True
         self._idle = anyio.Event()
-        self._under_way: dict[object, HeldTime | None] = {}
+        self._in_flight: dict[object, HeldTime | None] = {}
         self._stops_server = stops_server
         self._still: dict[object, float | None] = {}  # with the seconds that its timer had left
         self.held = HeldTime()
@@ -47,17 +47,17 @@ class Gate:
         return _Passing(self, object() if timer is None else timer)
 
     def begin(self, call: object) -> None:
-        self._under_way[call] = rollout_held()
+        self._in_flight[call] = rollout_held()
 
     def end(self, call: object) -> None:
         if self._still:
-            self._go_on(call)
-        del self._under_way[call]
-        if not self._under_way:
+            self._continue(call)
+        del self._in_flight[call]
+        if not self._in_flight:
             self._idle.set()
 
     async def shut(self, mode: PauseMode) -> None:
-        """Hold calls back; those under way are awaited, stopped, or left alone. If cancelled, it opens again."""
+        """Hold calls back; those in flight are awaited, stopped, or left alone. If cancelled, it opens again."""
         validation.check_choice("mode", mode, get_args(PauseMode))
         if self.is_open:
             self._open = anyio.Event()
@@ -69,7 +69,7 @@ class Gate:
             self._stand_still()
         is_shut = False
         try:
-            while self._under_way and mode != "continue" and not self.is_open:
+            while self._in_flight and mode != "continue" and not self.is_open:
                 if self._idle.is_set():
                     self._idle = anyio.Event()
                 await self._idle.wait()
@@ -79,7 +79,7 @@ class Gate:
                 self.open()
 
     def stop_all(self) -> None:
-        for timer in self._under_way:
+        for timer in self._in_flight:
             if isinstance(timer, asyncio.Timeout) and not timer.expired():
                 timer.reschedule(_STOPPED)
 
@@ -87,14 +87,14 @@ class Gate:
         if not self.is_open:
             self.held.end()
         for call in [*self._still]:
-            self._go_on(call)
+            self._continue(call)
         self._open.set()
         self.is_open = True
         self._idle.set()
 
     def _stand_still(self) -> None:
         now = asyncio.get_running_loop().time()
-        for call, held in self._under_way.items():
+        for call, held in self._in_flight.items():
             if call in self._still:
                 continue
             when = call.when() if isinstance(call, asyncio.Timeout) and not call.expired() else None
@@ -104,13 +104,13 @@ class Gate:
             if held is not None:
                 held.begin()
 
-    def _go_on(self, call: object) -> None:
+    def _continue(self, call: object) -> None:
         if call not in self._still:
             return
         left = self._still.pop(call)
         if left is not None and isinstance(call, asyncio.Timeout) and call.when() is None:  # else it was stopped
             call.reschedule(asyncio.get_running_loop().time() + left)
-        held = self._under_way[call]
+        held = self._in_flight[call]
         if held is not None:
             held.end()
 
@@ -221,7 +221,7 @@ class GatedPolicy:
             refund(began)
 
     async def pause(self, mode: PauseMode = "wait") -> None:
-        """Hold new calls back: calls under way are awaited, stopped to be made again, or left alone."""
+        """Hold new calls back: calls in flight are awaited, stopped to be made again, or left alone."""
         await self.weights.gate.shut(mode)
 
     async def resume(self, version: int | None = None) -> None:

@@ -2,14 +2,14 @@
 
 import hashlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 
-from asyncrollout.errors import ProviderError, UsageError
+from asyncrollout.errors import UsageError
 from asyncrollout.trajectories import without_evaluation
 from asyncrollout.types import Generation, Request, Timings
 
@@ -102,22 +102,6 @@ class SolverPolicy:
         if isinstance(self._latency, tuple | list):
             return float(rng.uniform(*self._latency))
         return float(rng.exponential(self._latency)) if self._latency else 0.0
-
-
-class RecordedPolicy:
-    """Replays recorded generations, by session and turn."""
-
-    def __init__(self, recorded: Mapping[tuple[str, int], Generation]) -> None:
-        self._recorded = dict(recorded)
-
-    async def generate(self, request: Request) -> Generation:
-        try:
-            return self._recorded[request.session, request.turn]
-        except KeyError:
-            known = sum(session == request.session for session, _ in self._recorded)
-            raise ProviderError(
-                f"nothing is recorded for turn {request.turn} of session {request.session!r}, which has {known} turns"
-            ) from None
 
 
 def _mistaken(expert: str, rng: np.random.Generator) -> str:

@@ -1,4 +1,4 @@
-"""Batches on their way from streams of groups to whoever awaits them: each one comes to somebody, and once."""
+"""Batches on their way from streams of groups to their takers: each is handed out exactly once."""
 
 from collections import deque
 from contextlib import ExitStack
@@ -35,7 +35,7 @@ class Delivery:
         self._shared: GroupStream | None = None  # the one that `batches` and `groups` share
         self._streams: list[GroupStream] = []
         self._left_over = _NOTHING  # what was kept, and has neither a stream nor a taker
-        self._failure: Exception | None = None  # of a stream whose taker had his batch already
+        self._failure: Exception | None = None  # of a stream whose taker had its batch already
         self._handing_over: list[ReadyBatch] = []
         self._is_closed = self._is_accounted = False
 
@@ -59,7 +59,7 @@ class Delivery:
         self._count = max([self._engine.next_batch, *after])  # numbers may be left out
 
     def close(self) -> None:
-        """What is under way is over; nothing of it is given up, since a resumed run may go on with it."""
+        """Hand out nothing more; nothing is given up, since a resumed run may continue with it."""
         self._is_closed = True
         for ready in [*self._handing_over]:
             self._take_back(ready)

@@ -14,7 +14,7 @@ from asyncrollout.trajectories import Group, Trajectory
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """Groups of `k` rollouts, one group for each task. Rollouts that failed are left out of all figures."""
+    """Groups of `k` rollouts, one group for each task. Rollouts that failed are left out of all numbers."""
 
     k: int
     groups: list[Group]
@@ -48,7 +48,7 @@ class Evaluation(msgspec.Struct, frozen=True):
         """How likely at least one of `k` rollouts of a task succeeds, estimated without bias, over tasks.
 
         A rollout succeeds if its env reports `success`. If the env reports it for any rollout, one that was cut off
-        without a report is no success; if it never does, a reward above 0 counts. Tasks with fewer than `k` valid
+        without a report is not a success; if it never does, a reward above 0 counts. Tasks with fewer than `k` valid
         rollouts are left out.
         """
         if not 1 <= k <= self.k:
@@ -62,7 +62,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 def checked(evaluation: Evaluation) -> Evaluation:
-    """An evaluation of which nothing could be played is an error, and no figure."""
+    """An evaluation in which every rollout failed is an error."""
     trajectories = evaluation.trajectories
     if evaluation.failed == len(trajectories):
         error = trajectories[0].error

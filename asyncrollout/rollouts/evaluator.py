@@ -1,4 +1,4 @@
-"""Tasks played for figures alone, beside whatever else is played."""
+"""Tasks played to measure a policy, beside whatever else is played."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -154,7 +154,7 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Polic
 
 
 def read_resume(run_dir: Any, resume: Any) -> bool | int:
-    """Whether to go on with a run, or with which batch."""
+    """Whether to resume a run, or at which batch."""
     if run_dir is not None and "\0" in str(run_dir):
         raise UsageError(f"run_dir={run_dir!r} is not a path of a directory")
     if not isinstance(resume, bool) and (not isinstance(resume, int | np.integer) or resume < 0):
@@ -177,7 +177,7 @@ def read_accepted(accept_changes: Any) -> frozenset[str]:
 
 
 def read_recorder(record: Any, run_dir: Path | None) -> VideoRecorder | None:
-    """What films; one without a directory of its own has that of the run."""
+    """What records videos; without a directory of its own, into that of the run."""
     if record is None or record is False:
         return None
     recorder = VideoRecorder() if record is True else record

@@ -1,4 +1,4 @@
-"""What `Rollouts` with a run directory does beyond playing: it says what run this is, and goes on where it ended."""
+"""Runs with a directory: what identifies one, its manifest, and what a resumed one starts from."""
 
 import platform
 import subprocess
@@ -91,8 +91,8 @@ def _described(value: Any) -> Any:
     try:
         if not isinstance(value, msgspec.Struct):
             return to_plain(value)
-        told = {field.name: (getattr(value, field.name), field.default) for field in msgspec.structs.fields(value)}
-        return {name: to_plain(own) for name, (own, default) in told.items() if own not in (default, {})}
+        given = {field.name: (getattr(value, field.name), field.default) for field in msgspec.structs.fields(value)}
+        return {name: to_plain(own) for name, (own, default) in given.items() if own not in (default, {})}
     except UsageError:
         return getattr(value, "__qualname__", None) or type(value).__qualname__
 
@@ -192,7 +192,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Of the directory in which the program runs; None if it is no checkout."""
+    """Of the directory in which the program runs; None if it is not a checkout."""
     try:
         commit = _git("rev-parse", "HEAD").strip()
         return {"commit": commit, "changed": bool(_git("status", "--porcelain", "--untracked-files=no").strip())}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import anyio.lowlevel
 import msgspec
@@ -37,8 +37,8 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accepted, if at least `min_valid` members have an outcome.
     """
 
-    retries: Annotated[int, msgspec.Meta(ge=0)] = 2
-    min_valid: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    retries: int = 2
+    min_valid: int | None = None
 
     def __post_init__(self) -> None:
         if self.retries < 0:
@@ -58,7 +58,7 @@ _FAILURES = Failures()
 
 
 class Slots(Protocol):
-    """Places for rollouts under way, such as an `anyio.CapacityLimiter`."""
+    """Slots for rollouts in flight, such as an `anyio.CapacityLimiter`."""
 
     async def acquire_on_behalf_of(self, borrower: object, /) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Where rollouts are, so that a stall can be told by name."""
+"""Where each rollout is, so that a stall can be reported by name."""
 
 import time
 from collections.abc import Callable
@@ -10,27 +10,27 @@ RESET, POLICY, STEP = "the env's reset", "the policy", "the env's step"
 
 
 class Progress:
-    """One rollout's whereabouts; it says what is being waited for, and since when."""
+    """What one rollout waits for, and since when."""
 
-    __slots__ = ("_tell", "doing", "since", "turn", "uid")
+    __slots__ = ("_report", "doing", "since", "turn", "uid")
 
-    def __init__(self, uid: str, tell: Callable[[Turn], None] | None = None) -> None:
-        self._tell = tell
+    def __init__(self, uid: str, report: Callable[[Turn], None] | None = None) -> None:
+        self._report = report
         self.uid = uid
         self.turn = 0
         self.doing = "its start"
         self.since = time.monotonic()
 
     def begins(self, doing: str) -> float:
-        """Begin to wait for something, or for nothing if it is over; the time now."""
+        """Note what it waits for from now on, nothing if it is over; returns the time."""
         self.doing = doing
         self.since = time.monotonic()
         return self.since
 
     def played(self, turn: Turn) -> None:
         self.turn += 1
-        if self._tell is not None:
-            self._tell(turn)
+        if self._report is not None:
+            self._report(turn)
 
     def __str__(self) -> str:
         return (

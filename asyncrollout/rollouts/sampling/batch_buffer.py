@@ -146,11 +146,11 @@ class BatchBuffer:
         dropped = Counter(cost.reason for cost in self._judged if cost.reason is not None)
         reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.most_common()) or "none"
         stale = f"; {self._stale} more became stale and were not counted" if self._stale else ""
-        others = " or ".join(f"'{name}'" for name in ("short", "fill") if name != self._on_exhausted)
-        choice = "choose on_exhausted='fill'" if self._on_exhausted == "short" else f"choose on_exhausted={others}"
+        helpful = {"raise": ["'short'", "'fill'"] if kept else ["'fill'"], "short": ["'fill'"], "fill": []}
+        others = " or ".join(helpful[self._on_exhausted])
         return (
             f"{kept} of {count} groups were kept of {self.judged} draws (dropped: {reasons}{stale}): "
-            f"loosen the filter, or raise max_num_gen_batches, or {choice}"
+            "loosen the filter, or raise max_num_gen_batches" + (f", or choose on_exhausted={others}" if others else "")
         )
 
     def start_next_batch(self) -> list[Group]:

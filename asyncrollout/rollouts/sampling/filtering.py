@@ -41,7 +41,7 @@ class KeepRate:
 class FilterRunner:
     """Judges groups in the order in which they come; a batch filter judges `needed` at a time.
 
-    Groups that were `judged` before a run was broken off are not judged again.
+    Groups that were `judged` before a run was interrupted are not judged again.
     """
 
     def __init__(self, keep: Keep | None, rate: KeepRate, judged: Mapping[str, Verdict] = {}) -> None:

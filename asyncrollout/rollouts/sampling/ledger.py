@@ -15,7 +15,7 @@ _SHOWN = 3
 
 
 class Ledger:
-    """Counts of rollouts, by how they ended; and those that have not, with their whereabouts."""
+    """Counts rollouts by how they ended, and knows what each of the others waits for."""
 
     def __init__(self) -> None:
         self.dispatched_count = 0
@@ -33,11 +33,11 @@ class Ledger:
         """Whether every rollout ended once, or is open."""
         return self.dispatched_count == self.ends.total() + len(self.open)
 
-    def dispatched(self, uid: str, tell: Callable[[Turn], None] | None = None) -> Progress:
-        """It begins; `tell` is told of each turn."""
-        assert uid not in self.open, f"{uid} is under way already"
+    def dispatched(self, uid: str, on_turn: Callable[[Turn], None] | None = None) -> Progress:
+        """It begins; `on_turn` is called with each turn."""
+        assert uid not in self.open, f"{uid} is in flight already"
         self.dispatched_count += 1
-        self.open[uid] = progress = Progress(uid, tell)
+        self.open[uid] = progress = Progress(uid, on_turn)
         return progress
 
     def retry(self, uid: str) -> None:
@@ -66,11 +66,11 @@ class Ledger:
 
     def stuck(self, prefix: str = "") -> str:
         """Those that have waited longest, in words."""
-        under_way = [one for uid, one in self.open.items() if uid.startswith(prefix)]
-        if not under_way:
-            return "no rollout is under way, and the source of tasks gives none"
-        if not any(one.doing for one in under_way):
-            return "all rollouts under way are over, and wait for their groups, scores or the filter"
-        oldest = sorted((one for one in under_way if one.doing), key=lambda progress: progress.since)
+        in_flight = [one for uid, one in self.open.items() if uid.startswith(prefix)]
+        if not in_flight:
+            return "no rollout is in flight, and the source of tasks gives none"
+        if not any(one.doing for one in in_flight):
+            return "all rollouts in flight are over, and wait for their groups, scores or the filter"
+        oldest = sorted((one for one in in_flight if one.doing), key=lambda progress: progress.since)
         more = f", and {len(oldest) - _SHOWN} others" if len(oldest) > _SHOWN else ""
         return "; ".join(map(str, oldest[:_SHOWN])) + more

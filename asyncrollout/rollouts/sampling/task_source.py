@@ -5,7 +5,7 @@ import inspect
 import math
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Container, Iterable, Iterator, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -47,7 +47,7 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     env: Any
     tag: str = ""
-    share: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    share: float = 1.0
     env_kwargs: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -143,15 +143,15 @@ class TaskSource:
 
     def note_judged(self, group: Group) -> None:
         self.shares.note_judged(group)
-        self._tell(group)
+        self._report_once(group)
 
     def note_stale(self, group: Group) -> None:
         """A group that was not judged before is over now, too."""
         self.shares.note_stale(group)
         if group.verdict is None:
-            self._tell(group)
+            self._report_once(group)
 
-    def _tell(self, group: Group) -> None:
+    def _report_once(self, group: Group) -> None:
         """Report a group to the source, once."""
         if group.id in self._reported_before:
             self._reported_before.discard(group.id)
@@ -232,9 +232,9 @@ class TaskSource:
             self._report(self._reported.popleft().group)
 
     def _report(self, group: Group) -> None:
-        if self._finished is not None and inspect.isawaitable(told := self._finished(group)):
-            if inspect.iscoroutine(told):
-                told.close()
+        if self._finished is not None and inspect.isawaitable(returned := self._finished(group)):
+            if inspect.iscoroutine(returned):
+                returned.close()
             raise UsageError("tasks: finished(group) gave an awaitable, which nobody awaits: it must not be async")
 
     async def _next_task(self) -> Task:
@@ -270,16 +270,16 @@ class TaskSource:
                 await self._wanted.wait()
                 self._wanted = anyio.Event()
                 self._ready.append(await anext(tasks))
-                self._tell_arrival()
+                self._note_arrival()
         except Exception as error:  # noqa: BLE001 (raised where tasks are awaited, the end among them)
             self._failure = error
         finally:
-            self._tell_arrival()
+            self._note_arrival()
             if hasattr(tasks, "aclose"):
                 with anyio.move_on_after(_CLOSE_GRACE, shield=True):
                     await tasks.aclose()
 
-    def _tell_arrival(self) -> None:
+    def _note_arrival(self) -> None:
         self._arrived.set()
         self._arrived = anyio.Event()
 
