@@ -1,10 +1,11 @@
-"""Events for whoever embeds the library: through the standard `logging`, or through structlog if that is configured.
+"""Events for programs that embed the library: through the standard `logging`, or through structlog if configured.
 
-Nothing is configured here, and nothing goes to stdout. In a program that configures no logging, warnings go to stderr.
+Nothing is configured here and nothing goes to stdout. Without any logging configuration, warnings go to stderr.
 """
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "exception": logging.ERROR}
@@ -25,7 +26,7 @@ class EventLogger:
         self._log("warning", event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
-        """An error, with the traceback of the exception that is being handled."""
+        """Log an error with the traceback of the exception being handled."""
         self._log("exception", event, fields)
 
     def _log(self, method: str, event: str, fields: dict[str, Any]) -> None:
@@ -34,7 +35,7 @@ class EventLogger:
             getattr(structlog.get_logger(self._name), method)(event, **fields)
         elif self._logger.isEnabledFor(_LEVELS[method]):
             more = {"event": event, "fields": fields}
-            getattr(self._logger, method)("%s", _line(event, fields), extra=more, stacklevel=3)
+            getattr(self._logger, method)("%s", event_line(event, fields), extra=more, stacklevel=3)
 
 
 def get_logger(name: str) -> EventLogger:
@@ -42,7 +43,7 @@ def get_logger(name: str) -> EventLogger:
 
 
 def _configured_structlog() -> Any:
-    """structlog, if the program has set it up; by default it prints to stdout, which belongs to the program."""
+    """structlog, if the program has configured it; unconfigured, it prints to stdout, which is the program's."""
     structlog: Any = sys.modules.get("structlog")
     if structlog is None:
         return None
@@ -52,7 +53,8 @@ def _configured_structlog() -> Any:
     return None if prints and isinstance(renderer, structlog.dev.ConsoleRenderer) else structlog
 
 
-def _line(event: str, fields: dict[str, Any]) -> str:
+def event_line(event: str, fields: Mapping[str, Any]) -> str:
+    """An event on one line, as `worker_died worker=3 cause=SIGKILL`."""
     return " ".join([event, *(f"{name}={_shown(value)}" for name, value in fields.items())])
 
 

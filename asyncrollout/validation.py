@@ -1,4 +1,4 @@
-"""Arguments that cannot be right, told in one way: what was given, and what would be valid."""
+"""Checks of arguments, with errors of one form: what was given, and what is expected."""
 
 import difflib
 import inspect
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Have a keyword that the function does not take answered by the nearest one that it does."""
+    """Answer an unknown keyword with the nearest one that the function takes."""
     known = [name for name in inspect.signature(function).parameters if name != "self"]
     owner = function.__qualname__.removesuffix(".__init__")
 
@@ -46,7 +46,7 @@ def check_choice(name: str, value: object, valid: Iterable[str]) -> None:
 
 
 def check_int(name: str, value: object, least: int) -> int:
-    """The number, as Python's own: numpy's integers are valid, too."""
+    """The value as an int; numpy's integers are valid."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise UsageError(f"{name}={value!r} is not a whole number from {least}")
     return int(value)

@@ -165,18 +165,20 @@ def test_when_all_fails_there_is_nothing_to_resume(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["--env", "sokobn", *SOLVER], "no env is called 'sokobn': did you mean 'sokoban'?"),
-        (["--env", "sokoban"], "who plays? Give --base-url http://localhost:8000/v1 --model NAME, or --policy solver"),
-        ([], "what is evaluated? Give --env NAME"),
-        (["agent.history=2"], "what is evaluated? Give --env NAME"),
+        (["--env", "sokoban"], "no policy: give --base-url http://localhost:8000/v1 --model NAME, or --policy solver"),
+        ([], "nothing to evaluate: give --env NAME"),
+        (["agent.history=2"], "nothing to evaluate: give --env NAME"),
         (["--env", "sokoban", "--policy", "solvr"], "did you mean 'solver'?"),
         (["--env", "sokoban", "--base-url", "http://h/v1"], "--base-url and --model go together"),
-        (["--env", "sokoban", *SOLVER, "-n", "0"], "--tasks 0: it must be a whole number from 1"),
-        (["--env", "sokoban", *SOLVER, "-k", "0"], "--samples 0: it must be a whole number from 1"),
+        (["--env", "sokoban", *SOLVER, "-n", "0"], "--tasks 0: must be a whole number from 1"),
+        (["--env", "sokoban", *SOLVER, "-k", "0"], "--samples 0: must be a whole number from 1"),
         (["--env", "sokoban", *SOLVER, "groop_size=2"], "did you mean 'group_size'?"),
         (["--env", "my_module:Env", *SOLVER], "allow it with --allow-import"),
         (["--env", "frozen_lake", *SOLVER, "--env.sizee", "3"], "it takes no keyword 'sizee': did you mean 'size'?"),
-        (["ranked.yaml", "-n", "3"], "--tasks: ranked.yaml is in RLinf's keys"),
-        (["run.yaml", "--env.size", "3"], "they go with --env"),
+        (["ranked.yaml", "-n", "3"], "--tasks: ranked.yaml has RLinf's keys: set one of them instead"),
+        (["run.yaml", "--env.size", "3"], "only with --env; with a file, write env_kwargs.KEY=VALUE"),
+        (["--env", "bandit", "--policy", "module:act"], "an import path works with RLinf's keys only"),
+        (["typo.yaml", *SOLVER], "typo.yaml, line 1: unknown key 'envs': did you mean 'env'?"),
         (["--env", "bandit", *SOLVER, "--name", "a", "--run-dir", "b"], "choose one"),
     ],
 )
@@ -189,6 +191,7 @@ def test_mistakes_are_told(
 ) -> None:
     (tmp_path / "ranked.yaml").write_text("env.eval.total_num_envs: 1")
     (tmp_path / "run.yaml").write_text("env: frozen_lake")
+    (tmp_path / "typo.yaml").write_text("envs: frozen_lake\nenv: bandit")
     monkeypatch.chdir(tmp_path)
     assert main(["eval", *arguments]) == 2
     assert told in capsys.readouterr().err

@@ -182,5 +182,5 @@ def test_on_a_terminal_only_the_level_has_a_colour() -> None:
         told[no_colour] = os.read(ours, 1000).decode()
         os.close(ours)
         os.close(theirs)
-    assert told[""] == "\x1b[33mwarning\x1b[0m: said text=\\x1b[2Jgone\r\n  error: forged\r\n"
-    assert told["1"] == "warning: said text=\\x1b[2Jgone\r\n  error: forged\r\n"
+    assert told[""] == "\x1b[33mwarning\x1b[0m: said text='\\x1b[2Jgone\\nerror: forged'\r\n"
+    assert told["1"] == "warning: said text='\\x1b[2Jgone\\nerror: forged'\r\n"

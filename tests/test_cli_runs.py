@@ -160,7 +160,7 @@ def test_name_in_use_is_refused_and_a_free_one_is_found(tmp_path: Path) -> None:
     assert "`asyncrollout report runs/mine`; for a new run, choose another name (name=...)" in again.stderr
     assert (tmp_path / "runs" / "mine" / "journal.jsonl").read_bytes() == before
     complete = call(tmp_path, "resume", "runs/mine")
-    assert (complete.returncode, complete.stdout) == (0, "runs/mine is complete: all its 3 batches are there\n")
+    assert (complete.returncode, complete.stdout) == (0, "runs/mine is complete: it has all 3 batches\n")
     for name in ("../up", "a/b", "x" * 101, ".hidden", "nul\\0"):
         refused = call(tmp_path, "run", config, f'name="{name}"')
         assert (refused.returncode, "name: " in refused.stderr) == (2, True), name
@@ -254,7 +254,7 @@ def test_replay_compares_with_what_was_recorded(mine: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        (lambda record: record["turns"][0].update(reward=7.0), "turn 0 was worth 7, and now"),
+        (lambda record: record["turns"][0].update(reward=7.0), "the reward of turn 0 was 7, and is"),
         (lambda record: record["final"].update(text="elsewhere"), "at its end the env shows"),
         (lambda record: record.update(stop_reason="turns"), "the episode was turns, and now it is over"),
         (lambda record: record.update(stop_reason="truncated", turns=record["turns"][:-1]), "now it is not over"),
@@ -372,7 +372,11 @@ def test_value_of_a_secret_variable_is_refused(tmp_path: Path) -> None:
 def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
     done = call_program(tmp_path, "demo", "--batches", "1")
     assert done.returncode == 0, done.stderr
-    assert "Running runs/demo-1" in done.stdout
+    four = "sokoban, frozen_lake, countdown, webshop"
+    assert done.stdout.splitlines()[:2] == [
+        f"A scripted expert with a small error rate plays {four}: 1 batch of 8 groups, 4 rollouts per group.",
+        "Running runs/demo-1",
+    ]
     assert "demo-1: done" in done.stdout
     assert "asyncrollout replay runs/demo-1 g" in done.stdout
     assert "warning" not in done.stderr
@@ -396,7 +400,7 @@ def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
         (["run", "lake.yaml", "score=os:getcwd"], "allow it with --allow-import"),
         (["run", "lake.yaml", "env=os:System"], "allow it with --allow-import"),
         (["run", "lake.yaml", "score=os:nothing", "--allow-import"], "score: 'os:nothing' cannot be imported"),
-        (["resume", "."], "holds no run of this command line"),
+        (["resume", "."], "is not a run of the command line"),
         (["resume", "nowhere"], "nowhere is not a run directory"),
         (["demo", "--model", "x"], "--base-url and --model go together"),
         (["demo", "--batches", "0"], "there must be at least one"),

@@ -251,12 +251,12 @@ def test_something_else_said_twice_is_an_error(text: str, error: str) -> None:
         (
             "[Bandit, Countdown]",
             "[1, 2]",
-            "n_groups: found [1, 2], which is 3 in all, and es_manager.train.env_groups is 4",
+            "n_groups: found [1, 2], 3 in all, but env_groups is 4: make it 3, or a multiple of it",
         ),
         (
             "[Bandit]",
             "[1, 2]",
-            "found a list of 2 items, expected a list of whole numbers from 1, one for each of 1 tags",
+            "n_groups: found 2 entries, but tags has 1",
         ),
         ("[Bandit]", "[0]", "n_groups: found a list of 1 items, expected"),
         ("[Bandits]", "[4]", "tags.0: found 'Bandits', which custom_envs does not define: did you mean 'Bandit'"),

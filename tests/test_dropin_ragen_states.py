@@ -407,8 +407,8 @@ def test_any_object_with_the_keys_is_a_config() -> None:
     [
         ("es_manager.train.env_configs.tags", ["SokobanEmv"], r"tags\[0\]: custom_envs does not define 'SokobanEmv'"),
         ("custom_envs.SokobanEnv.env_type", "sokobann", "no env type is called 'sokobann': did you mean 'soko"),
-        ("es_manager.train.env_configs.n_groups", [3], "n_groups is .3., 3 in all, and es_manager.train.env_"),
-        ("es_manager.train.env_configs.n_groups", [1, 1], "n_groups has 2 entries, but tags has 1"),
+        ("es_manager.train.env_configs.n_groups", [3], "env_configs.n_groups: found .3., 3 in all, but env_gr"),
+        ("es_manager.train.env_configs.n_groups", [1, 1], "n_groups: found 2 entries, but tags has 1"),
         ("es_manager.train.env_groups", "four", "es_manager.train.env_groups"),
         ("custom_envs.SokobanEnv.max_actions_per_traj", None, "custom_envs.SokobanEnv.max_actions_per_traj is missing"),
         ("es_manager", {}, "train"),

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from asyncrollout import EnvError, EnvPool, TextOptions, UsageError
-from asyncrollout.cli.app import main
 from asyncrollout_envs.video import VideoEnv, VideoText, make_videos
+from asyncrollout_envs.video.__main__ import main
 from asyncrollout_envs.video.scenes import invent_clip, moments, questions
 
 QUESTION = {
@@ -342,22 +342,25 @@ def test_every_kind_of_question_is_asked_with_its_answer() -> None:
 
 def test_make_videos_replaces_its_own_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "set"
-    assert main(["make-videos", str(target), "--clips", "2", "--quiet"]) == 0
+    assert main([str(target), "--clips", "2"]) == 0
     (target / "mine.txt").write_text("keep")
-    assert main(["make-videos", str(target), "--clips", "1", "--json"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert json.loads(told[-1]) == {"config": str(target / "data.yaml"), "clips": 1, "seed": 0}
+    capsys.readouterr()
+    assert main([str(target), "--clips", "1"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"Wrote 1 clips, with questions and moments to find: {target / 'data.yaml'}",
+        f"Next: asyncrollout check-env video video_data_config_path={target / 'data.yaml'}",
+    ]
     assert [path.name for path in (target / "videos").iterdir()] == ["clip-0000.mp4"]
     assert (target / "mine.txt").read_text() == "keep"
     (target / "generated.json").unlink()
-    assert main(["make-videos", str(target)]) == 2
-    assert "was not made by make-videos" in capsys.readouterr().err
+    assert main([str(target)]) == 2
+    assert "was not made by make_videos" in capsys.readouterr().err
     (target / "generated.json").write_text(json.dumps({"clips": 1, "seed": 0, "files": ["../precious"]}))
     (tmp_path / "precious").touch()
-    assert main(["make-videos", str(target)]) == 2
+    assert main([str(target)]) == 2
     assert (tmp_path / "precious").exists()
-    assert main(["make-videos", str(tmp_path / "precious")]) == 2
-    assert main(["make-videos", str(target), "--clips", "0"]) == 2
+    assert main([str(tmp_path / "precious")]) == 2
+    assert main([str(target), "--clips", "0"]) == 2
 
 
 def test_the_default_clips_are_made_once_by_processes_that_race(tmp_path: Path) -> None:

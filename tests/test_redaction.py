@@ -19,11 +19,11 @@ from asyncrollout.redaction import (
     hide_in_command,
     hide_in_document,
     hide_looks,
+    is_secret,
     known_secrets,
     named_secrets,
     without_secrets,
 )
-from asyncrollout.secret_names import is_secret
 
 SECRET_NAMES = """
     credentials credential creds auth basic_auth http-auth pwd db_pwd dbPwd password passwd Password1 user_password

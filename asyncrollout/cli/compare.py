@@ -1,4 +1,4 @@
-"""Several runs side by side."""
+"""`compare`: several runs side by side."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +13,8 @@ from rich.console import Group as Stacked
 from rich.table import Table
 from rich.text import Text
 
-from asyncrollout.cli.app import DONE, WHOLE, Output, Told
-from asyncrollout.cli.terminal.numbers import harmless, number
+from asyncrollout.cli.terminal.numbers import number
+from asyncrollout.cli.terminal.output import DONE, WHOLE, Output, OutputParam, one_line
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.report.compared_run import ComparedRun, decide, names_of, read_side, which_k
 from asyncrollout.report.comparison import MOST_SIDES, RunComparison, compared, comparison_page
@@ -25,16 +25,24 @@ PAGE = Path("compare.html")
 
 
 async def compare(
-    directory: Annotated[Path, Parameter(help="The directory of a run, which the others are compared with.")],
-    *directories: Annotated[Path, Parameter(help="Those of other runs.")],
-    k: Annotated[int | None, WHOLE, Parameter(help="Of pass@k: at most, and by default, the size of a group.")] = None,
-    to: Annotated[Path, Parameter(help="Where to write the page; compare.html if not given.")] = PAGE,
-    output: Told,
+    directory: Annotated[Path, Parameter(help="Directory of the run to compare the others with.")],
+    *directories: Annotated[Path, Parameter(help="Directories of the other runs.")],
+    k: Annotated[
+        int | None, WHOLE, Parameter(help="k of pass@k, at most the group size (default: the group size).")
+    ] = None,
+    to: Annotated[Path, Parameter(help="Where to write the page (default: compare.html).")] = PAGE,
+    output: OutputParam,
 ) -> int:
-    """Tell how runs differ, and what may be chance."""
+    """Compare runs: rewards and pass rates with confidence intervals.
+
+    Runs that played the same tasks from the same seeds as the first one are compared with it task by task. A page with
+    plots is written to compare.html.
+
+    Example: asyncrollout compare runs/before runs/after
+    """
     paths = [directory, *directories]
     if len(paths) > MOST_SIDES:
-        raise UsageError(f"{len(paths)} runs: at most {MOST_SIDES} can be told apart in one page")
+        raise UsageError(f"{len(paths)} runs: at most {MOST_SIDES} can be compared on one page")
     sides = await _read([*zip(paths, names_of(paths), strict=True)], output)
     decide(sides)
     ks = which_k(sides, k)
@@ -45,18 +53,18 @@ async def compare(
     for part in shown:
         part.record(output)
     drawn = [line for part in shown for line in (part.table(), Text())]
-    told = "In brackets: 95% confidence intervals, over groups."
-    output.show(Stacked(*drawn, Text(told), Text(harmless(f"With plots: {to}"))))
+    text = "In brackets: 95% confidence intervals over groups."
+    output.show(Stacked(*drawn, Text(text), Text(one_line(f"Plots: {to}"))))
     return DONE
 
 
 async def _read(runs: Sequence[tuple[Path, str]], output: Output) -> list[ComparedRun]:
-    """One after the other, since each may take seconds; whoever waits sees which."""
+    """Read one run after the other, showing which: each may take seconds."""
     sides = []
     console = Console(stderr=True, quiet=output.quiet or output.json)
     with console.status("") as status:
         for path, name in runs:
-            status.update(Text(f"reading {harmless(name)}"))
+            status.update(Text(f"reading {one_line(name)}"))
             sides.append(await anyio.to_thread.run_sync(read_side, path, name, check_cancelled))
     return sides
 
@@ -88,16 +96,16 @@ class _Shown:
     def table(self) -> Table:
         """A block of rows for each figure, with a row for each run."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column(Text(harmless(self._tag or "all")))
+        table.add_column(Text(one_line(self._tag or "all")))
         table.add_column("run")
         table.add_column("mean", justify="right")
         table.add_column("")
         if self._differences:
-            table.add_column(Text(harmless(f"less {self._names[0]}")), justify="right")
+            table.add_column(Text(one_line(f"less {self._names[0]}")), justify="right")
             table.add_column("")
         for label, cells in self._rows():
             for place, (name, cell) in enumerate(zip(self._names, cells, strict=True)):
-                table.add_row("" if place else label, Text(harmless(name)), *map(Text, cell))
+                table.add_row("" if place else label, Text(one_line(name)), *map(Text, cell))
         return table
 
     def _rows(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:

@@ -1,4 +1,4 @@
-"""A first look: several envs at once, in groups, filtered and streamed in batches."""
+"""`demo`: several envs at once, in groups, filtered and streamed in batches."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,11 +6,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from asyncrollout.batches.batch import Batch
-from asyncrollout.cli.app import WHOLE, Told, program
 from asyncrollout.cli.directory import new_directory, next_attempt, write_config
-from asyncrollout.cli.run import Runs, play
+from asyncrollout.cli.run import BaseUrl, Model, Runs, check_server, play
 from asyncrollout.cli.terminal.live import Display
 from asyncrollout.cli.terminal.logs import logging_to
+from asyncrollout.cli.terminal.output import WHOLE, OutputParam, program
 from asyncrollout.config import Config, schema
 from asyncrollout.errors import UsageError
 from asyncrollout.journal.files import read_head, whole_lines
@@ -34,35 +34,47 @@ _SHOWN = 600
 
 
 async def demo(
-    env: Annotated[str | None, Parameter(help="Only this one, such as sokoban.")] = None,
+    env: Annotated[str | None, Parameter(help="Play only this environment, such as sokoban.")] = None,
     *,
-    base_url: Annotated[str | None, Parameter(help="An OpenAI-compatible server; its key is $OPENAI_API_KEY.")] = None,
-    model: Annotated[str | None, Parameter(help="The name of the server's model.")] = None,
-    local: Annotated[bool, Parameter(help="Ask a small model on this machine (after `make local-llm`).")] = False,
-    batches: Annotated[int | None, WHOLE, Parameter(help="How many batches to play: 12, or 2 with a model.")] = None,
+    base_url: BaseUrl = None,
+    model: Model = None,
+    local: Annotated[bool, Parameter(help="Use a small model on this machine (after `make local-llm`).")] = False,
+    batches: Annotated[
+        int | None, WHOLE, Parameter(help="Number of batches to play (default: 12, or 2 with a model).")
+    ] = None,
     runs: Runs = Path("runs"),
-    output: Told,
+    output: OutputParam,
 ) -> int:
-    """Play a small run that shows what there is."""
-    if (base_url is None) != (model is None):
-        raise UsageError("--base-url and --model go together: the address of a server, and one of its models")
+    """Play several environments at once; needs no server, GPU or API key.
+
+    A scripted expert with a small error rate plays groups of rollouts, which are filtered and streamed in batches, as
+    a trainer receives them. With a server or --local, a model plays instead.
+
+    Example: asyncrollout demo
+
+    Example: asyncrollout demo sokoban
+
+    Example: asyncrollout demo --base-url http://localhost:8000/v1 --model Qwen/Qwen3-4B
+    """
+    check_server(base_url, model)
     if local and base_url is not None:
-        raise UsageError("--local asks a model on this machine, and --base-url a server: choose one")
+        raise UsageError("--local uses a model on this machine, --base-url a server: choose one")
     if batches is not None and batches < 1:
-        raise UsageError(f"--batches {batches}: there must be at least one")
+        raise UsageError(f"--batches {batches}: must be at least 1")
     if env is not None:
         allowed_env(env, allow_import=False)
     asks_model = local or base_url is not None
     count = (2 if asks_model else 12) if batches is None else batches
     config = _config(env, _policy(base_url, model, local=local), count, asks_model=asks_model)
-    show = _show_transcript if asks_model else _tell
+    show = _show_transcript if asks_model else _show_batch
+    output.say(_introduction(config, model))
     with new_directory(runs, None, "demo") as directory:
         write_config(directory, config, None)
         with logging_to(next_attempt(directory), console=not output.quiet):
             code = await play(config, directory, resume=False, output=output, on_batch=show)
         finished = next((read_head(line).uid for line in whole_lines(directory / TRAJECTORIES)), None)
     if finished is not None:
-        output.say(f"\nLook at an episode, turn by turn:\n  {program()} replay {directory} {finished}")
+        output.say(f"\nReplay an episode turn by turn:\n  {program()} replay {directory} {finished}")
     return code
 
 
@@ -75,7 +87,7 @@ def _policy(base_url: str | None, model: str | None, *, local: bool) -> schema.P
 
 
 def _config(env: str | None, policy: schema.Policy, batches: int, *, asks_model: bool) -> Config:
-    """Experts play larger groups than a model on this machine can."""
+    """The run: larger groups for the expert than a model on this machine could play."""
     known = _LLM_ENVS if asks_model else _ENVS
     chosen = known if env is None else {env: {**_ENVS, **_LLM_ENVS}.get(env, {})}
     return Config(
@@ -89,20 +101,28 @@ def _config(env: str | None, policy: schema.Policy, batches: int, *, asks_model:
         limits=Limits(turns=4 if asks_model else 12, invalid=2 if asks_model else 3),
         on_exhausted="fill",
         max_in_flight=9 if asks_model else 128,
-        # So few of the groups in flight are filmed that their encoders never run out.
+        # Few enough groups are recorded that encoders never run out.
         record=schema.VideoOptions(every=1 if asks_model else 8, keep="extremes", overlay=True),
     )
 
 
-async def _tell(batch: Batch, display: Display) -> None:
+def _introduction(config: Config, model: str | None) -> str:
+    player = {schema.Solver: "A scripted expert with a small error rate", schema.Local: "A small local model"}
+    envs = ", ".join(entry.env for entry in config.entries)
+    batches = f"{config.batches} batch{'es' * (config.batches != 1)} of {config.groups} groups"
+    who = player.get(type(config.policy), model)
+    return f"{who} plays {envs}: {batches}, {config.group_size} rollouts per group."
+
+
+async def _show_batch(batch: Batch, display: Display) -> None:
     dropped = {name: value for name, value in batch.stats.items() if name.startswith("dropped_")}
-    told = ", ".join(f"{value:g} {name.removeprefix('dropped_')}" for name, value in dropped.items()) or "none"
+    text = ", ".join(f"{value:g} {name.removeprefix('dropped_')}" for name, value in dropped.items()) or "none"
     reward = batch.stats["mean_reward"]
-    display.say(f"batch {batch.index}: {len(batch.groups)} groups, mean reward {reward:.2f}; dropped: {told}")
+    display.say(f"batch {batch.index}: {len(batch.groups)} groups, mean reward {reward:.2f}; dropped: {text}")
 
 
 async def _show_transcript(batch: Batch, display: Display) -> None:
-    await _tell(batch, display)
+    await _show_batch(batch, display)
     longest = max(batch.trajectories, key=_length)
     for message in longest.messages:
         text = message["content"] if isinstance(message["content"], str) else "(pictures)"

@@ -27,12 +27,12 @@ _CLAIM = ".claim"
 
 @contextmanager
 def new_directory(runs: Path, name: str | None, fallback: str) -> Iterator[Path]:
-    """A directory for a new run, which nobody else uses meanwhile; without a name, the fallback with a number."""
+    """A locked directory for a new run; without a name, the fallback with a number."""
     directory = _numbered(runs, re.sub(r"[^\w.-]", "_", fallback, flags=re.ASCII)) if name is None else runs / name
     if name is not None and not _NAME.match(name):
-        raise UsageError(f"name: found {name!r}, expected up to 100 letters, digits and ._-, as for a directory")
+        raise UsageError(f"name: found {name!r}, expected up to 100 letters, digits and ._-")
     if name is not None and directory.exists() and not (directory / RESOLVED).exists():
-        raise UsageError(f"{directory} exists, and holds no run: choose another name")
+        raise UsageError(f"{directory} exists and is not a run directory: choose another name")
     with claimed(directory):
         if has_played(directory):
             raise UsageError(_taken(directory))
@@ -40,15 +40,15 @@ def new_directory(runs: Path, name: str | None, fallback: str) -> Iterator[Path]
 
 
 def _taken(directory: Path) -> str:
-    """Why the name of a run cannot be had again, and what to do."""
+    """Why the name of a run is taken, and what to do."""
     history = read_history(directory)
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(history.last))
     other = "choose another name (name=...), or leave it out for a numbered one"
     if _is_complete(directory, history):
         look = f"asyncrollout report {directory}"
-        return f"{directory} exists: a run that finished at {when}. To look at it: `{look}`; for a new run, {other}"
-    go_on = f"asyncrollout resume {directory}"
-    return f"{directory} exists: a run that stopped at {when}. To resume it: `{go_on}`; for a new run, {other}"
+        return f"{directory} exists: a run that finished at {when}. To see it: `{look}`; for a new run, {other}"
+    how_to_resume = f"asyncrollout resume {directory}"
+    return f"{directory} exists: a run that stopped at {when}. To resume it: `{how_to_resume}`; for a new run, {other}"
 
 
 def _is_complete(directory: Path, history: RecordedRun) -> bool:
@@ -83,18 +83,18 @@ def _numbered(runs: Path, name: str) -> Path:
 
 
 def has_played(directory: Path) -> bool:
-    """Whether anything was played; a run that asks for something impossible fails before that."""
+    """Whether anything was played; a run with an impossible configuration fails before that."""
     words = (b'"event":"turn"', b'"event":"finished"')
     return any(any(word in line.content for word in words) for line in whole_lines(directory / JOURNAL))
 
 
 def env_secrets(config: Config) -> list[str]:
-    """What envs are given that must not be shown."""
+    """Secrets among the arguments of envs."""
     return named_secrets([entry.env_kwargs for entry in config.entries])
 
 
 def redacted_config(config: Config) -> str:
-    """The configuration as it is written: without what an env is given that must not be; other secrets are refused."""
+    """The configuration as written to disk: secrets of envs are hidden, others are refused."""
     text = to_redacted_yaml(config)
     for name, value in os.environ.items():
         if any(secret in text for secret in known_secrets({name: value})):
@@ -103,7 +103,7 @@ def redacted_config(config: Config) -> str:
 
 
 def write_config(directory: Path, config: Config, given: str | None) -> None:
-    """The configuration as it was given, if it was a file, and as it is understood."""
+    """Write the configuration as given, if it was a file, and as resolved."""
     resolved = redacted_config(config)
     try:
         for old in (JOURNAL, TRAJECTORIES, MANIFEST):  # of a run that failed before anything was played
@@ -132,21 +132,21 @@ class Length(msgspec.Struct):
 
 
 def read_length(directory: Path) -> Length:
-    """What a run began with; it can be read also where secrets, which are not in the file, are missing."""
+    """The length that a run began with; readable even without the secrets that are not in the file."""
     return msgspec.yaml.decode((directory / RESOLVED).read_bytes(), type=Length)
 
 
 def read_back(directory: Path, overrides: tuple[str, ...] = ()) -> Config:
-    """The configuration of a run that is resumed, with what is different from now on."""
+    """The configuration of a run to resume, with overrides."""
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a run directory")
     if not (directory / RESOLVED).exists():
-        raise UsageError(f"{directory} holds no run of this command line: it has no {RESOLVED}")
+        raise UsageError(f"{directory} is not a run of the command line: it has no {RESOLVED}")
     return read_config(directory / RESOLVED, overrides, dialect=RAGEN_KEYS)
 
 
 def next_attempt(directory: Path) -> Path:
-    """Where the logs of this attempt at the run go."""
+    """The directory for the logs of this attempt."""
     logs = directory / "logs"
     numbers = [int(path.name.removeprefix("attempt_")) for path in logs.glob("attempt_*") if path.name[8:].isdigit()]
     return logs / f"attempt_{max(numbers, default=0) + 1}"

@@ -1,4 +1,4 @@
-"""Commands about environments: which there are, and whether one keeps the contract."""
+"""`envs` and `check-env`: which environments there are, and whether one keeps the contract."""
 
 import inspect
 import sys
@@ -10,8 +10,8 @@ import msgspec
 import yaml
 from cyclopts import Parameter
 
-from asyncrollout.cli.app import Output, Told, printable
 from asyncrollout.cli.terminal.logs import logging_to
+from asyncrollout.cli.terminal.output import Output, OutputParam, printable
 from asyncrollout.errors import EnvCheckError, UsageError
 from asyncrollout.registry import allowed_env, env_names, find_env, load_factory, missing_packages
 
@@ -35,8 +35,11 @@ class Card(msgspec.Struct, frozen=True):
     missing: str = ""
 
 
-def envs(*, output: Told) -> None:
-    """List them."""
+def envs(*, output: OutputParam) -> None:
+    """List the available environments.
+
+    Example: asyncrollout envs
+    """
     cards = [_card(name) for name in env_names()]
     for card in cards:
         output.record(msgspec.structs.asdict(card))
@@ -46,17 +49,26 @@ def envs(*, output: Told) -> None:
 
 
 async def check_env(
-    name: Annotated[str, Parameter(help="A name that `asyncrollout envs` lists, gymnasium:<id>, or module:Class.")],
+    name: Annotated[str, Parameter(help="A name from `asyncrollout envs`, gymnasium:<id>, or module:Class.")],
     /,
-    *options: Annotated[str, Parameter(help="Options of the environment, such as size=8, with values as in YAML.")],
+    *options: Annotated[str, Parameter(help="Options of the environment, such as size=8.")],
     action: Annotated[
         list[str] | None,
-        Parameter(help="An action to play, for an env without solve() and action_space. Can be given several times."),
+        Parameter(help="Action to play, for an env without solve() and action_space. Repeatable."),
     ] = None,
-    allow_import: Annotated[bool, Parameter(help="Import what NAME says, from this directory, too.")] = False,
-    output: Told,
+    allow_import: Annotated[bool, Parameter(help="Allow importing NAME, also from the current directory.")] = False,
+    output: OutputParam,
 ) -> None:
-    """Check one."""
+    """Check that an environment keeps the contract that rollouts rely on.
+
+    Give options of the environment as key=value, with values as in YAML.
+
+    Example: asyncrollout check-env sokoban num_boxes=2 "dim_room=[8, 8]"
+
+    Example: asyncrollout check-env gymnasium:CartPole-v1 text=true
+
+    Example: asyncrollout check-env my_module:MyEnv --allow-import
+    """
     from asyncrollout import testing  # noqa: PLC0415 (its pool is not needed to list envs)
 
     spec = allowed_env(name, allow_import=allow_import)
@@ -65,7 +77,7 @@ async def check_env(
     own = {key: kwargs.pop(key) for key in inspect.signature(testing.check_env).parameters if key in kwargs}
     actions = [option_value(text) for text in action] if action else None
     try:
-        with _working(f"Checking {name}: its episodes are played again and again ...", output):
+        with _working(f"Checking {name}: playing its episodes several times ...", output):
             report = await testing.check_env(spec.with_kwargs(**own), actions=actions, **kwargs)
     except EnvCheckError as error:
         output.record({"env": name, "ok": False, "error": str(error)})
@@ -81,7 +93,7 @@ def env_kwargs(options: Sequence[str]) -> dict[str, Any]:
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier():
-            raise UsageError(f"{option!r} is not an option of an env: write key=value, such as size=8")
+            raise UsageError(f"{option!r} is not an option: write key=value, such as size=8")
         if key in kwargs:
             raise UsageError(f"option {key!r} is given twice")
         kwargs[key] = option_value(value)
@@ -93,7 +105,7 @@ def option_value(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UsageError(f"{text!r} is not a value in YAML: put texts with special signs in quotes") from error
+        raise UsageError(f"{text!r} is not valid YAML: quote texts with special characters") from error
 
 
 def _card(name: str) -> Card:
@@ -113,8 +125,8 @@ def _table(cards: Sequence[Card]) -> Any:
 
     table = Table("env", "runs", "plays", "actions", "task", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for card in cards:
-        told = f"{card.task}\n{card.missing}".strip()
-        table.add_row(*(Text(printable(cell)) for cell in (card.name, card.runs, card.plays, card.actions, told)))
+        text = f"{card.task}\n{card.missing}".strip()
+        table.add_row(*(Text(printable(cell)) for cell in (card.name, card.runs, card.plays, card.actions, text)))
     return table
 
 
@@ -129,14 +141,14 @@ def _drawn(report: "EnvReport") -> Any:
     rows += [("skipped", f"{point}: {reason}") for point, reason in report.skipped.items()]
     rows += [("note", note) for note in report.notes]
     points = Table.grid(padding=(0, 2))
-    for state, told in rows:
-        points.add_row(state, Text(printable(told)))
+    for state, text in rows:
+        points.add_row(state, Text(printable(text)))
     return Group(Text(printable(first)), points)
 
 
 @contextmanager
 def _working(message: str, output: Output) -> Iterator[None]:
-    """Say what takes a while, on a terminal with a sign of life; deaths of workers are part of it, and no news."""
+    """Announce slow work, with a spinner on a terminal. Dying workers are part of a check, and are not logged."""
     with logging_to(None, console=False):
         if not sys.stderr.isatty() or output.json or output.quiet:
             output.say(message)

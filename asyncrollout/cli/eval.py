@@ -1,21 +1,22 @@
-"""Evaluations: any env and any model, with pass@k and its intervals; or envs on ranked processes, in RLinf's keys."""
+"""`eval`: any env and any model, with pass@k and its intervals. Files with RLinf's keys go to `eval_rlinf`."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from asyncrollout.cli.app import WHOLE, Output, Told
 from asyncrollout.cli.directory import env_secrets, new_directory, next_attempt, write_config
 from asyncrollout.cli.envs import option_value
-from asyncrollout.cli.eval_rlinf import evaluate_ranked
-from asyncrollout.cli.run import Runs, play
+from asyncrollout.cli.eval_rlinf import evaluate_rlinf, is_rlinf
+from asyncrollout.cli.run import AllowImport, BaseUrl, Model, Runs, check_server, play
 from asyncrollout.cli.terminal.logs import logging_to
+from asyncrollout.cli.terminal.output import WHOLE, Output, OutputParam
 from asyncrollout.config import Config, read_config, read_tasks, to_yaml
 from asyncrollout.config.build import check_imports
 from asyncrollout.config.document import load
-from asyncrollout.config.reading import as_config, read_text
+from asyncrollout.config.reading import as_config
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import allowed_env, find_env
@@ -27,50 +28,58 @@ _COMMAND_LINE = "the command line"
 
 
 async def eval(  # noqa: A001 (the command's name)
-    *given: Annotated[
-        str, Parameter(help="A YAML file, unless there is --env; then values as for `run`: agent.history=2")
-    ],
+    *given: Annotated[str, Parameter(help="YAML file, unless --env is given; then overrides, such as agent.history=2")],
     env: Annotated[
         str | None,
-        Parameter(help="What to play, as `asyncrollout envs` lists it; its options follow, as --env.num_boxes 2."),
+        Parameter(help="Environment to play, from `asyncrollout envs`; set its options as --env.num_boxes 2."),
     ] = None,
     env_options: Annotated[dict[str, str] | None, Parameter(name="--env", show=False)] = None,
     tasks: Annotated[
-        int | None,
-        WHOLE,
-        Parameter(name=["--tasks", "-n"], help=f"How many tasks (seeds) to play; {_TASKS} if not given."),
+        int | None, WHOLE, Parameter(name=["--tasks", "-n"], help=f"Number of tasks (seeds) (default: {_TASKS}).")
     ] = None,
     samples: Annotated[
-        int | None,
-        WHOLE,
-        Parameter(name=["--samples", "-k"], help="How often to play each, for pass@k; 1 if not given."),
+        int | None, WHOLE, Parameter(name=["--samples", "-k"], help="Rollouts of each task, for pass@k (default: 1).")
     ] = None,
-    base_url: Annotated[str | None, Parameter(help="An OpenAI-compatible server; its key is $OPENAI_API_KEY.")] = None,
-    model: Annotated[str | None, Parameter(help="The name of the server's model.")] = None,
+    base_url: BaseUrl = None,
+    model: Model = None,
     policy: Annotated[
         str | None,
-        Parameter(help="Who plays instead: solver (the env's expert), scripted, local; in RLinf's form module:name."),
+        Parameter(help="Play without a server: solver (the env's expert), scripted or local."),
     ] = None,
     seed: Annotated[
-        int | None, WHOLE, Parameter(help="Of tasks and sampling: the same seed plays the same tasks.")
+        int | None, WHOLE, Parameter(help="Seed of tasks and sampling: the same seed plays the same tasks.")
     ] = None,
-    max_turns: Annotated[int | None, WHOLE, Parameter(help="Where an episode ends at the latest.")] = None,
-    temperature: Annotated[float | None, Parameter(help="Of sampling; the server's default if not given.")] = None,
-    max_tokens: Annotated[int | None, WHOLE, Parameter(help="Of one reply.")] = None,
-    workers: Annotated[
-        int | None, WHOLE, Parameter(help="Worker processes for envs; one for each CPU if not given.")
-    ] = None,
-    max_in_flight: Annotated[int | None, WHOLE, Parameter(help="Rollouts at a time; 512 if not given.")] = None,
-    name: Annotated[
-        str | None, Parameter(help="The name of the run directory; eval-ENV-1 and so on if not given.")
-    ] = None,
+    max_turns: Annotated[int | None, WHOLE, Parameter(help="Maximum number of turns of an episode.")] = None,
+    temperature: Annotated[float | None, Parameter(help="Sampling temperature (default: the server's).")] = None,
+    max_tokens: Annotated[int | None, WHOLE, Parameter(help="Maximum number of tokens of a reply.")] = None,
+    workers: Annotated[int | None, WHOLE, Parameter(help="Worker processes for envs (default: one per core).")] = None,
+    max_in_flight: Annotated[int | None, WHOLE, Parameter(help="Rollouts in flight (default: 512).")] = None,
+    name: Annotated[str | None, Parameter(help="Name of the run directory (default: eval-ENV-1 and so on).")] = None,
     run_dir: Annotated[Path | None, Parameter(help="The run directory itself, instead of --runs and --name.")] = None,
     runs: Runs = Path("runs"),
-    allow_import: Annotated[bool, Parameter(help="Let it import code: an env class, a policy, `score`.")] = False,
-    output: Told,
+    allow_import: AllowImport = False,
+    output: OutputParam,
 ) -> int:
-    """Evaluate a policy."""
-    _check_policy(base_url, model, policy)
+    """Evaluate a model on any environment: pass@k and rewards with confidence intervals.
+
+    Plays each of -n tasks -k times, as Rollouts.evaluate does, and records everything in a run directory, with a
+    report. Ctrl-C or a kill loses nothing: `asyncrollout resume DIR` plays the rest. Give the YAML file of a run
+    instead of --env to evaluate what it plays; set any other key of a run with key=value.
+
+    Files with RLinf's keys (env.eval, cluster) are evaluated as RLinf does it: envs on ranked processes, each with a
+    video. They take RLinf's keys instead of the options below, and --policy module:name.
+
+    Example: asyncrollout eval --env sokoban --base-url http://localhost:8000/v1 --model Qwen/Qwen3-4B -n 50 -k 4
+
+    Example: asyncrollout eval --env sokoban --env.num_boxes 2 --policy solver policy.error_rate=0.3 -k 4
+
+    Example: asyncrollout eval examples/configs/frozen_lake_solver.yaml -n 100 -k 8 --max-turns 20
+
+    Example: asyncrollout eval examples/configs/behavior_eval.yaml env.eval.total_num_envs=8
+    """
+    check_server(base_url, model)
+    if policy is not None and base_url is not None:
+        raise UsageError("--policy and --base-url both name a policy: choose one")
     options = {
         "evaluate": tasks,
         "group_size": samples,
@@ -84,18 +93,18 @@ async def eval(  # noqa: A001 (the command's name)
     chosen = {key: value for key, value in options.items() if value is not None}
     for key in ("evaluate", "group_size", "limits.turns", "agent.sampling.max_tokens", "workers", "max_in_flight"):
         if chosen.get(key, 1) < 1:
-            raise UsageError(f"{_flag(key)} {chosen[key]}: it must be a whole number from 1")
-    if env is None and not given:
-        raise UsageError("what is evaluated? Give --env NAME, such as --env sokoban, or a YAML file")
-    if env is None and _is_ranked(Path(given[0])):
+            raise UsageError(f"{_flag(key)} {chosen[key]}: must be a whole number from 1")
+    if env is None and (not given or ("=" in given[0] and not os.path.exists(given[0]))):  # noqa: ASYNC240, PTH110
+        raise UsageError("nothing to evaluate: give --env NAME, such as --env sokoban, or a YAML file")
+    if env is None and is_rlinf(Path(given[0]), given[1:]):
         own = {
             "--env.KEY": env_options,
             "--name": name,
             "--run-dir": run_dir,
             **dict.fromkeys(map(_flag, chosen), True),
         }
-        _refuse(own, f"{given[0]} is in RLinf's keys, as env.eval.total_num_envs=8")
-        return await evaluate_ranked(
+        _refuse(own, f"{given[0]} has RLinf's keys: set one of them instead, such as env.eval.total_num_envs=8")
+        return await evaluate_rlinf(
             Path(given[0]), given[1:], base_url=base_url, model=model, policy=policy, allow_import=allow_import,
             output=output,
         )  # fmt: skip
@@ -103,30 +112,12 @@ async def eval(  # noqa: A001 (the command's name)
     if env is not None:
         config = _from_options(env, env_options or {}, values, given)
     else:
-        _refuse({"--env.KEY": env_options}, "they go with --env; with a file write env_kwargs.size=8")
+        _refuse({"--env.KEY": env_options}, "only with --env; with a file, write env_kwargs.KEY=VALUE")
         config = _from_file(Path(given[0]), values, given[1:])
     check_imports(config, allow_import=allow_import)
     for entry in config.entries:
         allowed_env(entry.env, allow_import=allow_import)
     return await _evaluate(config, _place(config, runs, name, run_dir), allow_import=allow_import, output=output)
-
-
-def _check_policy(base_url: str | None, model: str | None, policy: str | None) -> None:
-    if (base_url is None) != (model is None):
-        raise UsageError("--base-url and --model go together: the address of a server, and one of its models")
-    if policy is not None and base_url is not None:
-        raise UsageError("--policy names a policy of yours, and --base-url a server: choose one")
-
-
-def _is_ranked(path: Path) -> bool:
-    """Whether a file has RLinf's keys: a run's names an env, or has RAGEN's keys."""
-    if "=" in path.name and not path.exists():
-        raise UsageError(f"{path}: what is evaluated? Give --env NAME before the values, or a YAML file")
-    values = load(read_text(path), str(path)).value
-    if not isinstance(values, dict):
-        return True
-    theirs = {*RAGEN_KEYS.top_level} - {"env"}
-    return not (isinstance(values.get("env"), str | list) or theirs & values.keys())
 
 
 def _refuse(options: Mapping[str, Any], why: str) -> None:
@@ -141,13 +132,15 @@ def _flag(key: str) -> str:
 
 
 def _policy_values(base_url: str | None, model: str | None, policy: str | None) -> dict[str, Any]:
-    """An evaluation needs no logprobs, and not every server gives them."""
+    """An evaluation needs no logprobs, and not every server returns them."""
     if base_url is not None:
         return {"policy": {"kind": "openai", "base_url": base_url, "model": model, "logprobs": False}}
     if policy is None:
         return {}
     if policy not in _NAMED_POLICIES:
-        hint = ": a policy of yours is for RLinf's form" if ":" in policy else did_you_mean(policy, _NAMED_POLICIES)
+        hint = (
+            " (an import path works with RLinf's keys only)" if ":" in policy else did_you_mean(policy, _NAMED_POLICIES)
+        )
         raise UsageError(f"--policy {policy!r} is not one of {', '.join(_NAMED_POLICIES)}{hint}")
     return {"policy": {"kind": policy, **({"logprobs": False} if policy == "local" else {})}}
 
@@ -157,17 +150,17 @@ def _from_options(
 ) -> Config:
     if "policy" not in values and not any(one.startswith("policy") for one in overrides):
         raise UsageError(
-            "who plays? Give --base-url http://localhost:8000/v1 --model NAME, or --policy solver for the env's expert"
+            "no policy: give --base-url http://localhost:8000/v1 --model NAME, or --policy solver for the env's expert"
         )
     if ":" not in env:
-        find_env(env)  # whose message has the nearest name
+        find_env(env)  # its error suggests the nearest name
     kwargs = {key.replace("-", "_"): option_value(text) for key, text in env_options.items()}
     asked = {"evaluate": _TASKS, "group_size": 1, **values}
     return _made({"env": env, "env_kwargs": kwargs}, asked, overrides)
 
 
 def _from_file(path: Path, values: Mapping[str, Any], overrides: Sequence[str]) -> Config:
-    """What a run's file plays, evaluated: its filter and its batches are a trainer's."""
+    """The config of an evaluation of what a run's file plays; its filter and batches are for training."""
     config = read_config(path, overrides, dialect=RAGEN_KEYS)
     listed = read_tasks(config)
     asked = {"evaluate": config.evaluate or (_TASKS if listed is None else len(listed)), **values}
@@ -187,10 +180,10 @@ def _made(values: dict[str, Any], asked: Mapping[str, Any], overrides: Sequence[
 
 
 def _place(config: Config, runs: Path, name: str | None, run_dir: Path | None) -> tuple[Path, str | None, str]:
-    """Where run directories are, the name of this one, and what it is called with a number if it has none."""
+    """The parent of run directories, the name of this one, and the stem of a numbered name if it has none."""
     if run_dir is not None:
         if name is not None:
-            raise UsageError("--run-dir is the run directory itself, and --name its name under --runs: choose one")
+            raise UsageError("--run-dir and --name both name the run directory: choose one")
         return run_dir.parent, run_dir.name, ""
     return runs, config.name if name is None else name, f"eval-{config.entries[0].env.rpartition(':')[2]}"
 

@@ -1,4 +1,4 @@
-"""Evaluations in RLinf's keys: envs on ranked processes, each with its video, and a table of what came of it."""
+"""`eval` on files with RLinf's keys: envs on ranked processes, each with a video, and a table of outcomes."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,12 +9,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asyncrollout.cli.app import DONE, STOPPED, Output
 from asyncrollout.cli.terminal.numbers import number
+from asyncrollout.cli.terminal.output import DONE, STOPPED, Output
 from asyncrollout.cli.terminal.rlinf_table import by_task, outcomes
 from asyncrollout.cli.terminal.signals import stoppable
 from asyncrollout.config import schema
 from asyncrollout.config.build import check_imports
+from asyncrollout.config.document import load
+from asyncrollout.config.reading import read_text
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, Python, read_evaluation
 from asyncrollout.dropin.rlinf.plan import EvaluationPlan, make_plan
 from asyncrollout.dropin.rlinf.player import open_player
@@ -25,7 +27,16 @@ from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.registry import allowed_env
 
 
-async def evaluate_ranked(
+def is_rlinf(path: Path, overrides: Sequence[str]) -> bool:
+    """Whether a file or its overrides have RLinf's keys, `env.eval` and `cluster`."""
+    values = load(read_text(path), str(path)).value
+    keys = [*map(str, values)] if isinstance(values, dict) else []
+    if "env" in keys and isinstance(values["env"], dict):
+        keys += [f"env.{key}" for key in values["env"]]
+    return any(key.startswith(("env.eval", "cluster")) for key in [*keys, *overrides])
+
+
+async def evaluate_rlinf(
     config: Path,
     overrides: Sequence[str],
     *,
@@ -35,7 +46,7 @@ async def evaluate_ranked(
     allow_import: bool,
     output: Output,
 ) -> int:
-    """Evaluate a policy on ranked processes, as a file says."""
+    """Evaluate a policy on ranked processes, as configured in a file."""
     chosen = _with_policy(read_evaluation(config, overrides), base_url, model, policy)
     check_imports(chosen, allow_import=allow_import)
     spec = allowed_env(chosen.env.eval.env_type, allow_import=allow_import)
@@ -53,7 +64,7 @@ async def evaluate_ranked(
 def _with_policy(
     config: EvaluationConfig, base_url: str | None, model: str | None, path: str | None
 ) -> EvaluationConfig:
-    """With the policy that the command line names instead of the file's."""
+    """With the policy of the command line in place of the file's."""
     if base_url is not None and model is not None:
         return msgspec.structs.replace(config, policy=schema.OpenAI(base_url=base_url, model=model))
     if path is None:
@@ -64,7 +75,7 @@ def _with_policy(
 
 
 class _LiveView:
-    """How an evaluation goes: a bar on a terminal, elsewhere a line for each episode."""
+    """Progress of an evaluation: a bar on a terminal, otherwise a line per episode."""
 
     def __init__(self, plan: EvaluationPlan, output: Output) -> None:
         self.episodes: list[EvaluatedEpisode] = []
@@ -72,9 +83,9 @@ class _LiveView:
         self._output = output
         self._steps = 0
         console = Console(stderr=True, quiet=output.quiet or output.json)
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn())
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
-        self._task = self._bar.add_task("", total=plan.episodes, told="episodes")
+        self._task = self._bar.add_task("", total=plan.episodes, text="episodes")
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -83,7 +94,7 @@ class _LiveView:
 
     def step(self) -> None:
         self._steps += 1
-        self._tell()
+        self._update()
 
     def end(self, episode: EvaluatedEpisode) -> None:
         self.episodes.append(episode)
@@ -91,11 +102,11 @@ class _LiveView:
         if self._bar.disable and not self._output.json:
             self._output.say(f"{len(self.episodes)} of {self._plan.episodes}: {_line(episode)}")
         self._bar.advance(self._task)
-        self._tell()
+        self._update()
 
-    def _tell(self) -> None:
+    def _update(self) -> None:
         won = sum(bool(episode.success) for episode in self.episodes)
-        self._bar.update(self._task, told=f"episodes, {won} successes, {self._steps} turns")
+        self._bar.update(self._task, text=f"episodes, {won} successes, {self._steps} turns")
 
 
 def _line(episode: EvaluatedEpisode) -> str:
@@ -108,10 +119,10 @@ def _line(episode: EvaluatedEpisode) -> str:
 def _introduced(plan: EvaluationPlan, config: EvaluationConfig) -> str:
     chosen = config.env.eval
     gpus = ", ".join(dict.fromkeys(str(env.slot.gpu) for env in plan.envs))
-    films = f"videos in {chosen.video_cfg.video_base_dir}" if chosen.video_cfg.save_video else "no videos"
+    videos = f"videos in {chosen.video_cfg.video_base_dir}" if chosen.video_cfg.save_video else "no videos"
     envs, processes = len(plan.envs), len(plan.environs)
-    told = f"{envs} env{'s' * (envs > 1)} in {processes} process{'es' * (processes > 1)}"
-    return f"{chosen.env_type}: {told} (GPU {gpus}), {films}"
+    text = f"{envs} env{'s' * (envs > 1)} in {processes} process{'es' * (processes > 1)}"
+    return f"{chosen.env_type}: {text} (GPU {gpus}), {videos}"
 
 
 def _ended(
@@ -141,5 +152,5 @@ def _ended(
     if found.failed == len(episodes):
         raise RolloutError(f"all {len(episodes)} episodes failed; the first one: {episodes[0].error}")
     if found.failed:
-        output.warn(f"{found.failed} of {len(episodes)} episodes failed, and count in no figure")
+        output.warn(f"{found.failed} of {len(episodes)} episodes failed and are not counted")
     return DONE

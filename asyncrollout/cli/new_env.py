@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from asyncrollout.cli.app import Told
+from asyncrollout.cli.terminal.output import OutputParam
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import env_names
 
@@ -153,13 +153,16 @@ Without installing it: `asyncrollout check-env NAME:SPEC --allow-import`.
 
 
 def new_env(
-    name: Annotated[str, Parameter(help="Its name, and that of its module: small letters, digits and _.")],
+    name: Annotated[str, Parameter(help="Name of the environment and its module: lowercase letters, digits and _.")],
     /,
     *,
-    dir: Annotated[Path, Parameter(help="Where to put its directory; here, if not given.")] = Path(),  # noqa: A002
-    output: Told,
+    dir: Annotated[Path, Parameter(help="Parent of its new directory (default: the current one).")] = Path(),  # noqa: A002
+    output: OutputParam,
 ) -> None:
-    """Write one."""
+    """Create a small working environment of your own, with a test.
+
+    Example: asyncrollout new-env maze --dir projects
+    """
     target = dir / name
     _check(name, target)
     words = {
@@ -185,12 +188,12 @@ def _check(name: str, target: Path) -> None:
         raise UsageError(f"an env called {name!r} is installed already: choose another name")
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} cannot be a module's name: write it in small letters, digits and _, such as my_maze"
+            f"{name!r} cannot be the name of a module: use lowercase letters, digits and _, such as my_maze"
         )
     if iskeyword(name):
-        raise UsageError(f"{name!r} is a word of Python: choose another name")
+        raise UsageError(f"{name!r} is a Python keyword: choose another name")
     if target.exists():
-        raise UsageError(f"{str(target)!r} is there already, and nothing is overwritten: choose another name or --dir")
+        raise UsageError(f"{str(target)!r} exists already: choose another name or --dir")
     found = importlib.util.find_spec(name)
     if name in sys.builtin_module_names or (found is not None and found.origin is not None):
         raise UsageError(f"a module called {name!r} is installed already: choose another name")

@@ -1,4 +1,4 @@
-"""A recorded episode, played again without a model: to look at it, and to see whether the env does the same."""
+"""`replay`: a recorded episode, played again without a model and compared with the record."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from cyclopts import Parameter
 
-from asyncrollout.cli.app import DONE, FAILED, Output, Told
+from asyncrollout.cli.terminal.output import DONE, FAILED, Output, OutputParam
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.journal.records import RecordedRollout, RunRecords
 from asyncrollout.pool.pool import EnvPool
@@ -21,13 +21,18 @@ _SHOWN = 2_000
 
 
 async def replay(
-    directory: Annotated[Path, Parameter(help="The directory of a run.")],
-    uid: Annotated[str, Parameter(help="A finished rollout, such as g0.0: the first member of the first group.")],
+    directory: Annotated[Path, Parameter(help="Directory of a run.")],
+    uid: Annotated[str, Parameter(help="A finished rollout, such as g0.0, the first of the first group.")],
     *,
-    allow_import: Annotated[bool, Parameter(help="Let an env that is named by module:Class be imported.")] = False,
-    output: Told,
+    allow_import: Annotated[bool, Parameter(help="Allow importing an env given as module:Class.")] = False,
+    output: OutputParam,
 ) -> int:
-    """Play an episode again, and tell where it differs."""
+    """Replay a recorded episode turn by turn and compare it with the record.
+
+    No model is called: the recorded replies are played.
+
+    Example: asyncrollout replay runs/demo-1 g0.0
+    """
     records = RunRecords(directory)
     recorded = records.find(uid)
     trajectory = recorded.trajectory
@@ -49,22 +54,20 @@ def _env_of(records: RunRecords, recorded: RecordedRollout, *, allow_import: boo
     envs: Any = records.given.get("envs", {})
     given = envs.get(recorded.tag)
     if given is None:
-        raise UsageError(f"the journal does not tell of an env with the tag {recorded.tag!r}")
+        raise UsageError(f"the journal has no env with the tag {recorded.tag!r}")
     added = records.added_kwargs(recorded.trajectory.uid)
     if added is None:
-        raise UsageError(
-            "the evaluation's env_kwargs have no form for a file, and are not recorded: it cannot be opened"
-        )
+        raise UsageError("the evaluation's env_kwargs could not be written to a file: the env cannot be opened")
     if HIDDEN in str([given["env_kwargs"], added]):
         raise UsageError(
-            f"the arguments of env {given['env']!r} hold a secret, which is not recorded: it cannot be opened"
+            f"the arguments of env {given['env']!r} hold a secret, which is not recorded: the env cannot be opened"
         )
     kwargs = {**from_plain(given["env_kwargs"]), **from_plain(added)}
     return allowed_env(given["env"], allow_import=allow_import), kwargs
 
 
 async def _compare(spec: EnvSpec, kwargs: dict[str, Any], trajectory: Trajectory, output: Output) -> str | None:
-    """The first difference, or None."""
+    """Play it and return the first difference, or None."""
     is_text = spec.text is not None and kwargs.get("text", True)
     async with EnvPool(backend="inline") as pool, pool.open(spec, **kwargs) as env:
         outcome = await env.reset(seed=trajectory.seed, task=trajectory.task, member=trajectory.member)
@@ -74,7 +77,7 @@ async def _compare(spec: EnvSpec, kwargs: dict[str, Any], trajectory: Trajectory
                 return f"before turn {number} the env shows {_text(outcome.observation)!r:.200}"
             outcome = await env.step(_played(turn, is_text=is_text))
             if outcome.reward != turn.reward:
-                return f"turn {number} was worth {turn.reward:g}, and now {outcome.reward:g}"
+                return f"the reward of turn {number} was {turn.reward:g}, and is {outcome.reward:g} now"
         ended = trajectory.stop_reason in ("terminated", "truncated")
         if trajectory.valid and ended != outcome.done:
             return f"the episode was {trajectory.stop_reason}, and now it is {'over' if outcome.done else 'not over'}"

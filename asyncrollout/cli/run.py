@@ -12,7 +12,6 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from asyncrollout.batches.batch import Batch
-from asyncrollout.cli.app import DONE, STOPPED, Output, Told, program
 from asyncrollout.cli.directory import (
     claimed,
     env_secrets,
@@ -30,6 +29,7 @@ from asyncrollout.cli.samples import write_samples
 from asyncrollout.cli.terminal.live import Display, live, live_view
 from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.cli.terminal.numbers import as_record, summary, with_totals
+from asyncrollout.cli.terminal.output import DONE, STOPPED, Output, OutputParam, program
 from asyncrollout.cli.terminal.scores import (
     EvaluationProgress,
     EvaluationSummary,
@@ -58,25 +58,42 @@ _LONG_TO_READ = 50_000_000  # bytes; some seconds
 
 OnBatch = Callable[[Batch, Display], Awaitable[None]]
 
-Runs = Annotated[Path, Parameter(help="Where run directories are.")]
-Overrides = Annotated[str, Parameter(help="Values that replace those of the file: group_size=4 env_kwargs.size=8")]
+Runs = Annotated[Path, Parameter(help="Parent directory of run directories (default: runs).")]
+Overrides = Annotated[str, Parameter(help="Override values of the file: group_size=4 env_kwargs.size=8")]
+BaseUrl = Annotated[
+    str | None, Parameter(help="URL of an OpenAI-compatible server; the API key is read from $OPENAI_API_KEY.")
+]
+Model = Annotated[str | None, Parameter(help="Name of the model on that server.")]
 AcceptChanges = Annotated[
     tuple[str, ...],
-    Parameter(help="A setting of agent or policy that is another now, such as agent.system_prompt; once for each."),
+    Parameter(help="Accept a changed setting of the agent or policy, such as agent.system_prompt. Repeatable."),
 ]
-AllowImport = Annotated[bool, Parameter(help="Let the configuration import code: `score`, and envs by module:Class.")]
+AllowImport = Annotated[bool, Parameter(help="Allow imports of code: `score`, and envs given as module:Class.")]
+
+
+def check_server(base_url: str | None, model: str | None) -> None:
+    if (base_url is None) != (model is None):
+        raise UsageError("--base-url and --model go together: the URL of a server and the name of its model")
 
 
 async def run(
-    config: Annotated[Path, Parameter(help="A YAML file; see examples/configs.")],
+    config: Annotated[Path, Parameter(help="YAML file; see examples/configs.")],
     *overrides: Overrides,
     runs: Runs = Path("runs"),
     allow_import: AllowImport = False,
-    output: Told,
+    output: OutputParam,
 ) -> int:
-    """Play a run as configured, in a new directory."""
+    """Run rollouts as configured in a YAML file.
+
+    The run gets a new directory. Override values of the file with key=value. Ctrl-C stops the run, and `asyncrollout
+    resume` continues it.
+
+    Example: asyncrollout run examples/configs/mixed_dapo.yaml
+
+    Example: asyncrollout run examples/configs/frozen_lake_solver.yaml name=lake env_kwargs.size=8
+    """
     if not config.is_file():
-        raise UsageError(f"{config} is no file" if config.exists() else f"there is no file {config}")
+        raise UsageError(f"{config} is not a file" if config.exists() else f"there is no file {config}")
     chosen = read_config(config, overrides, dialect=RAGEN_KEYS)
     check_imports(chosen, allow_import=allow_import)
     with new_directory(runs, chosen.name, config.stem) as directory:
@@ -87,25 +104,28 @@ async def run(
 
 
 async def resume(
-    directory: Annotated[Path, Parameter(help="The directory of a run that was stopped or killed.")],
+    directory: Annotated[Path, Parameter(help="Directory of a stopped or killed run.")],
     *overrides: Overrides,
     accept_changes: AcceptChanges = (),
     allow_import: AllowImport = False,
-    output: Told,
+    output: OutputParam,
 ) -> int:
-    """Resume a run where it stopped."""
+    """Resume a stopped or killed run where it stopped; nothing is lost or repeated.
+
+    Example: asyncrollout resume runs/demo-1
+    """
     config = read_back(directory, overrides)
     if config.evaluate != (before := read_length(directory).evaluate):
         raise UsageError(
             f"evaluate: found {config.evaluate}, but {directory} began with {before}: tasks that are added or left out "
-            "make another evaluation; start it under another name"
+            "make a different evaluation; start it under another name"
         )
     check_imports(config, allow_import=allow_import)
     redacted_config(config)  # which refuses what must not be written
     with claimed(directory):
         journal = directory / JOURNAL
         if journal.exists() and journal.stat().st_size > _LONG_TO_READ:
-            output.say(f"Reading what {directory} has recorded ...")
+            output.say(f"Reading the journal of {directory} ...")
         if config.evaluate is not None:
             if (directory / JOURNAL).exists() and await anyio.to_thread.run_sync(is_complete, directory):
                 return await _show_complete_evaluation(directory, config, allow_import=allow_import, output=output)
@@ -113,7 +133,7 @@ async def resume(
             await anyio.to_thread.run_sync(write_samples, directory, config)
             if not (directory / REPORT).exists():
                 await make_report(directory, None, output)
-            output.show(f"{directory} is complete: all its {done} batches are there")
+            output.show(f"{directory} is complete: it has all {done} batches")
             output.record(_launched(directory, allow_import=allow_import))
             output.record({"event": "ended", "directory": str(directory), "state": "done", "batches": done})
             return DONE
@@ -135,7 +155,7 @@ def _batches_done(directory: Path) -> int:
 
 
 async def _show_complete_evaluation(directory: Path, config: Config, *, allow_import: bool, output: Output) -> int:
-    """Its figures once more: nothing is left to play."""
+    """Show the results again: nothing is left to play."""
     if not (directory / REPORT).exists():
         await make_report(directory, None, output)
     output.record(_launched(directory, allow_import=allow_import))
@@ -149,13 +169,13 @@ async def _show_evaluation(directory: Path, config: Config, *, state: str, notes
     found = await anyio.to_thread.run_sync(read_evaluated, directory, config.evaluate)
     output.record({"event": "ended", "directory": str(directory), "state": state, **found.record})
     if state == "stopped":
-        notes = ["Tasks that end quickly come first: the figures of all may be others.", *notes]
+        notes = ["Quick tasks finish first: the final numbers may differ.", *notes]
     output.show(EvaluationSummary(found, f"{directory.name}: {state}", notes))
 
 
 def _launched(directory: Path, *, allow_import: bool) -> dict[str, Any]:
-    how_to_go_on = _resume_command(directory, allow_import=allow_import)
-    return {"event": "launched", "directory": str(directory), "resume": how_to_go_on, "pid": os.getpid()}
+    how_to_resume = _resume_command(directory, allow_import=allow_import)
+    return {"event": "launched", "directory": str(directory), "resume": how_to_resume, "pid": os.getpid()}
 
 
 def _resume_command(directory: Path, *, allow_import: bool) -> str:
@@ -173,8 +193,8 @@ async def play(
     on_batch: OnBatch | None = None,
     on_open: Callable[[], None] = lambda: None,
 ) -> int:
-    """Play until all batches are there, or somebody stops it; what was played is on disk in any case."""
-    how_to_go_on = _resume_command(directory, allow_import=allow_import)
+    """Play until all batches are delivered or the user stops; what was played is on disk in any case."""
+    how_to_resume = _resume_command(directory, allow_import=allow_import)
     log.info("run", directory=str(directory), resume=resume, pid=os.getpid())
     output.record(_launched(directory, allow_import=allow_import))
     output.say(f"{'Resuming' if resume else 'Running'} {directory}")
@@ -212,10 +232,10 @@ async def play(
             if has_played(directory):
                 if rollouts is not None:  # else it was refused, and all is as it was
                     await _report(directory, stop, output)
-                output.warn(await anyio.to_thread.run_sync(_what_is_left, directory, config, how_to_go_on))
+                output.warn(await anyio.to_thread.run_sync(_what_is_left, directory, config, how_to_resume))
             if str(shown) == str(error):
                 raise
-            raise shown from None  # what caused it may show what it hides
+            raise shown from None  # its cause may hold the secret
         report = await _report(directory, stop, output)
     has_stopped = playing.cancelled_caught
     state = "stopped" if has_stopped else "done"
@@ -223,38 +243,38 @@ async def play(
     notes = [f"files     {directory}"]
     notes += [f"videos    {videos}, in {directory / VIDEOS}"] if (videos := len(recordings(directory))) else []
     notes += [f"report    {report.path}"] if report is not None else []
-    notes += [f"resume    {how_to_go_on}"] if has_stopped else []
+    notes += [f"resume    {how_to_resume}"] if has_stopped else []
     if config.evaluate is not None and report is not None:
         await _show_evaluation(directory, config, state=state, notes=notes, output=output)
     else:
         totals = None if report is None else report.totals
-        told = as_record(figures if totals is None else with_totals(figures, totals))
-        output.record({"event": "ended", "directory": str(directory), "state": state, **told})
+        figures_record = as_record(figures if totals is None else with_totals(figures, totals))
+        output.record({"event": "ended", "directory": str(directory), "state": state, **figures_record})
         output.show(summary(figures, title=f"{directory.name}: {state}", notes=notes, totals=totals))
     return STOPPED if has_stopped else DONE
 
 
-def _what_is_left(directory: Path, config: Config, how_to_go_on: str) -> str:
-    """How to go on after an error; an evaluation of which every rollout is over has nothing to go on with."""
+def _what_is_left(directory: Path, config: Config, how_to_resume: str) -> str:
+    """How to resume after an error; an evaluation whose rollouts have all ended has nothing to resume."""
     if config.evaluate is not None and rollouts_over(directory) >= config.evaluate * config.group_size:
-        return "every rollout is over, and nothing is left to resume: evaluate again once the cause is fixed"
-    return f"what was played is kept; to resume: {how_to_go_on}"
+        return "every rollout has ended and nothing is left to resume: evaluate again once the cause is fixed"
+    return f"finished work is saved; to resume: {how_to_resume}"
 
 
 async def _report(directory: Path, stop: Stop, output: Output) -> WrittenReport | None:
-    """The report; none if nothing was played, if it cannot be written, or if somebody will not wait for it."""
+    """The report; None if nothing was played, if it cannot be written, or if the user does not wait for it."""
     if not has_played(directory):
         return None
     try:
         with stop.scope():
             return await make_report(directory, None, output)
     except RolloutError as error:
-        output.warn(f"there is no report: {error}")
+        output.warn(f"no report was written: {error}")
     return None
 
 
 async def _evaluate(rollouts: Rollouts, config: Config, tasks: int, *, title: str, output: Output, stop: Stop) -> None:
-    """Play each task `group_size` times, all on record, and show how it goes."""
+    """Play each task `group_size` times, recorded, with a live view."""
     listed = read_tasks(config)
     if listed is not None and len(listed) < tasks:
         raise UsageError(f"evaluate: found {tasks}, but there are {len(listed)} tasks")
@@ -270,7 +290,7 @@ async def _evaluate(rollouts: Rollouts, config: Config, tasks: int, *, title: st
 async def _consume(
     rollouts: Rollouts, config: Config, *, title: str, output: Output, on_batch: OnBatch | None, stop: Stop
 ) -> None:
-    """Take all batches, which are on record by then, and show how it goes."""
+    """Take all batches, each recorded by then, with a live view."""
     console = Console(stderr=True, quiet=output.quiet or output.json)
     async with live(rollouts.figures, title=title, console=console) as display:
         stop.drain(rollouts, display)
@@ -278,7 +298,7 @@ async def _consume(
             try:
                 batch = await anext(rollouts.batches(config.groups))
             except StopAsyncIteration:
-                display.say(f"the tasks are at their end after {rollouts.next_batch} batches")
+                display.say(f"no tasks are left after {rollouts.next_batch} batches")
                 break
             if on_batch is not None:
                 await on_batch(batch, display)

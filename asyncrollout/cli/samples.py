@@ -1,4 +1,4 @@
-"""What a run has delivered, as samples to train on: conversations with their rewards and advantages."""
+"""The delivered batches of a run as training samples: conversations with rewards and advantages."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ SAMPLES = "samples.jsonl"
 
 
 def write_samples(directory: Path, config: Config) -> None:
-    """If the configuration asks for advantages or normalised rewards: all batches so far, from what is recorded."""
+    """Write all recorded batches, if the configuration asks for advantages or normalised rewards."""
     if config.advantage is None and config.reward_normalization is None:
         return
     path = directory / SAMPLES
@@ -56,7 +56,7 @@ def _encoded(sample: dict[str, Any]) -> bytes:
 
 
 def _whole(value: Any) -> Any:
-    """Without halves of characters, which no JSON holds: U+FFFD stands in their place."""
+    """Replace lone surrogates, which JSON cannot hold, by U+FFFD."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):

@@ -10,8 +10,8 @@ from typing import Annotated
 import anyio
 from cyclopts import Parameter
 
-from asyncrollout.cli.app import STOPPED, WHOLE, Told
 from asyncrollout.cli.terminal.logs import logging_to
+from asyncrollout.cli.terminal.output import STOPPED, WHOLE, OutputParam
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.pool import EnvPool
@@ -25,40 +25,54 @@ _CAPS = Caps()
 
 async def serve(
     *,
-    host: Annotated[str, Parameter(help="The address to listen on; any but this machine's own demands a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[
-        int, WHOLE, Parameter(help="The port to listen on; 0 is any that is free.", show_default=True)
-    ] = 8200,
-    workers: Annotated[int | None, WHOLE, Parameter(help="Worker processes; one for each core, if not given.")] = None,
+    host: Annotated[
+        str, Parameter(help="Address to listen on; any but loopback requires a token (default: 127.0.0.1).")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, WHOLE, Parameter(help="Port to listen on; 0 picks a free one.", show_default=True)] = 8200,
+    workers: Annotated[int | None, WHOLE, Parameter(help="Worker processes (default: one per core).")] = None,
     token: Annotated[
         str | None,
-        Parameter(help="What clients must send, or TOKEN@UNIX-TIME, when it expires. Better in $ASYNCROLLOUT_TOKEN."),
+        Parameter(
+            help="Token that clients must send, or TOKEN@UNIX-TIME, when it expires. Prefer $ASYNCROLLOUT_TOKEN."
+        ),
     ] = None,
-    token_file: Annotated[Path | None, Parameter(help="A file with one such token on each line.")] = None,
+    token_file: Annotated[Path | None, Parameter(help="File with one such token per line.")] = None,
     allow_host: Annotated[
         tuple[str, ...],
-        Parameter(help="Another name by which clients reach it, if there is no token; once for each."),
+        Parameter(help="Another host name by which clients reach it when there is no token. Repeatable."),
     ] = (),
     data_dir: Annotated[
-        Path | None, Parameter(help="The directory that options of envs may name files in; none, if not given.")
+        Path | None, Parameter(help="Directory whose files env options may name (default: none).")
     ] = None,
-    allow_import: Annotated[bool, Parameter(help="Let clients open envs by module:Class, which runs code.")] = False,
-    max_envs: Annotated[int, WHOLE, Parameter(help="Environments open at a time.", show_default=True)] = _CAPS.envs,
-    max_requests: Annotated[int, WHOLE, Parameter(help="Requests at a time.", show_default=True)] = _CAPS.requests,
-    max_body: Annotated[int, WHOLE, Parameter(help="Bytes of a request's body.", show_default=True)] = _CAPS.body_bytes,
+    allow_import: Annotated[bool, Parameter(help="Let clients open envs as module:Class, which runs code.")] = False,
+    max_envs: Annotated[
+        int, WHOLE, Parameter(help="Maximum number of open environments.", show_default=True)
+    ] = _CAPS.envs,
+    max_requests: Annotated[
+        int, WHOLE, Parameter(help="Maximum number of concurrent requests.", show_default=True)
+    ] = _CAPS.requests,
+    max_body: Annotated[
+        int, WHOLE, Parameter(help="Maximum size of a request body, in bytes.", show_default=True)
+    ] = _CAPS.body_bytes,
     idle_seconds: Annotated[
-        float, Parameter(help="After which an environment that nobody uses is closed.", show_default=True)
+        float, Parameter(help="Close an environment that is unused for this long.", show_default=True)
     ] = _CAPS.idle_seconds,
-    step_timeout: Annotated[float, Parameter(help="Seconds that a step may take.", show_default=True)] = 60.0,
+    step_timeout: Annotated[float, Parameter(help="Time limit of a step, in seconds.", show_default=True)] = 60.0,
     grace: Annotated[
-        float, Parameter(help="Seconds that calls under way have when the server is stopped.", show_default=True)
+        float, Parameter(help="Seconds that calls in flight have to finish on shutdown.", show_default=True)
     ] = 10.0,
-    log_dir: Annotated[Path | None, Parameter(help="Where to write events.jsonl; nowhere, if not given.")] = None,
-    output: Told,
+    log_dir: Annotated[Path | None, Parameter(help="Directory for events.jsonl (default: not written).")] = None,
+    output: OutputParam,
 ) -> int:
-    """Serve until Ctrl-C."""
+    """Serve environments to other processes and machines over HTTP.
+
+    Speaks the protocol of VAGEN's environment server, and that of asyncrollout.RemoteEnvPool. By default only this
+    machine can connect, and only registered and Gymnasium environments can be opened.
+
+    Example: asyncrollout serve
+
+    Example: ASYNCROLLOUT_TOKEN=... asyncrollout serve --host 0.0.0.0 --data-dir videos
+    """
     if not 0 <= port < 65536:
         raise UsageError(f"port={port} is not a number from 0 to 65535")
     tokens = gather_tokens(token, token_file)
@@ -80,11 +94,11 @@ async def serve(
     ):
         async with task_group() as watching:
             async with pool, server:
-                told = "to whoever has a token" if tokens else "to this machine alone"
-                output.show(f"Serving on {server.url}, {told}. Ctrl-C stops it.")
+                whom = "to clients with a token" if tokens else "to this machine only"
+                output.show(f"Serving on {server.url}, {whom}. Press Ctrl-C to stop.")
                 output.record({"event": "serving", "url": server.url, "pid": os.getpid()})
                 await anext(signals)
-                output.say(f"stopping: calls under way have {grace:g} s; again to stop at once")
+                output.say(f"stopping: calls in flight have {grace:g} s; press Ctrl-C again to stop at once")
                 watching.start_soon(_hurry, signals, server)
             watching.cancel_scope.cancel()
     output.record({"event": "ended", "state": "stopped"})

@@ -1,4 +1,4 @@
-"""Runs in a browser."""
+"""`view`: runs in a browser."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 from cyclopts import Parameter
 
-from asyncrollout.cli.app import DONE, WHOLE, Told
+from asyncrollout.cli.terminal.output import DONE, WHOLE, OutputParam
 from asyncrollout.cli.terminal.signals import stoppable
 from asyncrollout.viewer.run_index import RunIndex
 from asyncrollout.viewer.server import serving
@@ -19,17 +19,24 @@ _RUNS = Path("runs")
 
 
 async def view(
-    *directories: Annotated[Path, Parameter(help="Runs, or directories with runs in them; runs if not given.")],
-    port: Annotated[int | None, WHOLE, Parameter(help="On 127.0.0.1; any that is free if not given.")] = None,
-    no_browser: Annotated[bool, Parameter(help="Only tell the address.")] = False,
-    output: Told,
+    *directories: Annotated[Path, Parameter(help="Runs, or directories of runs (default: runs).")],
+    port: Annotated[int | None, WHOLE, Parameter(help="Port on 127.0.0.1 (default: any free one).")] = None,
+    no_browser: Annotated[bool, Parameter(help="Only print the address.")] = False,
+    output: OutputParam,
 ) -> int:
-    """Show runs in a browser, and follow those that go on."""
+    """Browse runs and their reports in a web browser.
+
+    Runs in progress are updated live. Only this machine can connect; Prometheus scrapes /metrics.
+
+    Example: asyncrollout view
+
+    Example: asyncrollout view runs/demo-1 other/runs --port 8090 --no-browser
+    """
     async with stoppable() as stop:
         with stop.scope():
             async with serving(RunIndex(directories or [_RUNS]), port) as address:
                 output.record({"event": "serving", "url": address, "metrics": f"{address}metrics"})
-                output.show(f"{address}\nFor Prometheus: {address}metrics\nCtrl-C ends it.")
+                output.show(f"{address}\nFor Prometheus: {address}metrics\nPress Ctrl-C to stop.")
                 if not no_browser and _has_screen():
                     await anyio.to_thread.run_sync(webbrowser.open, address)
                 await anyio.sleep_forever()
@@ -37,5 +44,5 @@ async def view(
 
 
 def _has_screen() -> bool:
-    """Without one, a browser that needs none might take the terminal over."""
+    """Without a screen, a text browser could take over the terminal."""
     return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

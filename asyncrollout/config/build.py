@@ -27,7 +27,6 @@ from asyncrollout.protocols import Policy
 from asyncrollout.redaction import known_secrets, named_secrets, without_secrets
 from asyncrollout.registry import allowed_env
 from asyncrollout.rollouts.api import Rollouts
-from asyncrollout.rollouts.episode.group import Failures
 from asyncrollout.rollouts.options import read_accepted, read_envs
 from asyncrollout.rollouts.resume import run_identity
 from asyncrollout.rollouts.sampling.task_source import Share
@@ -46,6 +45,7 @@ _AS_THEY_ARE = (
     "group_size",
     "seed",
     "limits",
+    "failures",
     "order",
     "max_lag",
     "max_num_gen_batches",
@@ -78,7 +78,6 @@ async def open_rollouts(
             keep=_filter(config),
             tasks=read_tasks(config),
             score=None if config.score is None else import_object(config.score, "score"),
-            failures=Failures(config.failures.retries, config.failures.min_valid),
             workers=None if pool is not None else config.workers,
             pool=pool,
             run_dir=run_dir,
@@ -101,7 +100,7 @@ def _check_resumable(config: Config, directory: Path, shares: list[Share], agent
 
 
 def _open_metrics(config: Config, directory: Path) -> list[Sink]:
-    """What draws curves, as configured; in each, a run that is resumed goes on under the id that it was given first."""
+    """The configured sinks of metrics; a resumed run keeps the id that it had there."""
     if not config.metrics:
         return []
     named = directory / _TRACKED_AS

@@ -1,4 +1,4 @@
-"""Whether values fit the schema: every problem, with its path, what was found and what is valid."""
+"""Checks values against the schema: every problem with its path, what was found and what is expected."""
 
 import math
 import re
@@ -12,8 +12,7 @@ from msgspec import inspect
 from asyncrollout.config.document import Path, Place, Unclear
 from asyncrollout.config.suggestions import shown, suggest
 from asyncrollout.config.type_info import bare, choices, describe, fits, is_hidden, options, structs
-from asyncrollout.redaction import HIDDEN, hide_looks, may_be_secret
-from asyncrollout.secret_names import is_secret
+from asyncrollout.redaction import HIDDEN, hide_looks, is_secret, may_be_secret
 from asyncrollout.validation import did_you_mean
 
 MOST_PROBLEMS = 20
@@ -34,7 +33,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Checker:
-    """Checks values against a struct. `places` tell how they were written; `others` are names valid at the top, too."""
+    """Checks values against a struct. `places` say where they were written; `others` are more top-level names."""
 
     def __init__(self, root: type[msgspec.Struct], places: Mapping[Path, Place], others: list[str]) -> None:
         self._root = inspect.type_info(root)
@@ -42,7 +41,7 @@ class Checker:
         self._others = others
 
     def problems(self, value: Any) -> list[Problem]:
-        """The first of them; a file of another kind would have thousands."""
+        """The first problems: a file of another kind would have thousands."""
         return [*islice(self._check(value, self._root, ()), MOST_PROBLEMS)]
 
     def _check(self, value: Any, kind: inspect.Type, path: Path) -> Iterator[Problem]:
@@ -102,8 +101,8 @@ class Checker:
             elif key in fields:
                 yield from self._check(item, fields[key].type, (*path, key))
             elif key != struct.tag_field:
-                told = suggest(self._root, (*path, key), item, struct, self._others)
-                yield Problem((*path, key), told, names_key=True)
+                text = suggest(self._root, (*path, key), item, struct, self._others)
+                yield Problem((*path, key), text, names_key=True)
         for name, field in fields.items():
             if field.required and name not in value:
                 yield Problem((*path, name), f"missing: expected {describe(field.type)}")
@@ -113,7 +112,7 @@ class Checker:
         if isinstance(value, Unclear):
             yield _unclear(value, path)
         elif isinstance(value, float) and math.isnan(value):
-            yield Problem(path, "found .nan, which is no number")
+            yield Problem(path, "found .nan, which is not a number")
         elif isinstance(value, str):
             yield from self._check_text(value, path)
         elif isinstance(value, list):
@@ -169,15 +168,15 @@ def found(value: Any) -> str:
     if isinstance(value, dict | list):
         size = f"{len(value)} {'keys' if isinstance(value, dict) else 'items'}"
         return f"a {'mapping' if isinstance(value, dict) else 'list'} of {size}"
-    told = repr(hide_looks(value, ()) if isinstance(value, str) else value)
-    return told if len(told) <= 80 else f"{told[:77]}..."
+    text = repr(hide_looks(value, ()) if isinstance(value, str) else value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _unclear(value: Unclear, path: Path) -> Problem:
     reading = value.reading if value.number is None else f"the number {value.number!r:.40}"
     instead = "" if value.number is None else f"write {value.number!r:.40}, or "
-    told = f"found {value.written}, which YAML 1.1 reads as {reading}"
-    return Problem(path, f'{told}: {instead}put it in quotes, "{value.written}"')
+    text = f"found {value.written}, which YAML 1.1 reads as {reading}"
+    return Problem(path, f'{text}: {instead}put it in quotes, "{value.written}"')
 
 
 def _check_together(value: dict[Any, Any], struct: inspect.StructType, path: Path) -> Iterator[Problem]:

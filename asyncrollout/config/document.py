@@ -23,7 +23,7 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-7_]+")
 
 
 class Unclear(msgspec.Struct, frozen=True):
-    """A value that YAML 1.1 reads as hardly anybody means it: as a date, a bool, or a number of another base."""
+    """A value that YAML 1.1 reads as few people mean it: as a date, a bool, or a number in another base."""
 
     written: str
     reading: str
@@ -43,7 +43,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def load(text: str, where: str, *, lines: bool = True) -> Document:
-    """One document. `where` names it in errors; without `lines`, it is all that a place tells."""
+    """Read one document. `where` names it in errors; without `lines`, places have no line numbers."""
     loader: yaml.SafeLoader | None = None
     try:
         loader = yaml.SafeLoader(text)
@@ -52,8 +52,8 @@ def load(text: str, where: str, *, lines: bool = True) -> Document:
         return Document(None if node is None else building.build(node, ()), building.places)
     except yaml.MarkedYAMLError as error:  # its own text would quote the file, which may hold a secret
         at = f"{where}{_at(error.problem_mark)}" if error.problem_mark and lines else where
-        told = ": ".join(part for part in (error.context, error.problem) if part)
-        raise UsageError(f"{at}: not valid YAML: {told}") from None
+        why = ": ".join(part for part in (error.context, error.problem) if part)
+        raise UsageError(f"{at}: not valid YAML: {why}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         at = f"{where}, line {line}" if lines else where
@@ -113,14 +113,14 @@ class _Building:
             if isinstance(key, bool):  # which would equal 0 or 1
                 key = Unclear(_brief(key_node), "a bool")
             if key in own:
-                raise self._error(key_node, f"the key {key_node.value!r:.100} is there twice")
+                raise self._error(key_node, f"the key {key_node.value!r:.100} is given twice")
             own[key] = self.build(value_node, (*path, key if isinstance(key, str) else str(key)))
         return {**merged, **own}
 
     def _scalar(self, node: yaml.Node) -> Hashable:
         if not isinstance(node, yaml.ScalarNode):
             if node.tag in (f"{_CORE}map", f"{_CORE}seq"):
-                raise self._error(node, "a key is a text, and neither a list nor a mapping")
+                raise self._error(node, "a key must be a text, not a list or a mapping")
             raise self._bad_tag(node)
         if node.tag == _DATE:
             return Unclear(_brief(node), "a date")
@@ -131,7 +131,7 @@ class _Building:
         try:
             value: Hashable = self._loader.construct_object(node)
         except (ValueError, KeyError, AttributeError, IndexError):
-            raise self._error(node, f"this is no {node.tag.removeprefix(_CORE)}") from None
+            raise self._error(node, f"this is not a valid {node.tag.removeprefix(_CORE)}") from None
         if isinstance(value, int) and abs(value) > _LARGEST:
             raise self._error(node, "a number of more than 64 bits")
         is_odd = ":" in node.value or (isinstance(value, int) and _LEADING_ZERO.fullmatch(node.value))

@@ -27,7 +27,7 @@ def undotted(document: Document, where: str) -> Document:
         if not all(parts) or len(parts) > MOST_DEPTH:
             continue  # which is an unknown key
         if tuple(parts) in document.places:
-            raise UsageError(f"{where}, {place}: {key!r} is there twice, once with dots and once written out")
+            raise UsageError(f"{where}, {place}: {key!r} is given twice, once with dots and once nested")
         rest = {other: value for other, value in document.value.items() if other != key}
         path, value = _put(rest, parts, document.value[key], f"{where}, {place}")
         moved = {(*path, *old[1:]): there for old, there in document.places.items() if old[0:1] == (key,)}
@@ -67,9 +67,9 @@ def _put(values: Any, parts: list[str], new: Any, where: str, done: Path = ()) -
         return path, {**values, part: value}
     here = ".".join(map(str, done))
     if not isinstance(values, list):
-        raise UsageError(f"{where}: {here!r} is a single value, and has no {part!r} in it")
+        raise UsageError(f"{where}: {here!r} is a single value and has no {part!r}")
     index = int(part) if re.fullmatch(r"\d{1,9}", part) else -1
     if not 0 <= index < len(values):
-        raise UsageError(f"{where}: {here!r} is a list of {len(values)}: {part!r:.20} is not an index, from 0, in it")
+        raise UsageError(f"{where}: {here!r} is a list of {len(values)}: {part!r:.20} is not an index of it, from 0")
     path, value = _put(values[index], rest, new, where, (*done, index))
     return path, [*values[:index], value, *values[index + 1 :]]

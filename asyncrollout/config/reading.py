@@ -24,7 +24,7 @@ from asyncrollout.validation import did_you_mean
 log = get_logger(__name__)
 
 _LARGEST_FILE = 1_000_000  # bytes; PyYAML takes seconds for more
-_LEAST = "the least is a line such as 'env: frozen_lake'"
+_LEAST = "write at least a line such as 'env: frozen_lake'"
 
 
 def read_config(path: FilePath, overrides: Sequence[str] = (), *, dialect: Dialect = NATIVE) -> Config:
@@ -57,7 +57,7 @@ def _checked(document: Document, where: str, dialect: Dialect) -> Config:
         config = msgspec.convert(translated.values, Config)
         config, problems = _resolved(config, FilePath(where).absolute().parent)
     if problems:
-        raise UsageError(told(where, problems, document.places, translated.origins))
+        raise UsageError(problems_text(where, problems, document.places, translated.origins))
     if translated.notes:
         mapped = [f"{note.key} -> {note.became}" for note in translated.notes if note.became]
         unused = [f"{note.key}: {note.why}" for note in translated.notes if not note.became]
@@ -66,7 +66,7 @@ def _checked(document: Document, where: str, dialect: Dialect) -> Config:
 
 
 def load_mapping(text: str, overrides: Sequence[str], where: str, *, least: str) -> Document:
-    """The values of a file, with others put in; `least` is what to tell who gives none."""
+    """The values of a file with overrides; `least` is the hint for an empty file."""
     document = load(text, where)
     if document.value is None:
         if not overrides:
@@ -89,7 +89,7 @@ def to_yaml(config: Config) -> str:
 
 
 def to_redacted_yaml(config: Config) -> str:
-    """As `to_yaml`, with `[hidden]` for what an env is given and must not be written; elsewhere there is no secret."""
+    """As `to_yaml`, with `[hidden]` for secrets of envs; elsewhere secrets are refused."""
     values = msgspec.to_builtins(config)
     redacted = without_secrets(values, named_secrets(values))
     for path in _hidden(values, redacted, ()):
@@ -105,7 +105,7 @@ def _dump(values: Any) -> str:
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        """What is there twice is written twice."""
+        """Write repeated values out in full."""
         return True
 
 
@@ -169,7 +169,7 @@ def _placed(places: dict[Path, Place], origins: dict[Path, Path]) -> dict[Path, 
     return {**places, **{native: places[source] for native, source in origins.items() if source in places}}
 
 
-def told(where: str, problems: list[Problem], places: dict[Path, Place], origins: dict[Path, Path]) -> str:
+def problems_text(where: str, problems: list[Problem], places: dict[Path, Place], origins: dict[Path, Path]) -> str:
     """The problems as an error's text, each with its place."""
     lines = [_line(problem, places, origins) for problem in dict.fromkeys(problems)]
     if len(lines) > 1:

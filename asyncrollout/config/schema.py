@@ -1,6 +1,6 @@
-"""What a run is made of, as typed structures: their names and defaults are those of `Rollouts` and its parts.
+"""The keys of a configuration as typed structs; names and defaults are those of `Rollouts` and its parts.
 
-What lives in higher layers, or beside this one, is mirrored here; tests compare the two.
+Tests compare those that mirror a function or a class with it.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrollout.errors import UsageError
+from asyncrollout.rollouts.episode.group import Failures
 from asyncrollout.trajectories import Limits
 from asyncrollout.types import Placement, Sampling
 
@@ -181,13 +182,6 @@ class TopKAbs(Ranked, frozen=True, tag="top_k_abs"):
 
 class MinP(Ranked, frozen=True, tag="min_p"):
     pass
-
-
-class Failures(ConfigPart, frozen=True):
-    """As `asyncrollout.Failures`, which lives in a higher layer."""
-
-    retries: FromZero = 2
-    min_valid: FromOne | None = None
 
 
 class VideoOptions(ConfigPart, frozen=True):

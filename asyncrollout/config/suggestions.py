@@ -60,7 +60,7 @@ def suggest(root: inspect.Type, path: Path, value: Any, struct: inspect.StructTy
     ):
         if meant:
             return _unknown(path, value, list(dict.fromkeys(meant))[:3], keys)
-    return f"unknown key {shown(path)!r}: valid here are {', '.join(own)}"
+    return f"unknown key {shown(path)!r}: available: {', '.join(own)}"
 
 
 def _unknown(path: Path, value: Any, meant: list[Path], keys: list[SchemaKey]) -> str:

@@ -1,4 +1,4 @@
-"""Keys of another system, taken one by one, and put in as ours."""
+"""Keys of another system, read one by one and mapped onto ours."""
 
 import copy
 from collections.abc import Collection, Iterator
@@ -51,8 +51,8 @@ class KeyMapping:
         name = path[-1]
         if name in here and here[name] != value:
             other = shown(self.origins.get(path, path))
-            told = f"found {found(value)}, but {other} means the same, and is {found(here[name])}: give one of them"
-            self.problems.append(Problem(source, told, beside=self.origins.get(path, path)))
+            text = f"found {found(value)}, but {other} means the same, and is {found(here[name])}: give one of them"
+            self.problems.append(Problem(source, text, beside=self.origins.get(path, path)))
             return
         here[name] = value
         self.origins[path] = source

@@ -1,4 +1,4 @@
-"""The figures of a run as a person sees them while it goes on: a table that stays in place, or a line now and then."""
+"""The live view of a run: a table that stays in place, or a line every few seconds."""
 
 import os
 import stat
@@ -22,18 +22,18 @@ from asyncrollout.cli.terminal.numbers import (
     count,
     counts,
     curve,
-    harmless,
     number,
     percentiles,
     rate,
     share,
 )
+from asyncrollout.cli.terminal.output import one_line
 from asyncrollout.concurrency import Background
 from asyncrollout.telemetry import RunMetrics
 
 _REDRAWN_EVERY = 0.25  # seconds
 _LINE_EVERY = 5.0
-_LAST_WORDS = 1.0  # seconds for a slow terminal to take what it was told last
+_LAST_WORDS = 1.0  # seconds for a slow terminal to take the last output
 _MOST_UNSENT = 262_144  # bytes
 _WIDEST = 100
 _NARROWEST_BAR = 8
@@ -50,14 +50,14 @@ Cell = tuple[str, str] | tuple[str, str, str]
 
 
 class Display:
-    """What is shown of a run."""
+    """Prints lines beside the live view."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def say(self, text: str) -> None:
-        """A line that stays, above the table if there is one."""
-        self._console.print(Text(harmless(text)), soft_wrap=True)
+        """Print a line that stays, above the table if there is one."""
+        self._console.print(Text(one_line(text)), soft_wrap=True)
 
 
 @asynccontextmanager
@@ -68,7 +68,7 @@ async def live(
     console: Console | None = None,
     every: float | None = None,
 ) -> AsyncIterator[Display]:
-    """As `live_view`, of the figures of a run."""
+    """As `live_view`, of the metrics of a run."""
     async with live_view(
         lambda: Board(read(), title), lambda: line(read()), console=console or Console(), every=every
     ) as display:
@@ -79,9 +79,9 @@ async def live(
 async def live_view(
     draw: Callable[[], RenderableType], tell: Callable[[], str], *, console: Console, every: float | None = None
 ) -> AsyncIterator[Display]:
-    """What `draw` gives on a terminal, as a table that goes away at the end; elsewhere what `tell` says now and then.
+    """Show what `draw` renders on a terminal, until the end; elsewhere print what `tell` returns every few seconds.
 
-    Nothing is shown on a console that is quiet. A terminal that is slow, stopped or gone holds nobody up.
+    A quiet console shows nothing. A terminal that is slow, stopped or gone never blocks the run.
     """
     if console.quiet:
         yield Display(console)
@@ -96,7 +96,7 @@ async def live_view(
                     drawing.start_soon(_redraw, table, draw, outlet, every or _REDRAWN_EVERY)
                     yield Display(console)
             else:
-                drawing.start_soon(_tell, console, tell, every or _LINE_EVERY)
+                drawing.start_soon(_print_lines, console, tell, every or _LINE_EVERY)
                 yield Display(console)
     finally:
         console.file = file
@@ -104,7 +104,7 @@ async def live_view(
 
 
 def _table(board: RenderableType, console: Console) -> Live:
-    """What others print to the terminal appears above the table; what they print elsewhere is left alone."""
+    """Other output to the terminal appears above the table; output to elsewhere is left alone."""
     return Live(
         board,
         console=console,
@@ -122,14 +122,14 @@ async def _redraw(table: Live, board: Callable[[], RenderableType], outlet: "Out
             table.update(board(), refresh=True)
 
 
-async def _tell(console: Console, tell: Callable[[], str], every: float) -> None:
+async def _print_lines(console: Console, tell: Callable[[], str], every: float) -> None:
     while True:
         await anyio.sleep(every)
         console.print(Text(tell()), soft_wrap=True)
 
 
 class Outlet:
-    """A console's file that never blocks and never fails: what cannot be written is kept for a while, then lost."""
+    """A console's file that never blocks and never fails: what cannot be written is buffered, then dropped."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -169,12 +169,12 @@ class Outlet:
         return len(data)
 
     def is_behind(self) -> bool:
-        """Whether something is still to be written."""
+        """Whether output is still buffered."""
         self.flush()
         return bool(self._unsent)
 
     async def aclose(self) -> None:
-        """Write what is left, if that is soon possible."""
+        """Write the rest, if the terminal takes it soon."""
         if self._fd is None:
             return
         try:
@@ -187,7 +187,7 @@ class Outlet:
 
 
 def _reopen(file: IO[str]) -> int | None:
-    """A descriptor of the same terminal or pipe that does not block; to set that on the given one would hit others."""
+    """A non-blocking descriptor of the same terminal or pipe; changing the given one would affect other processes."""
     try:
         file.flush()
         fd = file.fileno()
@@ -199,7 +199,7 @@ def _reopen(file: IO[str]) -> int | None:
 
 
 class Board:
-    """The table: every number keeps its place, whatever its size."""
+    """The table; every number keeps its place, whatever its size."""
 
     def __init__(self, figures: RunMetrics, title: str) -> None:
         self._figures = figures
@@ -208,14 +208,14 @@ class Board:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, _WIDEST)
         inner = width - 4
-        title = Text(harmless(self._title[:_WIDEST]), style="bold")
+        title = Text(one_line(self._title[:_WIDEST]), style="bold")
         title.truncate(max(inner - 2, 1), overflow="ellipsis")
         lines = [_progress(self._figures, inner), *_lines(self._figures, inner, ascii_only=options.ascii_only)]
         yield Panel(Group(*lines), title=title, title_align="left", border_style="dim", width=width)
 
 
 def _progress(figures: RunMetrics, width: int) -> Table | Text:
-    """How long it has taken, how much is done, and how long it may still take."""
+    """Elapsed time, progress and estimated time left."""
     took = Text(clock(figures.seconds).ljust(LABEL))
     done = Text(_batches(figures), style="bold")
     if figures.wanted_batches is None:
@@ -265,7 +265,7 @@ def _lines(f: RunMetrics, width: int, *, ascii_only: bool) -> Iterable[Text]:
         gap = " " if any(name in _FILL_THEIR_PLACE for _, name, *_ in cells[1:]) else ""
         for place, (value, name, *colour) in enumerate(cells):
             if place and len(text) + NUMBER + 1 + len(name) > width:
-                break  # half a number would be another one
+                break  # a clipped number would read as another one
             text.append(value.rjust(NUMBER), style=" ".join(["not dim", *colour]))
             text.append(f" {name}{gap}".ljust(each - NUMBER))
         text.rstrip()
@@ -273,7 +273,7 @@ def _lines(f: RunMetrics, width: int, *, ascii_only: bool) -> Iterable[Text]:
 
 
 def line(f: RunMetrics) -> str:
-    """The figures in one line, for logs and pipes."""
+    """The metrics in one line, for logs and pipes."""
     parts = [
         clock(f.seconds),
         _batches(f),

@@ -1,4 +1,4 @@
-"""Where events go while a command runs: all of them into a file, warnings to people, none to stdout."""
+"""Where events go while a command runs: all of them to a file, warnings to stderr, none to stdout."""
 
 import json
 import logging
@@ -13,13 +13,12 @@ from typing import Any, BinaryIO, NoReturn
 
 import structlog
 
-from asyncrollout.cli.app import printable
+from asyncrollout.cli.terminal.output import printable
 from asyncrollout.errors import UsageError
-from asyncrollout.redaction import HIDDEN, hide, known_secrets
-from asyncrollout.secret_names import is_secret
+from asyncrollout.logs import event_line
+from asyncrollout.redaction import HIDDEN, hide, is_secret, known_secrets
 
 _DEEPEST = 8
-_CLIP = 300
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
 
 
@@ -27,10 +26,9 @@ _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[31m"}
 def logging_to(
     directory: Path | None, *, console: bool, secrets: Sequence[str] = (), later: bool = False
 ) -> Iterator["EventSink"]:
-    """Send structlog's events to `directory`/events.jsonl, and warnings to stderr if `console`, until the end.
+    """Send structlog's events to `directory`/events.jsonl, and warnings to stderr if `console`.
 
-    Neither shows these secrets, or those that the environment holds. If it is for `later`, nothing is written before
-    the sink's `open` is called.
+    Both hide these secrets and those of the environment. With `later`, nothing is written before `sink.open()`.
     """
     before = structlog.get_config() if structlog.is_configured() else None
     with ExitStack() as stack:
@@ -53,7 +51,7 @@ def logging_to(
         try:
             yield sink
         finally:
-            sink.tell_dropped()
+            sink.report_dropped()
             structlog.reset_defaults()
             if before is not None:
                 structlog.configure(**before)
@@ -61,7 +59,7 @@ def logging_to(
 
 @dataclass
 class EventSink:
-    """The last processor. Whatever happens to an event here, whoever logged it goes on; `dropped` counts those lost."""
+    """The last processor. It never raises into the code that logs; `dropped` counts the events that were lost."""
 
     file: BinaryIO | None
     console: bool
@@ -72,7 +70,7 @@ class EventSink:
     _held: list[bytes] = field(default_factory=list)
 
     def open(self) -> None:
-        """Begin to write, with what was held back."""
+        """Start writing, beginning with the events held back so far."""
         if self.directory is not None and self.file is None:
             self.file = _opened(self.directory)
             held, self._held = self._held, []
@@ -90,7 +88,7 @@ class EventSink:
             self.dropped += 1
         raise structlog.DropEvent
 
-    def tell_dropped(self) -> None:
+    def report_dropped(self) -> None:
         if self.dropped:
             structlog.get_logger(__name__).warning("events_dropped", count=self.dropped)
 
@@ -98,7 +96,7 @@ class EventSink:
         plain: dict[str, Any] = self._plain(event)
         first = {name: plain.pop(name, "") for name in ("time", "level", "event")}
         if self.console and first["level"] in _COLOURS:
-            _show(first, plain)
+            _show(first, dict(plain))
         if self.file is None and self.directory is None:
             return
         self._put(json.dumps(first | plain).encode() + b"\n")  # in ASCII, so that no control code gets through
@@ -137,15 +135,11 @@ def _opened(directory: Path) -> BinaryIO:
         raise UsageError(f"events cannot be written to {str(path)!r}: {error}") from error
 
 
-def _show(first: Mapping[str, str], fields: Mapping[str, Any]) -> None:
+def _show(first: Mapping[str, str], fields: dict[str, Any]) -> None:
     level, stream = first["level"], sys.stderr
-    told = " ".join([first["event"], *(f"{name}={_clipped(value)}" for name, value in fields.items())])
+    trace = [str(fields.pop("exception"))] if "exception" in fields else []
     is_coloured = stream.isatty() and not os.environ.get("NO_COLOR")
     start, end = (_COLOURS[level], "\x1b[0m") if is_coloured else ("", "")
-    indented = printable(told).replace("\n", "\n  ")  # so that no text from outside begins a line
+    text = "\n".join([event_line(first["event"], fields), *trace])
+    indented = printable(text).replace("\n", "\n  ")  # so that no text from outside begins a line
     print(f"{start}{level}{end}: {indented}", file=stream, flush=True)
-
-
-def _clipped(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _CLIP else f"{text[:_CLIP]}... ({len(text)} characters)"

@@ -1,6 +1,5 @@
-"""Figures as people read them: each in little space, and all of a run at its end."""
+"""Numbers formatted for people in little space, and the summary at the end of a run."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from asyncrollout.cli.terminal.output import one_line
 from asyncrollout.report.summary import Totals
 from asyncrollout.stats import Estimate
 from asyncrollout.telemetry import RunMetrics
@@ -20,15 +20,14 @@ NUMBER = 6
 _LONGEST_NAME = 80
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BLOCKS_ASCII = "_.-:=+*#"
-_CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 def summary(
     figures: RunMetrics, *, title: str, notes: Sequence[str] = (), totals: Totals | None = None
 ) -> RenderableType:
-    """The figures of the whole run. `notes` are lines below them, such as how to go on with it.
+    """The metrics of a whole run, with `notes` as lines below, such as how to resume it.
 
-    `totals` are what the run's files say of all its attempts, where `figures` know of the last alone.
+    `totals` are read from the run's files and cover all its attempts; `figures` cover the last one.
     """
     return _RunSummary(figures if totals is None else with_totals(figures, totals), title, notes, totals)
 
@@ -48,7 +47,7 @@ def with_totals(figures: RunMetrics, totals: Totals) -> RunMetrics:
 
 
 def as_record(figures: RunMetrics) -> dict[str, Any]:
-    """The figures for a program to read: plain values, by the names of their fields."""
+    """The metrics for programs: plain values by field name."""
     record: dict[str, Any] = msgspec.to_builtins(figures)
     return record
 
@@ -62,7 +61,7 @@ class _RunSummary:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         def shown(text: str) -> str:
-            text = harmless(text)
+            text = one_line(text)
             return text.encode("ascii", "replace").decode() if options.ascii_only else text
 
         yield Text(shown(self._title), style="bold")
@@ -75,7 +74,7 @@ class _RunSummary:
 
 def _rows(f: RunMetrics, totals: Totals | None, *, ascii_only: bool) -> list[tuple[str, str]]:
     llm, env = (", ".join(map(" ".join, percentiles(taken))) for taken in (f.policy_seconds, f.env_seconds))
-    tokens = f"{count(f.tokens)}, {rate(f.tokens / max(f.seconds, 1e-9))} a second"
+    tokens = f"{count(f.tokens)}, {rate(f.tokens / max(f.seconds, 1e-9))} per second"
     wanted = "" if f.wanted_batches is None else f" of {f.wanted_batches}"
     between = "" if totals is None or totals.reward.low is None else f" [{interval(totals.reward)}]"
     passed = ("success", share(f.success_rate)) if totals is None else ("pass@1", as_share(totals.pass_rate))
@@ -85,20 +84,15 @@ def _rows(f: RunMetrics, totals: Totals | None, *, ascii_only: bool) -> list[tup
         ("batches", f"{f.batches}{wanted}"),
         ("groups", f"{f.groups} played, {f.kept} kept, {f.delivered} delivered"),
         ("dropped", " ".join(counts(f.dropped))),
-        ("rollouts", f"{f.rollouts}, with {count(f.turns)} turns; {count(f.invalid)} replies invalid"),
-        ("tokens", tokens if f.tokens else "none counted"),
+        ("rollouts", f"{f.rollouts}, {count(f.turns)} turns, {count(f.invalid)} invalid replies"),
+        ("tokens", tokens if f.tokens else "not reported"),
         ("LLM", f"{llm}, {f.retries} retries"),
-        ("env", f"{env}, {f.restarts} workers restarted"),
+        ("env", f"{env}, {f.restarts} worker restarts"),
         ("reward", f"{number(f.reward_mean)}{between} mean, {number(f.reward_recent)} recent{trend}"),
         ("", " ".join(curve(f.reward_history, ascii_only=ascii_only))),
         passed,
         ("errors", " ".join(counts(f.errors))),
     ]
-
-
-def harmless(text: str) -> str:
-    """Without what a terminal would obey: escape sequences, line ends, changes of the direction of writing."""
-    return "".join(char if char.isprintable() else " " for char in _CODES.sub("", text))
 
 
 def clock(value: float) -> str:
@@ -126,7 +120,7 @@ def share(value: float | None) -> str:
 
 
 def as_share(estimate: Estimate) -> str:
-    """A share with its interval."""
+    """A proportion with its interval."""
     if estimate.low is None:
         return share(estimate.mean)
     return f"{share(estimate.mean)} [{share(estimate.low)}, {share(estimate.high)}]"
@@ -168,14 +162,14 @@ def number(value: float | None, sign: str = "") -> str:
 
 
 def counts(by_name: dict[str, int]) -> tuple[str, str]:
-    """How many in all, and how many by name, the largest first."""
+    """The total, and the count of each name, largest first."""
     ordered = sorted(by_name.items(), key=lambda item: (-item[1], item[0]))
-    named = ", ".join(f"{count(times)} {harmless(name[:_LONGEST_NAME])}" for name, times in ordered)
+    named = ", ".join(f"{count(times)} {one_line(name[:_LONGEST_NAME])}" for name, times in ordered)
     return count(sum(by_name.values())), named and f"({named})"
 
 
 def curve(values: tuple[float, ...], *, ascii_only: bool = False) -> tuple[str, str]:
-    """The lowest value; and a line of blocks from there to the highest one, which ends it."""
+    """The lowest value, and a sparkline that ends with the highest one."""
     if len(values) < 2:
         return "", ""
     blocks = _BLOCKS_ASCII if ascii_only else _BLOCKS

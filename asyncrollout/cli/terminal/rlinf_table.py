@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from asyncrollout.cli.terminal.numbers import harmless, number
+from asyncrollout.cli.terminal.numbers import number
+from asyncrollout.cli.terminal.output import one_line
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, EvaluationTotals, summarize
 from asyncrollout.stats import Estimate
 
@@ -27,11 +28,11 @@ def by_task(episodes: Sequence[EvaluatedEpisode]) -> dict[str, EvaluationTotals]
 def _by_env(episodes: Sequence[EvaluatedEpisode]) -> Table:
     table = _table("env", "task", "seed", "success", "return", "steps", "ended", right=(2, 4, 5))
     for episode in episodes:
-        told = "-" if episode.success is None else "yes" if episode.success else "no"
+        text = "-" if episode.success is None else "yes" if episode.success else "no"
         ended = episode.error[:_LONGEST_ERROR] or episode.stop_reason
         name = episode.env if not episode.episode else f"  episode {episode.episode}"
-        figures = (str(episode.seed), told, number(episode.reward), str(episode.steps), ended)
-        cells = (Text(harmless(cell)) for cell in (name, episode.task, *figures))
+        figures = (str(episode.seed), text, number(episode.reward), str(episode.steps), ended)
+        cells = (Text(one_line(cell)) for cell in (name, episode.task, *figures))
         table.add_row(*cells, style="red" if episode.error else None)
     return table
 
@@ -42,7 +43,7 @@ def _by_task(episodes: Sequence[EvaluatedEpisode]) -> Table:
     failed = ["failed"] if whole.failed else []
     table = _table("task", "played", *failed, "success", "return", "steps", right=range(1, 2 + len(failed)))
     for task, found in (tasks if len(tasks) > 1 else {}).items():
-        table.add_row(Text(harmless(task)), *map(Text, _cells(found, has_failures=bool(failed))))
+        table.add_row(Text(one_line(task)), *map(Text, _cells(found, has_failures=bool(failed))))
     table.add_row("all", *map(Text, _cells(whole, has_failures=bool(failed))), style="bold")
     return table
 

@@ -14,7 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from asyncrollout.cli.terminal.numbers import LABEL, as_number, as_share, clock, count, counts, harmless, number, share
+from asyncrollout.cli.terminal.numbers import LABEL, as_number, as_share, clock, count, counts, number, share
+from asyncrollout.cli.terminal.output import one_line
 from asyncrollout.report.compared_run import ComparedRun, read_side, which_k
 from asyncrollout.report.history import read_history
 from asyncrollout.report.rollouts import Rollout
@@ -84,7 +85,7 @@ class EvaluationProgress:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, _WIDEST)
-        title = Text(harmless(self._title[:_WIDEST]), style="bold")
+        title = Text(one_line(self._title[:_WIDEST]), style="bold")
         title.truncate(max(width - 6, 1), overflow="ellipsis")
         yield Panel(Stacked(*self._rows(width - 4)), title=title, title_align="left", border_style="dim", width=width)
 
@@ -200,7 +201,7 @@ class EvaluationFigures(msgspec.Struct, frozen=True):
         ]
         for one in self.scores[1:]:
             rates = ", ".join(f"pass@{k} {one.pass_rate(k)}" for k in one.pass_at)
-            rows.append((harmless(one.env)[: LABEL - 1], f"{rates}, reward {as_number(one.reward)}, {one.tasks} tasks"))
+            rows.append((one_line(one.env)[: LABEL - 1], f"{rates}, reward {as_number(one.reward)}, {one.tasks} tasks"))
         return rows
 
 
@@ -214,7 +215,7 @@ class EvaluationSummary:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         def shown(text: str) -> str:
-            text = harmless(text)
+            text = one_line(text)
             return text.encode("ascii", "replace").decode() if options.ascii_only else text
 
         yield Text(shown(self._title), style="bold")

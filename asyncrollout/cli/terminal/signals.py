@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one lets replies under way come in, a second one does not wait."""
+"""Ctrl-C: the first one waits for replies in flight, the second one stops at once."""
 
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +15,7 @@ _DRAIN_SECONDS = 2.0
 
 
 class Stop:
-    """Signals stop whatever is in a scope of it at that time."""
+    """Signals cancel the current scope."""
 
     def __init__(self) -> None:
         self._scope = anyio.CancelScope()
@@ -23,13 +23,13 @@ class Stop:
 
     @contextmanager
     def scope(self) -> Iterator[anyio.CancelScope]:
-        """What can be stopped; one scope after the other."""
+        """Work that a signal stops; one scope at a time."""
         self._draining = None
         with anyio.CancelScope() as self._scope:
             yield self._scope
 
     def drain(self, rollouts: Rollouts, display: Display) -> None:
-        """From now on, replies may be under way, which are worth waiting for."""
+        """From now on, a first signal waits for replies in flight."""
         self._draining = rollouts, display
 
     async def wait(self) -> None:
@@ -44,14 +44,14 @@ class Stop:
 
 
 async def _drain(rollouts: Rollouts, display: Display, scope: anyio.CancelScope) -> None:
-    display.say("stopping, once the replies under way are in; again to stop at once")
+    display.say("stopping once replies in flight have arrived; press Ctrl-C again to stop at once")
     await rollouts.drain(_DRAIN_SECONDS)
     scope.cancel()
 
 
 @asynccontextmanager
 async def stoppable() -> AsyncIterator[Stop]:
-    """From here to the end, signals stop what is in a scope of it, and nothing else."""
+    """Until the end, signals cancel what runs in the `scope()` of this, and nothing else."""
     stop = Stop()
     async with Background() as watching:
         watching.start_soon(stop.wait)

@@ -8,7 +8,7 @@ from asyncrollout.config.dialect import Dialect, Translation
 from asyncrollout.config.document import Path
 from asyncrollout.config.suggestions import shown
 from asyncrollout.dropin.key_mapping import KeyMapping
-from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, our_env, our_kwargs
+from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, our_env, our_kwargs, shares_problem
 from asyncrollout.validation import did_you_mean
 
 _TRAIN: Path = ("es_manager", "train")
@@ -97,8 +97,8 @@ def _map_envs(keys: KeyMapping) -> None:
 def _entry(keys: KeyMapping, index: int, tag: str, defined: dict[Any, Any]) -> dict[str, Any]:
     known = {**KNOWN_TAGS, **defined}
     if tag not in known:
-        told = f"found {tag!r}, which custom_envs does not define{did_you_mean(tag, map(str, known))}"
-        keys.problems.append(Problem((*_TAGS, index), told))
+        text = f"found {tag!r}, which custom_envs does not define{did_you_mean(tag, map(str, known))}"
+        keys.problems.append(Problem((*_TAGS, index), text))
         return {"env": tag}
     here, custom = (*_CUSTOM, tag), known[tag]
     config = (custom.get("env_config") or {}) if isinstance(custom, dict) else None
@@ -120,17 +120,18 @@ def _entry(keys: KeyMapping, index: int, tag: str, defined: dict[Any, Any]) -> d
 
 
 def _shares(keys: KeyMapping, n_groups: Any, tags: int) -> list[int]:
-    """`n_groups` that do not add up to `env_groups` are shares of it, if it can be divided so."""
+    """The share of each tag; equal ones without `n_groups`."""
     if n_groups is None:
         return [1] * tags
-    if not isinstance(n_groups, list) or len(n_groups) != tags or not all(map(_is_count, n_groups)):
+    if not isinstance(n_groups, list) or not all(map(_is_count, n_groups)):
         keys.refuse(_N_GROUPS, n_groups, f"a list of whole numbers from 1, one for each of {tags} tags")
         return [1] * tags
-    total, groups = sum(n_groups), keys.take(_ENV_GROUPS)
-    if _is_count(groups) and groups % total:
-        told = f"found {n_groups}, which is {total} in all, and {shown(_ENV_GROUPS)} is {groups}: no multiple of it"
-        keys.problems.append(Problem(_N_GROUPS, told))
-    keys.note(_N_GROUPS, became="env.*.share", why="" if groups == total else f"shares of {shown(_ENV_GROUPS)}")
+    groups = keys.take(_ENV_GROUPS)
+    if problem := shares_problem(n_groups, tags, groups if _is_count(groups) else None):
+        keys.problems.append(Problem(_N_GROUPS, problem))
+        return [1] * tags
+    is_exact = groups == sum(n_groups)
+    keys.note(_N_GROUPS, became="env.*.share", why="" if is_exact else f"shares of {shown(_ENV_GROUPS)}")
     return n_groups
 
 
@@ -215,8 +216,8 @@ def _map_ranking(keys: KeyMapping) -> None:
     else:
         return
     if given["type"] not in (None, *_LARGEST, *_SMALLEST):
-        told = f"found {found(given['type'])}{did_you_mean(str(given['type']), [*_LARGEST, *_SMALLEST])}"
-        keys.problems.append(Problem((*_ROLLOUT, "rollout_filter_type"), told))
+        text = f"found {found(given['type'])}{did_you_mean(str(given['type']), [*_LARGEST, *_SMALLEST])}"
+        keys.problems.append(Problem((*_ROLLOUT, "rollout_filter_type"), text))
     keys.put(("keep",), {**keep, "largest": given["type"] not in _SMALLEST}, _ROLLOUT)
     named = {**{key: key for key in keep}, "name": "strategy", "softmax": "top_p_prob_mode", "largest": "type"}
     keys.origins |= {("keep", key): (*_ROLLOUT, f"rollout_filter_{name}") for key, name in named.items()}

@@ -56,6 +56,19 @@ KNOWN_TAGS: dict[str, dict[str, Any]] = {
 }
 
 
+def shares_problem(n_groups: list[int], tags: int, env_groups: int | None) -> str | None:
+    """Why these cannot be the groups of each tag, if they cannot.
+
+    `n_groups` that do not add up to `env_groups` are shares of it, which must be whole numbers of groups.
+    """
+    if len(n_groups) != tags:
+        return f"found {len(n_groups)} entries, but tags has {tags}"
+    total = sum(n_groups)
+    if env_groups is not None and env_groups % total:
+        return f"found {n_groups}, {total} in all, but env_groups is {env_groups}: make it {total}, or a multiple of it"
+    return None
+
+
 def our_env(env_type: Any) -> Any:
     """Our name of an env type; one that is not RAGEN's is left as it is."""
     return ENV_TYPES.get(env_type.lower(), env_type) if isinstance(env_type, str) else env_type

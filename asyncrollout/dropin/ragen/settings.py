@@ -1,4 +1,4 @@
-"""RAGEN's configuration, of whatever kind of object, read once: what is wrong is told with its key and what to do."""
+"""RAGEN's configuration, from any kind of object; errors name the key and what to do."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrollout.dropin.configs import plain
 from asyncrollout.dropin.ragen import envs
-from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, our_env
+from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, our_env, shares_problem
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rewards import Grouping, Method
@@ -129,7 +129,7 @@ class EnvPlan(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     mode: Mode = "train"
     max_actions: int | None = None
-    options: dict[str, Any] = {}  # how actions are told apart, for the rules that our envs tell
+    options: dict[str, Any] = {}  # of the text interface: how actions are separated
     on_loop: bool = False
 
     def spec(self, host: str) -> EnvSpec:
@@ -208,19 +208,12 @@ def _custom_env(settings: Settings, tag: str, key: str) -> CustomEnv:
 
 
 def _group_counts(part: ModeSettings, mode: Mode) -> list[int]:
-    """`n_groups` that do not add up to `env_groups` are shares of it, if it can be divided so."""
+    """The number of groups of each tag."""
     key, configs = f"es_manager.{mode}", part.env_configs
     given = configs.n_groups or [1] * len(configs.tags)
-    if len(given) != len(configs.tags):
-        raise UsageError(
-            f"config: {key}.env_configs.n_groups has {len(given)} entries, but tags has {len(configs.tags)}"
-        )
+    if problem := shares_problem(given, len(configs.tags), part.env_groups):
+        raise UsageError(f"config: {key}.env_configs.n_groups: {problem}")
     total = sum(given)
-    if part.env_groups % total:
-        raise UsageError(
-            f"config: {key}.env_configs.n_groups is {given}, {total} in all, and {key}.env_groups is "
-            f"{part.env_groups}: make them equal, or env_groups a multiple, of which n_groups are shares"
-        )
     if part.env_groups != total:
         logger.info("%s: n_groups %s are taken as shares of env_groups, %d", key, given, part.env_groups)
     return [count * part.env_groups // total for count in given]

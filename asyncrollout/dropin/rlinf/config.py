@@ -11,7 +11,7 @@ from asyncrollout.config import schema
 from asyncrollout.config.checking import Checker, Problem
 from asyncrollout.config.document import Document
 from asyncrollout.config.overrides import expanded, override
-from asyncrollout.config.reading import load_mapping, read_text, told
+from asyncrollout.config.reading import load_mapping, problems_text, read_text
 from asyncrollout.config.schema import ConfigPart, EnvName, FrameRate, FromOne, FromZero, ImportPath, Positive, Text
 from asyncrollout.dropin.rlinf.ranks import RankedWorker, parse_placement
 from asyncrollout.errors import UsageError
@@ -21,7 +21,7 @@ from asyncrollout.validation import did_you_mean
 
 VIDEO_DIRECTORY = "logs/behavior_eval/video/eval"
 
-_LEAST = "the least is a line such as 'env.eval.total_num_envs: 4'"
+_LEAST = "write at least a line such as 'env.eval.total_num_envs: 4'"
 _ONE_PROCESS = (RankedWorker(0, (0,)),)
 
 FileName = Annotated[
@@ -131,7 +131,7 @@ def _checked(document: Document, where: str) -> EvaluationConfig:
         config = msgspec.convert(values, EvaluationConfig)
         problems = _unknown_env(config.env.eval.env_type)
     if problems:
-        raise UsageError(told(where, problems, document.places, {}))
+        raise UsageError(problems_text(where, problems, document.places, {}))
     return config
 
 

@@ -105,7 +105,7 @@ def _clear(directory: Path) -> None:
         ours = _read_mark(directory)
     except (OSError, msgspec.DecodeError):
         raise UsageError(
-            f"{str(directory)!r} is not empty, and was not made by make-videos: choose another directory"
+            f"{str(directory)!r} is not empty and was not made by make_videos: choose another directory"
         ) from None
     for name in ours.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
