@@ -16,7 +16,7 @@ from asyncrollout.video.files import count_frames, parts_in, size_of, until_rele
 if TYPE_CHECKING:
     from asyncrollout.video.recorder import VideoRecorder
 
-_CAMERA = "asyncrollout.video.camera:Camera"
+_CAMERA = "asyncrollout.video.camera:EnvCamera"
 
 
 class VideoRecording:
