@@ -1,3 +1,5 @@
+include docs/docs.mk
+
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -1,4 +1,4 @@
-"""Your own text environment in six steps, which docs/envs.md explains: `python examples/custom_env.py`."""
+"""Your own text environment in six steps, which docs/own_env.md explains: `python examples/custom_env.py`."""
 
 import asyncio
 from typing import Any

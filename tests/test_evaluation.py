@@ -382,11 +382,11 @@ def test_the_example_is_read() -> None:
 
 
 def test_every_key_is_documented() -> None:
-    told = (Path(__file__).parent.parent / "docs/evaluation.md").read_text()
+    told = (Path(__file__).parent.parent / "docs/migrating/rlinf.md").read_text()
     for kind, path in ((Eval, "env.eval"), (VideoCfg, "env.eval.video_cfg")):
         for name in kind.__struct_fields__:
             assert name == "video_cfg" or f"`{path}.{name}`" in told or f"`{name}`" in told, (
-                f"docs/evaluation.md lacks {path}.{name}"
+                f"docs/migrating/rlinf.md lacks {path}.{name}"
             )
     assert f"`{VIDEO_DIRECTORY}`" in told
 
