@@ -23,7 +23,7 @@ from asyncrollout.pool.blame import Acquittals, Blame
 from asyncrollout.pool.hosts import DurationWindow, HostLost, PoolLimits
 from asyncrollout.pool.process import watchdog
 from asyncrollout.pool.process.observed_time import CpuUsage, ObservedTime
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.messages import Op
 from tests.playing import pid_of
 from tests.scripts.processes import LIMIT, ROOT, spoil_starts, until
 from tests.test_faults import (

@@ -9,8 +9,9 @@ import pytest
 from asyncrollout import EnvDiverged, EnvError, EnvSpec, Observation, RolloutError, TextOptions, UsageError
 from asyncrollout.pool.wire.digest import digest, outcome_digest
 from asyncrollout.pool.wire.failure import clip, failure
+from asyncrollout.pool.wire.messages import OpenRequest
 from asyncrollout.pool.wire.replay_log import Life, RecordedCall, ReplayedEpisode, ReplayLog
-from asyncrollout.pool.worker.env_runner import EnvRunner, OpenRequest, run_now
+from asyncrollout.pool.worker.env_runner import EnvRunner, run_now
 from asyncrollout.pool.worker.replay import replay
 from tests.tiny_envs import Counter, CounterText, Nondeterministic, OddError, SnapshotCounter
 

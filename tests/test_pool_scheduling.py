@@ -12,10 +12,10 @@ import pytest
 from asyncrollout import EnvHandle, EnvPool, EnvSpec
 from asyncrollout.errors import ClosedError, EnvBuildError
 from asyncrollout.pool.binding import EnvBinding
-from asyncrollout.pool.hosts import SOON, Reply
+from asyncrollout.pool.hosts import SOON
 from asyncrollout.pool.process.rebalancing import plan_moves, plan_recalls
-from asyncrollout.pool.process.worker_host import Pending, WorkerHost
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.process.worker_host import SentCall, WorkerHost
+from asyncrollout.pool.wire.messages import Op, Reply
 from tests.playing import COUNTER, PATIENCE
 from tests.scripts.processes import until
 from tests.slow_envs import read
@@ -250,7 +250,7 @@ class FakeLink:
     since: float = 0.0
 
     def __post_init__(self) -> None:
-        self.pending: dict[int, Pending] = {
+        self.pending: dict[int, SentCall] = {
             number: (cast("asyncio.Future[Reply]", None), op, caller, caller.seconds)
             for number, (op, caller) in enumerate(self.calls, start=1)
         }

@@ -13,7 +13,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from asyncrollout import ClosedError, EnvHandle, EnvPool, PoolError, RemoteEnvPool, UsageError, registry
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.messages import Op
 from asyncrollout.service import connection, server
 from asyncrollout.service.access import AccessToken, read_token
 from asyncrollout.service.clients import Session
@@ -348,10 +348,12 @@ async def test_a_long_episode_is_restored_and_forked(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_past_has_a_bound_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_MESSAGES_OF_A_PAST", 2)
+    monkeypatch.setattr(server, "_MESSAGES_OF_A_LOG", 2)
     async with remote(caps=Caps(body_bytes=100_000)) as (_, pool), pool.open("echo") as env:
         await play(env, 3, [bytes(10_000)] * 30)
-        with pytest.raises(UsageError, match="its past takes more than the 200,000 bytes that this server replays"):
+        with pytest.raises(
+            UsageError, match="its replay log takes more than the 200,000 bytes that this server replays"
+        ):
             await env.fork()
         assert (await env.step("a")).observation == "a"
 

@@ -32,7 +32,7 @@ from asyncrollout import (
     run_group,
 )
 from asyncrollout.pool.wire import codec
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.messages import Op
 from asyncrollout.service import channel, connection, remote_host
 from asyncrollout.service.access import AccessToken, read_token
 from asyncrollout.service.admission import Admission

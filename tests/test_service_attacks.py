@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from asyncrollout import EnvError, EnvPool, PoolError, RemoteEnvPool, registry
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.messages import Op
 from asyncrollout.service import bodies, channel, connection_limits, server
 from asyncrollout.service.access import read_token
 from asyncrollout.service.admission import Admission

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from asyncrollout import EnvSpec, Observation, Parsed, TextOptions, UsageError
 from asyncrollout.pool.wire.digest import outcome_digest
-from asyncrollout.pool.worker.env_runner import EnvRunner, OpenRequest, run_now
+from asyncrollout.pool.wire.messages import OpenRequest
+from asyncrollout.pool.worker.env_runner import EnvRunner, run_now
 from asyncrollout.registry import make_gymnasium
 from asyncrollout.testing import check_env
 from asyncrollout.testing.text import HOSTILE, hostile_forms

@@ -6,7 +6,7 @@ from functools import partial
 
 from asyncrollout.errors import RolloutError
 from asyncrollout.pool.env_calls import PendingCall
-from asyncrollout.pool.hosts import Reply
+from asyncrollout.pool.wire.messages import Reply
 from asyncrollout.types import Outcome
 
 Result = Outcome | RolloutError

@@ -1,70 +1,26 @@
 """Where an env lives, and how it gets a new place, in its old state, when that one is lost."""
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from asyncrollout.errors import ClosedError, EnvCrashed, EnvResourceError, EnvTimeout, RolloutError
-from asyncrollout.pool.blame import Acquittals, Blame
+from asyncrollout.pool.blame import Blame
 from asyncrollout.pool.env_history import EnvHistory
-from asyncrollout.pool.hosts import SOON, EnvHost, HostLost, PoolLimits, Reply
+from asyncrollout.pool.hosts import SOON, EnvHost, HostLost
 from asyncrollout.pool.placement import Placement
-from asyncrollout.pool.quarantine import Retries
-from asyncrollout.pool.wire.codec import WITHOUT_EPISODE, Op
+from asyncrollout.pool.recovery import GUESS, SMOOTHING, RecoveryRules, smooth
+from asyncrollout.pool.wire.messages import WITHOUT_EPISODE, Op, OpenRequest, Reply
 from asyncrollout.pool.wire.replay_log import ReplayLog
-from asyncrollout.pool.worker.env_runner import OpenRequest
-from asyncrollout.types import Recovery
 
 E = TypeVar("E", bound=RolloutError)
 
-_SMOOTHING = 0.3
-_GUESS = 0.2  # seconds
-_RECENT = 8
 _QUICK = 0.005  # seconds; a quicker step holds up nobody
 
 
-class TypicalSeconds:
-    """Seconds that envs of one name took lately, to build, to reset and to step; a guess as long as none did."""
-
-    def __init__(self) -> None:
-        self.build = self.reset = _GUESS
-        self.step = 0.0
-        self._builds: deque[float] = deque(maxlen=_RECENT)
-
-    @property
-    def is_new(self) -> bool:
-        return not self._builds
-
-    @property
-    def is_built_slowly(self) -> bool:
-        """Whether none was quick, of those that were built lately; the first one in a worker may import a lot."""
-        return bool(self._builds) and min(self._builds) > SOON
-
-    def add_build(self, seconds: float) -> None:
-        self._builds.append(seconds)
-        self.build = _mixed(self.build, seconds)
-
-
-class RecoveryRules:
-    """What all envs of a pool have in common: their limits, whether and how often they are restored."""
-
-    def __init__(self, limits: PoolLimits, recover: Recovery, max_restarts: int) -> None:
-        self.limits = limits
-        self.recover = recover
-        self.max_restarts = max_restarts
-        self.restored = 0
-        self.acquittals = Acquittals()
-        self.retries = Retries()
-        self._usual: dict[str, TypicalSeconds] = {}
-
-    def usual(self, name: str) -> TypicalSeconds:
-        return self._usual.setdefault(name, TypicalSeconds())
-
-
 class EnvBinding:
-    """An env's place and its past. Whoever waits for a lost call restores the env: nobody else takes part."""
+    """An env's host and its history. Whoever waits for a lost call restores the env: nobody else takes part."""
 
     def __init__(
         self,
@@ -107,7 +63,7 @@ class EnvBinding:
     def weigh(self) -> None:
         """Let the latest step count for what the env weighs on its host."""
         if self.weighs and self.host is not None:
-            change = _SMOOTHING * (self.last_seconds - self.load)
+            change = SMOOTHING * (self.last_seconds - self.load)
             self.load += change
             self.host.load += change
             self.step_work = self._usual.step = self.load if self.load > _QUICK else 0.0
@@ -171,7 +127,7 @@ class EnvBinding:
     def _work_after(self, op: Op) -> float:
         """Of the calls that follow at once: an env is made to be reset, or to be brought to where it was."""
         aim = Op.RESET if self._aim is Op.OPEN else self._aim
-        if aim is None or aim is op or (aim is Op.RESET and op is Op.OPEN and self._usual.reset == _GUESS):
+        if aim is None or aim is op or (aim is Op.RESET and op is Op.OPEN and self._usual.reset == GUESS):
             return 0.0  # that of a reset is added once it is known: a guess would make all envs slow to open
         replay = self._replay_seconds() if op is Op.OPEN and aim not in WITHOUT_EPISODE else 0.0
         return replay + self.work(aim)
@@ -182,7 +138,7 @@ class EnvBinding:
     @property
     def resets_slowly(self) -> bool:
         """Whether its resets are better shared out among the workers."""
-        usual = 0.0 if self._usual.reset == _GUESS else self._usual.reset
+        usual = 0.0 if self._usual.reset == GUESS else self._usual.reset
         return (self.reset_seconds or usual) > SOON
 
     @property
@@ -197,7 +153,7 @@ class EnvBinding:
 
     def was_reset(self, seconds: float) -> None:
         self.reset_seconds = seconds
-        self._usual.reset = _mixed(self._usual.reset, seconds)
+        self._usual.reset = smooth(self._usual.reset, seconds)
 
     def end_episode(self, next_seed: int | None, final: int | None = None) -> None:
         """The next one is about to be tried; `final` is the digest of the last outcome, where none was taken."""
@@ -232,7 +188,7 @@ class EnvBinding:
         if self.host is None or not self.host.usable:
             return None
         try:
-            return (await self.host.call(self.id, Op.END_FILM, None))[2]
+            return (await self.host.call(self.id, Op.END_FILM, None)).value
         except HostLost:
             return None
 
@@ -266,7 +222,7 @@ class EnvBinding:
         self._blame.clear()
         return reply
 
-    def _way_back(self, op: Op, payload: Any) -> ReplayLog | None:
+    def _log_before(self, op: Op, payload: Any) -> ReplayLog | None:
         """What a new env needs before the call; raise if it can never be what the old one was."""
         history = self.history
         if op is Op.REPLAY and not payload.in_place:  # it brings its own
@@ -278,19 +234,19 @@ class EnvBinding:
             raise self.error(EnvCrashed, f"it is gone, and {why}: call reset() first", self.rank)
         if op is Op.REPLAY:
             return ReplayLog(history.lived or [])
-        return history.life_alone() if op in WITHOUT_EPISODE else history.past()
+        return history.life_alone() if op in WITHOUT_EPISODE else history.replay_log()
 
     async def _call_anew(self, op: Op, payload: Any) -> Reply:
-        past = self._way_back(op, payload)
+        replay_log = self._log_before(op, payload)
         host = await self._placement.place(self)
         settled = False
         try:
             self._at = Op.OPEN
             reply = await self._build_at(host)
-            if reply[1] is None and past is not None:
+            if reply.failure is None and replay_log is not None:
                 self._at = Op.REPLAY
-                reply = await host.call(self.id, Op.REPLAY, past, caller=self)
-            settled = reply[1] is None
+                reply = await host.call(self.id, Op.REPLAY, replay_log, caller=self)
+            settled = reply.failure is None
         finally:
             if not settled and self._placement.unbind(self) is not None:
                 host.drop(self.id)
@@ -305,8 +261,8 @@ class EnvBinding:
         except HostLost:  # nothing is there
             self._placement.unbind(self)
             raise
-        if reply[1] is None:  # how long a failure took says nothing
-            self.was_built(reply[5])
+        if reply.failure is None:  # how long a failure took says nothing
+            self.was_built(reply.seconds)
         return reply
 
     def _accept(self, lost: HostLost, op: Op) -> None:
@@ -327,19 +283,19 @@ class EnvBinding:
                 host.drop(self.id)
             return
         self.last_rank = self.last_rank if rank is None else rank
-        if lost.suspects == 1 and not lost.from_outside and host is not None:
+        if lost.is_sole_suspect and not lost.from_outside and host is not None:
             self._placement.quarantine.add_death(name, host.rank)
         at = self._at or op
         during = at.name.lower()
-        if lost.suspects and lost.kind == "timeout":
+        if lost.is_suspect and lost.kind == "timeout":
             raise self.error(EnvTimeout, f"{during} took longer than {rules.limits.of(at):g} s", rank)
-        if lost.suspects == 1 and lost.kind == "memory":
+        if lost.is_sole_suspect and lost.kind == "memory":
             text = f"its worker used more than {rules.limits.memory} bytes of memory during {during}"
             raise self.error(EnvResourceError, text, rank, lost.log)
         reason = self._blame.add(lost, at)
         if reason:
             pass
-        elif rules.recover == "none" and (lost.suspects or op not in WITHOUT_EPISODE):
+        elif rules.recover == "none" and (lost.is_suspect or op not in WITHOUT_EPISODE):
             reason = "and recover='none' means that it is not restored"
         elif not self.opening.spec.replayable and op not in WITHOUT_EPISODE and self.history.running:
             reason = "and it is not replayable"
@@ -353,14 +309,10 @@ class EnvBinding:
         """An error that names env, seed, turn and worker."""
         name, history = self.opening.spec.name, self.history
         place = {"seed": history.seed, "turn": None if history.seed is None else history.turn, "worker": worker}
-        return kind.at(told_place(name, place) + text, notes=notes, env=name, **place)
+        return kind.at(error_prefix(name, place) + text, notes=notes, env=name, **place)
 
 
-def _mixed(usual: float, latest: float) -> float:
-    return latest if usual == _GUESS else usual + _SMOOTHING * (latest - usual)
-
-
-def told_place(env: str | None, place: Mapping[str, int | None]) -> str:
-    """How the message of an env's error begins."""
+def error_prefix(env: str | None, place: Mapping[str, int | None]) -> str:
+    """How the message of an env's error starts."""
     where = ", ".join(f"{key} {value}" for key, value in place.items() if value is not None)
     return f"env {env!r}{where and f' ({where})'}: "

@@ -1,9 +1,14 @@
-"""Which deaths of its workers count against an env, and when it fails because of them."""
+"""Which deaths of its workers count against an env, and when it fails because of them.
+
+A worker dies with all its envs, and seldom says of which. To fail them all would punish the innocent, to retry them all
+would let one env kill workers for ever. So the suspects are retried in ever smaller companies (`quarantine.Retries`)
+until one is alone when it happens again.
+"""
 
 from collections import Counter
 
 from asyncrollout.pool.hosts import HostLost
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.messages import Op
 
 _OWN_DEATHS = 2
 _OUTSIDE_DEATHS = 5
@@ -57,9 +62,9 @@ class Blame:
         """Take note of a death; why the env is to fail of it, or nothing if it is to be restored."""
         self._suspects = lost.suspects
         self._fruitless += 1
-        if lost.suspects:
+        if lost.is_suspect:
             self._add_as_suspect(lost, at)
-        if lost.suspects == 1:
+        if lost.is_sole_suspect:
             crashed_again = not lost.from_outside and self._crashes_at[at] >= _OWN_DEATHS
             if crashed_again or self._alone_at[at] >= self._most_kills(lost, at):
                 deaths = max(self._crashes_at[at], self._alone_at[at])
@@ -71,7 +76,7 @@ class Blame:
         return ""
 
     def _add_as_suspect(self, lost: HostLost, at: Op) -> None:
-        alone = lost.suspects == 1
+        alone = lost.is_sole_suspect
         self._alone_at[at] += alone
         if lost.from_outside:
             self._strays_before.setdefault(at, self._strays(lost))

@@ -19,11 +19,11 @@ from msgspec.structs import replace
 from asyncrollout import errors
 from asyncrollout.errors import ClosedError, EnvError, RolloutError, UsageError
 from asyncrollout.pool.binding import EnvBinding
-from asyncrollout.pool.hosts import HostLost, Reply
+from asyncrollout.pool.hosts import HostLost
 from asyncrollout.pool.wire import codec
-from asyncrollout.pool.wire.codec import OUTCOMES, Op, Undecodable
+from asyncrollout.pool.wire.codec import PLAIN, Undecodable
 from asyncrollout.pool.wire.digest import outcome_digest
-from asyncrollout.pool.wire.failure import Failure
+from asyncrollout.pool.wire.messages import OUTCOMES, Failure, Op, Reply
 from asyncrollout.pool.wire.replay_log import RecordedCall
 from asyncrollout.types import Outcome
 
@@ -95,26 +95,26 @@ class EnvCalls:
         """The action as it is sent; raise if the env cannot be stepped now."""
         if self.phase is not _RUNNING:
             raise self.misuse("step")
-        return action if type(action) in codec.PLAIN else self.own(action, "action")
+        return action if type(action) in PLAIN else self.own(action, "action")
 
     def finish(self, op: Op, payload: Any, reply: Reply) -> Outcome:
         """Log a step or a reset that went well; its outcome."""
         if op is _STEP:
-            self.history.add_step(payload, reply[4])
-            self.binding.last_seconds = reply[5]
+            self.history.add_step(payload, reply.digest)
+            self.binding.last_seconds = reply.seconds
         else:
             seed, task, member, _ = payload
-            self.history.begin(seed, task, member, reply[4])
-            self.binding.was_reset(reply[5])
+            self.history.begin(seed, task, member, reply.digest)
+            self.binding.was_reset(reply.seconds)
         return self.take_outcome(reply)
 
     def take_outcome(self, reply: Reply) -> Outcome:
-        _, _, value, info, _, _, state = reply
+        value, info = reply.value, reply.info
         if type(value) is Undecodable or type(info) is Undecodable:
             self.phase = Phase.FAILED
             raise self.unreadable(value, info)
-        if state is not None:
-            self.history.rebase(state, (*value, info or {}))
+        if reply.state is not None:
+            self.history.rebase(reply.state, (*value, info or {}))
         observation, reward, terminated, truncated = value
         self.phase = Phase.ENDED if terminated or truncated else _RUNNING
         self._outcome = outcome = Outcome(observation, reward, terminated, truncated, {} if info is None else info)
@@ -176,10 +176,10 @@ class EnvCalls:
         finally:
             if not is_known and keep is not False:
                 history.forget(method, "was cancelled half-way")
-        if type(reply[2]) is Undecodable:
+        if type(reply.value) is Undecodable:
             history.add_call(called)
-            raise self.unreadable(reply[2])
-        result, is_read = reply[2]
+            raise self.unreadable(reply.value)
+        result, is_read = reply.value
         history.add_call(replace(called, keep=False) if is_read else called)
         return result, is_read
 
@@ -233,15 +233,15 @@ class EnvCalls:
             raise
         finally:
             self.busy = False
-        return reply if reply[1] is None and self.phase is _UNSURE else self.check_reply(op, phase, reply)
+        return reply if reply.failure is None and self.phase is _UNSURE else self.check_reply(op, phase, reply)
 
     def check_reply(self, op: Op, phase: Phase, reply: Reply) -> Reply:
         """The reply, unless it reports a failure: that is raised."""
         self.busy = False
         if self.phase is Phase.CLOSED:
             raise self.misuse(op.name.lower())
-        if reply[1] is not None:
-            failure = read_failure(reply[1])
+        failure = reply.failure
+        if failure is not None:
             gone = _is_gone(failure.raises, failure.kind)
             if op in OUTCOMES and not gone and self.binding.host is not None:
                 self.history.note_failure()
@@ -305,7 +305,3 @@ class PendingCall:
 def _is_gone(raises: str, kind: str) -> bool:
     """Whether the env no longer exists after this failure; an env may raise an error that only has the same name."""
     return kind in _GONE and raises == kind
-
-
-def read_failure(reported: Any) -> Failure:
-    return reported if isinstance(reported, Failure) else Failure(*reported)

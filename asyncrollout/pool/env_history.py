@@ -73,7 +73,7 @@ class EnvHistory:
         return [called for called in self._calls if called.keep is not False]
 
     def end(self, next_seed: int | None, final: int | None = None) -> None:
-        """The episode is over, and the next one is about to be tried; `final` as for `past`."""
+        """The episode is over, and the next one is about to be tried; `final` as for `replay_log`."""
         if self._calls or self._kept_after_failure:
             self._remember([*self._legacy(final), *self._kept_after_failure])
         self.seed, self.running, self.failed = next_seed, False, False
@@ -144,7 +144,7 @@ class EnvHistory:
         self._state, self._state_outcome = state, codec.detach(outcome)
         self._done, self._digests, self._calls = [], [], []
 
-    def by_actions(self, final: int) -> ReplayLog | None:
+    def actions_log(self, final: int) -> ReplayLog | None:
         """The way to the present episode without any snapshot, if it is known."""
         now = self._played(final)
         if now.state is None:
@@ -156,13 +156,13 @@ class EnvHistory:
             self.life, ReplayedEpisode(now.seed, now.task, now.member, None, done, digests, episode=now.episode)
         )
 
-    def past(self, final: int | None = None) -> ReplayLog | None:
+    def replay_log(self, final: int | None = None) -> ReplayLog | None:
         """The way back, if there is anything to go back to; `final` is the last digest where none were taken."""
         if self.running:
             return ReplayLog(self.life, self._played(final, self._kept_after_failure))
         return self.life_alone([*self._calls, *self._kept_after_failure])
 
-    def past_by_snapshot(self, state: bytes, outcome: tuple[Any, ...], final: int) -> ReplayLog:
+    def snapshot_log(self, state: bytes, outcome: tuple[Any, ...], final: int) -> ReplayLog:
         """The way back by the env's own snapshot, and the outcome that goes with it."""
         assert self.seed is not None
         assert not self.unkept  # else it would be lost
@@ -170,7 +170,7 @@ class EnvHistory:
             self.seed, self.task, self.member, state, turns=self.turn, last=outcome, episode=self.episode
         )
         kept = self._lasting()  # part of the life from here on, and not of the actions
-        long_way = None if kept else self.by_actions(final)
+        long_way = None if kept else self.actions_log(final)
         if long_way is not None and long_way.present is not None:
             now = msgspec.structs.replace(now, before=(long_way.present.done, long_way.present.digests))
         return ReplayLog([*self.life, *kept], now)
@@ -199,11 +199,11 @@ class EnvHistory:
         life: Life = [*self.life, *(more or ())]
         return ReplayLog(life) if life else None
 
-    def adopt(self, past: ReplayLog) -> None:
+    def adopt(self, replay_log: ReplayLog) -> None:
         """Continue from where another env's history ends."""
-        self.life, self.forgotten, self.failed = list(past.life), "", False
+        self.life, self.forgotten, self.failed = list(replay_log.life), "", False
         self._done, self._digests, self._calls, self._kept_after_failure = [], [], [], []
-        now = past.present
+        now = replay_log.present
         self.running = now is not None
         if now is None:
             return

@@ -8,11 +8,12 @@ import anyio
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool.binding import EnvBinding
-from asyncrollout.pool.env_calls import SHUT, EnvCalls, Phase, read_failure
+from asyncrollout.pool.env_calls import SHUT, EnvCalls, Phase
 from asyncrollout.pool.hosts import CLOSE_GRACE, HostLost
 from asyncrollout.pool.state_transfer import adopt_log, export_log
-from asyncrollout.pool.wire.codec import Op, Undecodable
-from asyncrollout.pool.wire.replay_log import RecordedCall, dump_past, load_past
+from asyncrollout.pool.wire.codec import Undecodable
+from asyncrollout.pool.wire.messages import Op
+from asyncrollout.pool.wire.replay_log import RecordedCall, dump_log, load_log
 from asyncrollout.protocols import EnvRecording
 from asyncrollout.types import Outcome
 
@@ -95,7 +96,7 @@ class EnvHandle:
 
     async def render(self) -> Any:
         """The env's image of its state."""
-        image = (await self._calls.ask(Op.RENDER, None, "render"))[2]
+        image = (await self._calls.ask(Op.RENDER, None, "render")).value
         if type(image) is Undecodable:
             raise self._calls.unreadable(image)
         return image
@@ -111,13 +112,13 @@ class EnvHandle:
 
     async def snapshot(self) -> bytes:
         """The state of an episode, to keep and to `restore`: the env's own snapshot, or its seed and actions."""
-        return dump_past(self.name, await export_log(self._calls, "take a snapshot", for_file=True))
+        return dump_log(self.name, await export_log(self._calls, "take a snapshot", for_file=True))
 
     async def restore(self, snapshot: bytes) -> Outcome:
         """Continue from a snapshot of an env of the same name, instead of from a reset."""
         if self._calls.phase in SHUT:
             raise self._calls.misuse("restore")
-        await adopt_log(self._calls, load_past(self.name, snapshot))
+        await adopt_log(self._calls, load_log(self.name, snapshot))
         return self.outcome
 
     async def fork(self, pool: "EnvPool | None" = None) -> "EnvHandle":
@@ -165,9 +166,9 @@ class EnvHandle:
                 reply = await host.call(binding.id, Op.CLOSE, None)
             except HostLost:
                 return None
-            if reply[1] is not None:
-                log.warning("env_close_failed", env=self.name, error=read_failure(reply[1]).text)
-            return reply[2]
+            if reply.failure is not None:
+                log.warning("env_close_failed", env=self.name, error=reply.failure.text)
+            return reply.value
         return None
 
 

@@ -7,11 +7,8 @@ from typing import Any, Protocol
 import msgspec
 from anyio.abc import TaskGroup
 
-from asyncrollout.pool.wire.codec import WITHOUT_EPISODE, Op
+from asyncrollout.pool.wire.messages import WITHOUT_EPISODE, Op, Reply
 from asyncrollout.types import WorkerStats
-
-Reply = Sequence[Any]
-"""Call id, failure or None, value, info, digest or None, seconds of work, snapshot or None."""
 
 CLOSE_GRACE = 5.0
 """Seconds that an env may take to close; one that takes longer is left to its end."""
@@ -28,7 +25,7 @@ _RECENT = 1024
 class HostLost(Exception):  # noqa: N818 (a signal inside the pool, never an error that a user sees)
     """A host went away before it answered.
 
-    `suspects` is 0 if the call was not yet begun; else the number of calls that were under way, this one included.
+    `suspects` is 0 if the call was not yet begun; else the number of calls that were at work, this one included.
     `from_outside` means that somebody else may have ended the host; `idle_kills` counts such ends in the whole pool of
     hosts at which no call was under way.
     """
@@ -50,6 +47,16 @@ class HostLost(Exception):  # noqa: N818 (a signal inside the pool, never an err
         self.log = log
         self.from_outside = from_outside
         self.idle_kills = idle_kills
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether this call was at work when the host went away."""
+        return self.suspects > 0
+
+    @property
+    def is_sole_suspect(self) -> bool:
+        """Whether no other call was: then nothing else in the host can be to blame."""
+        return self.suspects == 1
 
 
 class PoolLimits(msgspec.Struct, frozen=True):

@@ -15,13 +15,14 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.hosts import CLOSE_GRACE, Caller, DurationWindow, HostLost, PoolLimits, Reply
+from asyncrollout.pool.hosts import CLOSE_GRACE, Caller, DurationWindow, HostLost, PoolLimits
 from asyncrollout.pool.time_limit import TimeLimit
-from asyncrollout.pool.wire.codec import OUTCOMES, PLAIN, Op, Undecodable, UnloadableError, detach
+from asyncrollout.pool.wire.codec import PLAIN, Undecodable, UnloadableError, detach
 from asyncrollout.pool.wire.digest import outcome_digest
-from asyncrollout.pool.wire.failure import Failure, failure
+from asyncrollout.pool.wire.failure import failure
+from asyncrollout.pool.wire.messages import OUTCOMES, Failure, Op, OpenRequest, Reply
 from asyncrollout.pool.wire.raised import EnvRaised, ignored, is_own
-from asyncrollout.pool.worker.env_runner import EnvRunner, OpenRequest, is_async, run_now
+from asyncrollout.pool.worker.env_runner import EnvRunner, is_async, run_now
 from asyncrollout.pool.worker.thread import EnvThread
 from asyncrollout.types import Durations, WorkerStats
 
@@ -81,7 +82,7 @@ class InlineHost:
                 raise HostLost("closed")  # meanwhile, by its user or with the pool
             elif op is _END_FILM:
                 value = await self._end_film(env_id, hosted)
-            elif hosted.waits:
+            elif hosted.is_io:
                 value, info = _split(op, await self._wait(env_id, hosted, op, payload))
             elif op is _STEP:
                 observation, reward, terminated, truncated, told = hosted.step_now(payload)
@@ -94,13 +95,13 @@ class InlineHost:
         except HostLost:
             raise
         except BaseException as error:
-            value, trouble = _attribute(error, op, awaits=hosted is None or hosted.waits)
+            value, trouble = _attribute(error, op, is_async=hosted is None or hosted.is_io)
         if op is _CLOSE:
             self._forget(env_id)
         seconds = time.monotonic() - start
         self._worked += seconds
         self.clock.extend((seconds,))
-        return 0, trouble, value, info, digest, seconds, None
+        return Reply(0, trouble, value, info, digest, seconds, None)
 
     def _is_behind(self, env_id: int) -> bool:
         hosted = self._hosted.get(env_id)
@@ -125,7 +126,7 @@ class InlineHost:
         if thread is not None:
             thread.submit(partial(_close_made_in, thread))  # also what is only now being made there
             thread.end()
-        elif hosted is not None and hosted.awaits:
+        elif hosted is not None and hosted.is_async:
             assert self._tasks is not None  # an env was opened
             self._closing += 1
             self._tasks.start_soon(self._close_dropped, hosted, self._awaited.get(env_id))
@@ -140,7 +141,7 @@ class InlineHost:
     async def _close_dropped(self, hosted: EnvRunner, awaited: "_AsyncCall | None") -> None:
         """An async env that was let go where nobody could wait for its end; no call of it is under way then."""
         try:
-            with anyio.move_on_after(CLOSE_GRACE, shield=True), ignored(awaits=True):
+            with anyio.move_on_after(CLOSE_GRACE, shield=True), ignored(is_async=True):
                 if awaited is not None:
                     await awaited.give_up()
                 await hosted.close()
@@ -169,7 +170,7 @@ class InlineHost:
             awaited = self._awaited.get(env_id)
             if awaited is not None:
                 await awaited.give_up()
-            trouble = (await self.call(env_id, _CLOSE, None))[1]
+            trouble = (await self.call(env_id, _CLOSE, None)).failure
             if trouble is not None:
                 log.warning("env_close_failed", env=hosted.opening.spec.name, error=trouble.text)
 
@@ -214,7 +215,7 @@ class InlineHost:
         with TimeLimit(self._limits.of(op)) as watch:
             awaited = self._awaited[env_id] = _AsyncCall(watch.scope)
             try:
-                if hosted.awaits:
+                if hosted.is_async:
                     result = await _attributed(hosted.perform(op, payload, watch.start))
                 elif op is _STEP:
                     result = await _in_thread(self._threads[env_id], partial(hosted.step_now, payload))
@@ -254,13 +255,13 @@ class _AsyncCall:
         await self.ended.wait()
 
 
-def _attribute(error: BaseException, op: Op, *, awaits: bool) -> tuple[Undecodable | None, Failure | None]:
+def _attribute(error: BaseException, op: Op, *, is_async: bool) -> tuple[Undecodable | None, Failure | None]:
     """What a worker's reply would hold: value and failure. Raises what the env did not raise."""
     if type(error) is UnloadableError:
         return Undecodable(str(error)), None
     if type(error) is EnvRaised:
         error = error.error
-    elif not is_own(error, awaits=awaits):
+    elif not is_own(error, is_async=is_async):
         raise error
     return None, failure(error, op)
 
@@ -270,7 +271,7 @@ async def _attributed(steps: Coroutine[Any, Any, T]) -> T:
     try:
         return await steps
     except BaseException as error:
-        if not is_own(error, awaits=True):
+        if not is_own(error, is_async=True):
             raise
         if type(error) is asyncio.CancelledError:
             error.add_note("It was raised, though nobody cancelled the call.")

@@ -12,7 +12,7 @@ from asyncrollout.errors import ClosedError, PoolError
 from asyncrollout.pool.hosts import LONG, SOON, Backend, EnvHost
 from asyncrollout.pool.inline_host import InlineHost
 from asyncrollout.pool.quarantine import Quarantine
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.messages import Op
 
 if TYPE_CHECKING:
     from asyncrollout.pool.binding import EnvBinding

@@ -18,7 +18,7 @@ from asyncrollout import validation
 from asyncrollout.concurrency import Background
 from asyncrollout.errors import ClosedError, PoolError, UsageError
 from asyncrollout.pool.batch_calls import Result, call_all
-from asyncrollout.pool.binding import EnvBinding, RecoveryRules
+from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.hosts import Backend, PoolLimits
 from asyncrollout.pool.inline_host import InlineHost
@@ -26,10 +26,12 @@ from asyncrollout.pool.loop_monitor import LoopMonitor, watch_loop
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process.backend import ProcessBackend, WorkerEnv
 from asyncrollout.pool.process.supervisor import refuse_in_worker
+from asyncrollout.pool.recovery import RecoveryRules
 from asyncrollout.pool.wire.codec import UnsendableError, to_pickle
 from asyncrollout.pool.wire.definitions import SentDefinitions
+from asyncrollout.pool.wire.messages import OpenRequest
 from asyncrollout.pool.worker.env_factory import of_this_script, own_copies
-from asyncrollout.pool.worker.env_runner import OpenRequest, is_async
+from asyncrollout.pool.worker.env_runner import is_async
 from asyncrollout.protocols import EnvRecording
 from asyncrollout.registry import EnvRef, EnvSpec, check_exists, find_env
 from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from asyncrollout.errors import EnvError, RolloutError, UsageError
 from asyncrollout.pool.env_calls import EnvCalls, Phase
-from asyncrollout.pool.hosts import Reply
-from asyncrollout.pool.wire.codec import Op, Undecodable
+from asyncrollout.pool.wire.codec import Undecodable
 from asyncrollout.pool.wire.digest import outcome_digest
+from asyncrollout.pool.wire.messages import Op, Reply
 from asyncrollout.pool.wire.replay_log import ReplayLog, life_key
 from asyncrollout.pool.worker.replay import NotInPlaceError
 from asyncrollout.types import Outcome
@@ -27,17 +27,17 @@ async def export_log(calls: EnvCalls, what: str, *, for_file: bool, with_state: 
     final = calls.last_digest()
     lacks = f"{history.unkept}() was called without keep=" if history.unkept else "its state cannot travel there"
     if with_state and not history.unkept:
-        answer = (await calls.ask(Op.SNAPSHOT, for_file, what))[2]
+        answer = (await calls.ask(Op.SNAPSHOT, for_file, what)).value
         if type(answer) is Undecodable:
             raise calls.unreadable(answer)
         state, fields, lacks = answer
         if state is not None:
-            return history.past_by_snapshot(state, _as_given(calls, fields, final), final)
+            return history.snapshot_log(state, _as_given(calls, fields, final), final)
     if not calls.binding.opening.spec.replayable:
         raise UsageError(f"env {name!r} cannot {what}: it is not replayable, and {lacks}")
-    replay_log = None if with_state and not for_file else history.by_actions(final)
+    replay_log = None if with_state and not for_file else history.actions_log(final)
     if replay_log is None and with_state:
-        replay_log = history.past(final)
+        replay_log = history.replay_log(final)
     if replay_log is None:
         raise UsageError(f"env {name!r} cannot {what} there: it was itself restored from its own snapshot()")
     return replay_log
@@ -82,7 +82,7 @@ async def adopt_log(calls: EnvCalls, replay_log: ReplayLog) -> Outcome | None:
     if replay_log.present is None:
         calls.phase = Phase.NEW
         return None
-    history.last_digest = reply[4]
+    history.last_digest = reply.digest
     return calls.take_outcome(reply)
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.messages import Op
 from asyncrollout.service.clients import Client
 from asyncrollout.service.messages import CLIENT_HEADER, PROTOCOL, Hello, Outbox, RemoteCall, RemoteReply, read_frame
 from asyncrollout.service.sessions import Sessions

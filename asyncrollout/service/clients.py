@@ -26,22 +26,22 @@ class Session:
         self._pieces = bytearray()
 
     def add_piece(self, start: Any, content: Any, largest: int) -> None:
-        """Add a part of a past that is too long for one message; one at 0 starts again."""
+        """Add a part of a replay log that is too long for one message; one at 0 starts again."""
         if not isinstance(content, bytes):
-            raise UsageError(f"a piece of a past is bytes, and not {content!r:.100}")
+            raise UsageError(f"a piece of a replay log must be bytes, not {content!r:.100}")
         if start == 0:
             self.forget_pieces()
         if start != len(self._pieces):
-            raise UsageError(f"a piece of its past begins at {start!r:.100}, and {len(self._pieces)} bytes are here")
+            raise UsageError(f"a piece of its log begins at {start!r:.100}, but {len(self._pieces)} bytes are here")
         if start + len(content) > largest:
             self.forget_pieces()
             raise UsageError(
-                f"its past takes more than the {largest:,} bytes that this server replays: start it with a larger "
-                "--max-body"
+                f"its replay log takes more than the {largest:,} bytes that this server replays: start the server with "
+                "a larger --max-body"
             )
         self._pieces += content
 
-    def take_past(self) -> Any:
+    def take_log(self) -> Any:
         """What the pieces hold."""
         pieces = msgspec.Raw(self._pieces)
         self.forget_pieces()

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from asyncrollout.errors import RolloutError, UsageError
-from asyncrollout.pool.binding import told_place
+from asyncrollout.pool.binding import error_prefix
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.digest import digest
-from asyncrollout.pool.wire.failure import Failure
+from asyncrollout.pool.wire.messages import Failure
 from asyncrollout.redaction import hide_looks, known_secrets
 from asyncrollout.serialization import from_plain, to_plain
 
@@ -156,7 +156,7 @@ def as_failure(error: RolloutError) -> Failure:
     """An env's error as the data of which the other side makes it again, with its own place."""
     kind = getattr(error, "remote_type", None) or type(error).__name__
     place = {"seed": error.seed, "turn": error.turn, "worker": error.worker}
-    text = str(error).removeprefix(told_place(error.env, place)).removeprefix(f"{kind}: ")
+    text = str(error).removeprefix(error_prefix(error.env, place)).removeprefix(f"{kind}: ")
     trace = getattr(error, "remote_traceback", None) or ""
     secrets = known_secrets()
     shown, seen = (without_folders(hide_looks(one, secrets)) for one in (text, trace))

@@ -15,8 +15,8 @@ from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.pool.hosts import Backend, EnvHost
 from asyncrollout.pool.pool import EnvDescription, EnvPool
+from asyncrollout.pool.wire.messages import OpenRequest
 from asyncrollout.pool.worker.env_factory import own_copies
-from asyncrollout.pool.worker.env_runner import OpenRequest
 from asyncrollout.protocols import EnvRecording
 from asyncrollout.registry import EnvRef, EnvSpec
 from asyncrollout.service.access import VARIABLE

@@ -12,11 +12,10 @@ from asyncrollout import errors
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.hosts import Caller, DurationWindow, HostLost, Reply
+from asyncrollout.pool.hosts import Caller, DurationWindow, HostLost
 from asyncrollout.pool.wire import codec
-from asyncrollout.pool.wire.codec import OUTCOMES, Op
-from asyncrollout.pool.wire.replay_log import RecordedCall, write_past
-from asyncrollout.pool.worker.env_runner import OpenRequest
+from asyncrollout.pool.wire.messages import OUTCOMES, Op, OpenRequest, Reply
+from asyncrollout.pool.wire.replay_log import RecordedCall, write_log
 from asyncrollout.service.connection import Connection, leave
 from asyncrollout.service.messages import (
     CLIENT_HEADER,
@@ -89,12 +88,12 @@ class RemoteHost:
             return self._replay_in_pieces(env_id, bytes(content))
         return self._send(env_id, op, content)
 
-    async def _replay_in_pieces(self, env_id: int, past: bytes) -> Reply:
-        """A past that is too long for one message: the server puts it together and replays it."""
+    async def _replay_in_pieces(self, env_id: int, replay_log: bytes) -> Reply:
+        """A log that is too long for one message: the server puts it together and replays it."""
         size = max(1, self._connection.largest // 2 - _PIECE_OVERHEAD)
-        for start in range(0, len(past), size):
-            reply = await self._send(env_id, PIECE, encode([start, past[start : start + size]]))
-            if reply[1] is not None:
+        for start in range(0, len(replay_log), size):
+            reply = await self._send(env_id, PIECE, encode([start, replay_log[start : start + size]]))
+            if reply.failure is not None:
                 return reply
         return await self._send(env_id, Op.REPLAY, encode(None))
 
@@ -266,12 +265,12 @@ def _reply(answer: RemoteReply, call: RemoteCall) -> Reply:
         told = getattr(errors, answer.failure.raises, None)
         if not isinstance(told, type) or not issubclass(told, RolloutError):
             raise UsageError(f"no error is called {answer.failure.raises!r:.100}")
-        return 0, answer.failure, None, None, None, answer.seconds, None
+        return Reply(0, answer.failure, None, None, None, answer.seconds, None)
     value, info = decode(answer.value), decode(answer.info)
     has_outcome = call.op in OUTCOMES and not (call.op == Op.REPLAY and value is None)
     if has_outcome and (not isinstance(value, list) or len(value) != 4):
         raise UsageError("an outcome has four parts")
-    return 0, None, value, info, answer.digest, answer.seconds, None
+    return Reply(0, None, value, info, answer.digest, answer.seconds, None)
 
 
 def _as_it_is(payload: Any) -> Any:
@@ -286,4 +285,4 @@ def _called(called: RecordedCall) -> list[Any]:
     return [called.method, called.args, called.kwargs, called.keep]
 
 
-_PAYLOADS: dict[Op, Callable[[Any], Any]] = {Op.OPEN: _opening, Op.CALL: _called, Op.REPLAY: write_past}
+_PAYLOADS: dict[Op, Callable[[Any], Any]] = {Op.OPEN: _opening, Op.CALL: _called, Op.REPLAY: write_log}

@@ -34,7 +34,7 @@ log = get_logger(__name__)
 _LOOK_EVERY = 5.0  # seconds, at most, between two looks for idle envs
 _AWAY_SECONDS = 60.0  # for which the envs of a pool that lost its connection are kept
 _LEAVE_SECONDS = 1.0
-_MESSAGES_OF_A_PAST = 16  # that an env's past may be as long as
+_MESSAGES_OF_A_LOG = 16  # that an env's replay log may be as long as
 _SPARE_CONNECTIONS = 64  # beside those of all requests and remote pools
 _HEALTH = "/health"
 
@@ -83,12 +83,12 @@ class EnvServer:
         self._grace = grace
         self._pool = pool
         self._service = EnvService(max_workers=caps.envs, pool=pool)  # the pool has its own bound
-        longest_past = _MESSAGES_OF_A_PAST * caps.body_bytes
+        longest_log = _MESSAGES_OF_A_LOG * caps.body_bytes
         self._sessions = Sessions(
             pool,
             self._admission,
             lambda: self._check_room(0),
-            longest_past,
+            longest_log,
             at_once=caps.requests,
             most_waiting=4 * caps.envs + MOST_PARTS,
         )

@@ -18,8 +18,8 @@ from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.pool.state_transfer import adopt_log
 from asyncrollout.pool.wire import codec
-from asyncrollout.pool.wire.codec import Op
-from asyncrollout.pool.wire.replay_log import RecordedCall, read_past
+from asyncrollout.pool.wire.messages import Op
+from asyncrollout.pool.wire.replay_log import RecordedCall, read_log
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.clients import Channel, Client, Session
 from asyncrollout.service.in_flight import InFlightCounter
@@ -45,7 +45,7 @@ _READS = (Op.RENDER, Op.SNAPSHOT)
 class Sessions:
     """All remote pools and their envs. `check_room` raises if no more env may be opened.
 
-    `longest_past` bounds the bytes of one env's past, which is put together here before it is replayed. At most
+    `longest_log` bounds the bytes of one env's replay log, which is put together here before it is replayed. At most
     `at_once` calls are at work; others wait, and those beyond `most_waiting` are refused.
     """
 
@@ -54,7 +54,7 @@ class Sessions:
         pool: EnvPool,
         admission: Admission,
         check_room: Callable[[], None],
-        longest_past: int,
+        longest_log: int,
         *,
         at_once: int,
         most_waiting: int,
@@ -65,7 +65,7 @@ class Sessions:
         self._pool = pool
         self._admission = admission
         self._check_room = check_room
-        self._longest_past = longest_past
+        self._longest_log = longest_log
         self._background = Background(self._give_up)
         self._at_once = at_once
         self._most_waiting = most_waiting
@@ -209,10 +209,10 @@ class Sessions:
         elif call.op == Op.RENDER:
             value = await handle.render()
         elif call.op == Op.REPLAY:
-            outcome = await self._replay(handle, session.take_past() if payload is None else payload)
+            outcome = await self._replay(handle, session.take_log() if payload is None else payload)
         elif call.op == PIECE:
             start, content = _parts(payload, 2)
-            session.add_piece(start, content, self._longest_past)
+            session.add_piece(start, content, self._longest_log)
         elif call.op == Op.SNAPSHOT:  # no env's own state is read from a network: its episode is played again instead
             value = [None, msgspec.structs.astuple(handle.outcome), "a server gives no snapshot() of an env's own"]
         elif call.op == Op.CLOSE:
@@ -237,14 +237,14 @@ class Sessions:
     async def _replay(self, handle: EnvHandle, payload: Any) -> Outcome | None:
         """Bring an env to where it was on a server that is lost; every outcome is checked on the way."""
         try:
-            past = read_past(payload, self._called)
+            replay_log = read_log(payload, self._called)
         except (ValueError, TypeError) as error:
-            raise UsageError(f"this is not the past of an env: {error}") from error
-        if past.holds_states:
+            raise UsageError(f"this is not the replay log of an env: {error}") from error
+        if replay_log.holds_states:
             raise UsageError("no env here takes its state from a network: an env may read it with pickle")
-        if past.episodes and not calls_of(handle).binding.opening.spec.replayable:
+        if replay_log.episodes and not calls_of(handle).binding.opening.spec.replayable:
             raise EnvCrashed("the server lost it within an episode, and it is not replayable")
-        return await adopt_log(calls_of(handle), past)
+        return await adopt_log(calls_of(handle), replay_log)
 
     def _called(self, payload: Any) -> RecordedCall:
         parts = _listed(payload)

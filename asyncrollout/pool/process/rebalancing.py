@@ -5,7 +5,7 @@ from operator import itemgetter
 
 from asyncrollout.pool.hosts import LONG, SOON, Caller
 from asyncrollout.pool.process.worker_host import WorkerHost
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.messages import Op
 
 _CLEARLY_SOONER = 0.5  # well below 1, since expected times are only guesses
 
@@ -13,41 +13,41 @@ _CLEARLY_SOONER = 0.5  # well below 1, since expected times are only guesses
 class _Queue:
     """What one worker has to do: the call at work, and those that wait behind it."""
 
-    def __init__(self, link: WorkerHost, now: float) -> None:
-        self.link = link
-        call_id, start = link.page.main_call()
-        begun = link.page.last_begun()  # earlier calls may have finished, with replies not read yet
-        self.elapsed = now - start if call_id in link.pending else 0.0
-        self.begins = link.remaining(now)  # seconds from now until the first waiting call begins
+    def __init__(self, host: WorkerHost, now: float) -> None:
+        self.host = host
+        call_id, start = host.page.main_call()
+        begun = host.page.last_begun()  # earlier calls may have finished, with replies not read yet
+        self.elapsed = now - start if call_id in host.pending else 0.0
+        self.begins = host.remaining(now)  # seconds from now until the first waiting call begins
         self.waiting = [
-            (call, op, caller) for call, (_, op, caller, _) in link.pending.items() if caller and call > begun
+            (call, op, caller) for call, (_, op, caller, _) in host.pending.items() if caller and call > begun
         ]
         self.ends = self.begins + sum(caller.work(op) for _, op, caller in self.waiting)
 
 
-def plan_recalls(links: Sequence[WorkerHost], now: float) -> list[tuple[WorkerHost, int]]:
+def plan_recalls(hosts: Sequence[WorkerHost], now: float) -> list[tuple[WorkerHost, int]]:
     """Envs that wait on a worker to be built, and had better wait for whichever is free first: building takes long.
 
     Of a new kind of env nobody knows that at first, so that all are sent out at once, evenly. They wait in the order in
     which they came.
     """
     found = []
-    for queue in [_Queue(link, now) for link in links]:
+    for queue in [_Queue(host, now) for host in hosts]:
         is_slow = queue.elapsed > LONG  # less may be the imports of the first one
         for call, op, caller in queue.waiting:
             if op is Op.OPEN and caller.may_be_recalled and (caller.builds_slowly or (is_slow and caller.is_new)):
-                found.append((caller.id, queue.link, call))
-    return [(link, call) for _, link, call in sorted(found, key=itemgetter(0))]
+                found.append((caller.id, queue.host, call))
+    return [(host, call) for _, host, call in sorted(found, key=itemgetter(0))]
 
 
-def plan_moves(links: Sequence[WorkerHost], now: float, soft: float) -> Iterator[tuple[WorkerHost, list[int]]]:
+def plan_moves(hosts: Sequence[WorkerHost], now: float, soft: float) -> Iterator[tuple[WorkerHost, list[int]]]:
     """The calls to withdraw from each worker.
 
     A call moves only if another worker gets to it clearly sooner, with all the work that moving adds. A reset, which
     needs no state, moves to a worker that has nothing to do. Anything else moves only away from a call that has taken
     longer than `soft` seconds.
     """
-    queues = [_Queue(link, now) for link in links]
+    queues = [_Queue(host, now) for host in hosts]
     for queue in queues:
         others = [other for other in queues if other is not queue]
         moving = []
@@ -62,7 +62,7 @@ def plan_moves(links: Sequence[WorkerHost], now: float, soft: float) -> Iterator
             else:
                 begins += caller.work(op)
         if moving:
-            yield queue.link, moving
+            yield queue.host, moving
 
 
 def _is_sooner(caller: Caller, op: Op, there: float, here: float) -> bool:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -77,7 +78,8 @@ class Supervisor:
         self.stopping = False
         self._progress = 0.0  # when a process that was asked to end was last seen to do so
         self._seen_closing: list[tuple[int, float]] = []
-        self._starting = anyio.CancelScope()
+        self._server: asyncio.AbstractServer | None = None  # until the process has connected
+        self._start_scope = anyio.CancelScope()  # from the start of a process until it serves
         self._life = anyio.CancelScope(shield=True)  # ends by stop() alone, so that envs are closed in order
 
     async def run(self) -> None:
@@ -124,13 +126,13 @@ class Supervisor:
         self._lives += 1
         try:
             config = self._prepare(self._root / f"{self.rank}.{self._lives}")
-            server = await self._listen(config)
+            self._server = server = await self._listen(config)
         except OSError as error:  # a full disk, too few descriptors
             return PoolError.at(f"worker {self.rank} cannot be started: {error}", worker=self.rank)
         cause: BaseException | None = None
         self._started = []
         try:
-            with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._starting:
+            with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._start_scope:
                 await interpreter.run(serve, config, config.log, self._started)
         except (anyio.BrokenWorkerProcess, OSError, PoolError) as broken:  # always, in the end: `serve` does not return
             cause = broken.__cause__ or broken
@@ -164,114 +166,110 @@ class Supervisor:
         )
 
     async def _listen(self, config: WorkerConfig) -> asyncio.AbstractServer:
-        arrays = ArrayReader(config.directory)
+        assert self._page is not None  # `_prepare` made it
+        make_host = partial(
+            WorkerHost,
+            self.rank,
+            token=config.token,
+            arrays=ArrayReader(config.directory),
+            page=self._page,
+            clock=self.clock,
+            on_hello=partial(self._on_hello, config.directory),
+            on_idle=self._on_idle,
+            on_lost=self._on_disconnect,
+        )
+        return await asyncio.get_running_loop().create_unix_server(make_host, str(config.directory / "socket"))
 
-        def greeted(link: WorkerHost) -> None:
-            try:
-                welcome(link)
-            except Exception as error:  # else it would be lost in a callback, and the pool would wait for ever
-                self.failure = PoolError(f"worker {self.rank} cannot be taken in: {type(error).__name__}: {error}")
-                kill_group(link.pid)
+    def _on_hello(self, directory: Path, host: WorkerHost) -> None:
+        try:
+            self._welcome(directory, host)
+        except Exception as error:  # else it would be lost in a callback, and the pool would wait for ever
+            self.failure = PoolError(f"worker {self.rank} cannot be used: {type(error).__name__}: {error}")
+            kill_group(host.pid)
 
-        def welcome(link: WorkerHost) -> None:
-            self._starting.deadline = float("inf")
-            server.close()
-            bare, limit = resident_bytes(link.pid), self._limits.memory
-            if limit is not None and bare > limit:
-                self.failure = PoolError(f"memory_limit={limit} is less than a worker without envs uses, {bare} bytes")
-                kill_group(link.pid)
-                return
-            for name in ("socket", "page"):  # both sides have them open
-                (config.directory / name).unlink(missing_ok=True)
-            self.host, self._process = link, self._started[0]
-            self._watchdog = Watchdog(self._limits, self._watch, self.clock)
-            if self.stopping:
-                link.stop()
-            self._on_change()
+    def _welcome(self, directory: Path, host: WorkerHost) -> None:
+        self._start_scope.deadline = float("inf")
+        assert self._server is not None  # it accepted the connection
+        self._server.close()
+        bare, limit = resident_bytes(host.pid), self._limits.memory
+        if limit is not None and bare > limit:
+            self.failure = PoolError(f"memory_limit={limit} is less than a worker without envs uses, {bare} bytes")
+            kill_group(host.pid)
+            return
+        for name in ("socket", "page"):  # both sides have them open
+            (directory / name).unlink(missing_ok=True)
+        self.host, self._process = host, self._started[0]
+        self._watchdog = Watchdog(self._limits, self._watch, self.clock)
+        if self.stopping:
+            host.stop()
+        self._on_change()
 
-        def lost() -> None:
-            if self.host is not None:
-                self._sweep(self.host)
+    def _on_disconnect(self) -> None:
+        if self.host is not None:
+            self._sweep(self.host)
 
-        page = self._page
-        assert page is not None  # it was prepared
-
-        def accept() -> WorkerHost:
-            return WorkerHost(
-                self.rank,
-                token=config.token,
-                arrays=arrays,
-                page=page,
-                clock=self.clock,
-                on_hello=greeted,
-                on_idle=self._on_idle,
-                on_lost=lost,
-            )
-
-        loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(accept, str(config.directory / "socket"))
-        return server
-
-    def _sweep(self, link: WorkerHost, patience: int = _SWEEP_LOOKS) -> None:
+    def _sweep(self, host: WorkerHost, patience: int = _SWEEP_LOOKS) -> None:
         """The socket is closed, so the process is ending: when its exit status is known, kill what it leaves.
 
         A process that still lives without its socket is of no use, and is killed too.
         """
-        if self.host is not link:
+        if self.host is not host:
             return
         if patience and self._process is not None and self._process.returncode is None:
-            asyncio.get_running_loop().call_later(_SWEEP_EVERY, self._sweep, link, patience - 1)
+            asyncio.get_running_loop().call_later(_SWEEP_EVERY, self._sweep, host, patience - 1)
             return
         if self._kill_reason is None and self._page is not None and not patience:
             self._page.give_up()  # by our own hand, but not of our own accord
-        kill_group(link.pid)
+        kill_group(host.pid)
 
     def _on_exit(self, log_tail: str) -> bool:
         """The process is gone: sweep up what it left, and tell all who wait which call it died of."""
-        link, page, doom = self.host, self._page, self._kill_reason
+        host, page, reason = self.host, self._page, self._kill_reason
         self.host = self._page = self._kill_reason = None
-        if link is None or page is None:
+        if host is None or page is None:
             return False
-        kill_group(link.pid)
+        kill_group(host.pid)
         code = self._process.returncode if self._process is not None else None
         if self.stopping:
-            doom = KillReason("closed", set())
-        elif doom is None:
-            doom = crash(page, code)
-        doom = doom._replace(cause=doom.cause or _cause_of_death(code))
+            reason = KillReason("closed", set())
+        elif reason is None:
+            reason = crash(page, code)
+        reason = reason._replace(cause=reason.cause or _cause_of_death(code))
         if not self.stopping:
-            log.warning("worker_died", worker=self.rank, reason=doom.kind, cause=doom.cause, calls=len(link.pending))
-        self._watch.idle_kills += doom.from_outside and not doom.blamed
-        link.end(self._lost(doom, 0, log_tail), lambda call: self._lost(doom, call, log_tail))
+            log.warning(
+                "worker_died", worker=self.rank, reason=reason.kind, cause=reason.cause, calls=len(host.pending)
+            )
+        self._watch.idle_kills += reason.from_outside and not reason.blamed
+        host.end(self._lost(reason, 0, log_tail), lambda call: self._lost(reason, call, log_tail))
         self._on_change()
         return True
 
-    def _lost(self, doom: KillReason, call: int, log_tail: str) -> HostLost:
+    def _lost(self, reason: KillReason, call: int, log_tail: str) -> HostLost:
         return HostLost(
-            doom.kind,
-            suspects=len(doom.blamed) if call in doom.blamed else 0,
-            cause=doom.cause,
+            reason.kind,
+            suspects=len(reason.blamed) if call in reason.blamed else 0,
+            cause=reason.cause,
             log=log_tail,
-            from_outside=doom.from_outside,
+            from_outside=reason.from_outside,
             idle_kills=self._watch.idle_kills,
         )
 
     def watch(self, now: float) -> None:
         """Kill a process whose call or memory is past its limit."""
-        link, page = self.host, self._page
-        if link is None or page is None or self._kill_reason is not None:
+        host, page = self.host, self._page
+        if host is None or page is None or self._kill_reason is not None:
             return
         if self._process is not None and self._process.returncode is not None:
-            kill_group(link.pid)  # it is dead, and a child that it forked holds its socket
+            kill_group(host.pid)  # it is dead, and a child that it forked holds its socket
             return
-        doom = self._watchdog.look(link, page, now)
-        if doom is not None:
-            self._kill(link, doom)
+        reason = self._watchdog.look(host, page, now)
+        if reason is not None:
+            self._kill(host, reason)
 
-    def _kill(self, link: WorkerHost, doom: KillReason) -> None:
-        self._kill_reason = doom
+    def _kill(self, host: WorkerHost, reason: KillReason) -> None:
+        self._kill_reason = reason
         with contextlib.suppress(ProcessLookupError):
-            os.kill(link.pid, signal.SIGKILL)
+            os.kill(host.pid, signal.SIGKILL)
 
 
 def refuse_in_worker() -> None:

@@ -49,41 +49,43 @@ class Watchdog:
         self._active = time.monotonic()  # when a call was last begun or answered
         self._seen: dict[tuple[int, float], tuple[float, float] | None] = {}  # seconds and CPU, late in a call
 
-    def look(self, link: WorkerHost, page: StatusPage, now: float) -> KillReason | None:
+    def look(self, host: WorkerHost, page: StatusPage, now: float) -> KillReason | None:
         running = page.running()
         seen, self._seen = self._seen, {}
         for entry in running:
             call, start = entry
-            pending = link.pending.get(call)
-            limit = self._limits.of(pending[1]) if pending else self._limits.reset
+            limit = self._limits.reset
+            if call in host.pending:
+                _, op, _, _ = host.pending[call]
+                limit = self._limits.of(op)
             elapsed = self._time.since(start, now)
             late = seen.get(entry)
             if elapsed > limit and entry in seen:  # seen twice: not just being written
-                if usage(link.pid).is_stopped:
+                if usage(host.pid).is_stopped:
                     return _stopped(limit, {call for call, _ in running})
-                if late is None or not _is_starved(link.pid, elapsed, limit, *late):
+                if late is None or not _is_starved(host.pid, elapsed, limit, *late):
                     return KillReason("timeout", {call})
             if late is None and elapsed > limit / 2:
-                late = elapsed, usage(link.pid).cpu
+                late = elapsed, usage(host.pid).cpu
             self._seen[entry] = late
-        is_at_work = any(call in link.pending or call == CLOSING for call, _ in running)  # not only past an answer
-        if is_at_work or not link.pending or self._clock.calls != self._calls:
+        is_at_work = any(call in host.pending or call == CLOSING for call, _ in running)  # not only past an answer
+        if is_at_work or not host.pending or self._clock.calls != self._calls:
             self._calls, self._active = self._clock.calls, now
-        elif (stuck := self._stuck(link, now)) is not None:
+        elif (stuck := self._stuck(host, now)) is not None:
             return stuck
-        if self._limits.memory is not None and resident_bytes(link.pid) > self._limits.memory:
+        if self._limits.memory is not None and resident_bytes(host.pid) > self._limits.memory:
             return KillReason("memory", {call for call, _ in running})
         return None
 
-    def _stuck(self, link: WorkerHost, now: float) -> KillReason | None:
+    def _stuck(self, host: WorkerHost, now: float) -> KillReason | None:
         """A process that has calls and begins none ends, and the env of no call is to blame.
 
         What it does outside of calls, such as importing what an env is made of, may take as long as a reset.
         """
         idle = self._time.since(self._active, now)
-        if idle > self._limits.step and usage(link.pid).is_stopped:
+        if idle > self._limits.step and usage(host.pid).is_stopped:
             return _stopped(self._limits.step, set())
-        if idle > max(self._limits.of(op) for _, op, _, _ in link.pending.values()):
+        if idle > max(self._limits.of(op) for _, op, _, _ in host.pending.values()):
             return KillReason("timeout", set())
         return None
 

@@ -1,10 +1,9 @@
-"""What travels between pool and worker: msgpack that keeps Python's types, in length-prefixed frames."""
+"""How messages travel between pool and worker: msgpack that keeps Python's types, in length-prefixed frames."""
 
 import pickle
 import struct
 from collections.abc import Callable, Iterator
-from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,36 +13,10 @@ from asyncrollout.pool.wire import definitions
 from asyncrollout.pool.wire.raised import describe, is_own, text_of
 from asyncrollout.types import Observation
 
+T = TypeVar("T")
+
 Place = Callable[[np.ndarray[Any, Any]], msgspec.msgpack.Ext | None]
 """Puts a large array where the other side can read it, and gives its reference; None if there is no room."""
-
-
-class Op(IntEnum):
-    OPEN = 0
-    RESET = 1
-    STEP = 2
-    RENDER = 3
-    CALL = 4
-    SNAPSHOT = 5
-    REPLAY = 6
-    CLOSE = 7
-    STOP = 8
-    END_FILM = 9
-
-
-OUTCOMES = (Op.STEP, Op.RESET, Op.REPLAY)
-"""Ops that change an env's state and have an outcome."""
-
-WITHOUT_EPISODE = (Op.OPEN, Op.RESET, Op.REPLAY)
-"""Ops that need no earlier state; they may build a whole env, and have the longer limit."""
-
-
-SKIPPED = 0
-"""In the place of a failure: the call was withdrawn before it was begun."""
-
-
-NOT_LOADED = 1
-"""In the place of a failed call's value: what was sent with it could not be loaded."""
 
 
 class Code:
@@ -278,8 +251,11 @@ class Unpacker:
     def __init__(self, mapped: Callable[[bytes], Any] | None = None, *, trusted: bool = True) -> None:
         self._mapped = mapped
         self._trusted = trusted  # only our own private socket is
-        self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
-        self.decode = self._decoder.decode
+        self.decode = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
+
+    def decoder(self, kind: type[T]) -> Callable[[bytes | memoryview], T]:
+        """Decodes frames that hold a value of this type."""
+        return msgspec.msgpack.Decoder(kind, ext_hook=self._extension).decode
 
     def _extension(self, code: int, data: memoryview) -> Any:
         if code == Code.TUPLE:

@@ -2,23 +2,12 @@
 
 import traceback
 
-import msgspec
-
 from asyncrollout.errors import EnvBuildError, EnvError, EnvResourceError, RolloutError
-from asyncrollout.pool.wire.codec import Op
+from asyncrollout.pool.wire.messages import Failure, Op
 from asyncrollout.pool.wire.raised import TRACEBACK, describe, is_own, text_of, type_name
 
 _CLIP = 2_000
 _CLIP_TRACEBACK = 20_000
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """What an env raised; `raises` names the error of ours to raise for it."""
-
-    raises: str
-    kind: str
-    text: str
-    trace: str
 
 
 def failure(error: BaseException, op: Op = Op.STEP) -> Failure:

@@ -23,26 +23,26 @@ class EnvRaised(Exception):  # noqa: N818 (a signal inside the pool, never an er
         self.error = error
 
 
-def is_own(error: BaseException, *, awaits: bool = False) -> bool:
+def is_own(error: BaseException, *, is_async: bool = False) -> bool:
     """Whether an env that was called here raised it; False for Ctrl-C and, where it `awaits`, for a cancellation."""
     kind = type(error)  # not `isinstance`, which looks at `__class__`
     if issubclass(kind, KeyboardInterrupt):
         return not _may_be_ctrl_c(error)
-    if awaits and issubclass(kind, GeneratorExit):  # thrown into a coroutine that is being closed
+    if is_async and issubclass(kind, GeneratorExit):  # thrown into a coroutine that is being closed
         return _is_raised_by_statement(error)
-    if awaits and issubclass(kind, asyncio.CancelledError):
+    if is_async and issubclass(kind, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and not task.cancelling()
     return True
 
 
 @contextmanager
-def ignored(*, awaits: bool = False) -> Iterator[None]:
+def ignored(*, is_async: bool = False) -> Iterator[None]:
     """Ignores what an env raises where nobody is left to hear of it."""
     try:
         yield
     except BaseException as error:
-        if not is_own(error, awaits=awaits):
+        if not is_own(error, is_async=is_async):
             raise
 
 

@@ -1,4 +1,9 @@
-"""What brings a new env to the state of another, as data: the calls and episodes of its life, then its episode."""
+"""What brings a new env to the state of another, as data: the calls and episodes of its life, then its episode.
+
+Most envs cannot be copied, but almost all are functions of seed and actions. So the pool logs these, and a lost env is
+rebuilt by replaying them. The digest of each outcome is compared on the way: an env that depends on anything else fails
+with `EnvDiverged` instead of continuing, unnoticed, from another state.
+"""
 
 from collections.abc import Callable
 from hashlib import blake2b
@@ -74,10 +79,12 @@ def life_key(life: Life) -> bytes:
     return blake2b(codec.encode(entries), digest_size=16).digest()
 
 
-def write_past(past: ReplayLog) -> list[Any]:
+def write_log(replay_log: ReplayLog) -> list[Any]:
     """As plain lists, for files and networks."""
-    life = [[1, _write_call(one)] if isinstance(one, RecordedCall) else [0, _write_played(one)] for one in past.life]
-    return [life, None if past.present is None else _write_played(past.present), past.in_place]
+    life = [
+        [1, _write_call(one)] if isinstance(one, RecordedCall) else [0, _write_played(one)] for one in replay_log.life
+    ]
+    return [life, None if replay_log.present is None else _write_played(replay_log.present), replay_log.in_place]
 
 
 def _write_call(called: RecordedCall) -> list[Any]:
@@ -90,8 +97,8 @@ def _write_played(played: ReplayedEpisode) -> list[Any]:
     return [*start, played.turns, done, played.digests, None if played.last is None else list(played.last)]
 
 
-def read_past(record: Any, read_call: Callable[[Any], RecordedCall]) -> ReplayLog:
-    """What `write_past` wrote; ValueError or TypeError if it is anything else."""
+def read_log(record: Any, read_call: Callable[[Any], RecordedCall]) -> ReplayLog:
+    """What `write_log` wrote; ValueError or TypeError if it is anything else."""
     life, present, in_place = record
     entries: Life = [read_call(one) if is_call else _read_played(one, read_call) for is_call, one in life]
     now = None if present is None else _read_played(present, read_call)
@@ -135,20 +142,20 @@ def _checked(value: Any, kind: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-def dump_past(env: str, past: ReplayLog) -> bytes:
+def dump_log(env: str, replay_log: ReplayLog) -> bytes:
     """A snapshot that can be kept in a file: no pickles, so that loading it runs nobody's code."""
     try:
-        body = codec.encode_exact([env, *write_past(past)])
+        body = codec.encode_exact([env, *write_log(replay_log)])
         return codec.encode_exact([_FORMAT, _checksum(body), body])
     except codec.INEXACT as error:
         raise UsageError(f"env {env!r}: its task, actions or observations have no safe file form: {error}") from error
 
 
-def load_past(env: str, snapshot: bytes) -> ReplayLog:
+def load_log(env: str, snapshot: bytes) -> ReplayLog:
     try:
         version, name, *record = _unwrapped(codec.Unpacker(trusted=False).decode(snapshot))
         if version in (1, 2, _FORMAT) and name == env:
-            return _read_format_1(record) if version == 1 else read_past(record, read_call)
+            return _read_format_1(record) if version == 1 else read_log(record, read_call)
     except Exception as error:  # numpy raises many kinds of errors for invalid dtypes
         raise UsageError(f"env {env!r}: this is not a snapshot of ours: {error}") from error
     raise UsageError(f"env {env!r}: this snapshot is of env {name!r}, format {version}")

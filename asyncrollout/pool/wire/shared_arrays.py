@@ -1,4 +1,9 @@
-"""Large arrays on their way from a worker to the pool, through mapped files."""
+"""Large arrays on their way from a worker to the pool, through mapped files.
+
+An image copied through a socket passes the kernel twice, in many small reads. Here the worker writes it once and the
+pool copies it once. An env has one call in flight, so the pool has taken the arrays of a reply before the env's next
+one is written: one region per env suffices, without locks or acknowledgements.
+"""
 
 import mmap
 import threading

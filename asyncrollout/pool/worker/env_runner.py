@@ -5,12 +5,10 @@ import math
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-import msgspec
-
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.pool.wire import codec
-from asyncrollout.pool.wire.codec import Op
 from asyncrollout.pool.wire.failure import clip
+from asyncrollout.pool.wire.messages import Op, OpenRequest
 from asyncrollout.pool.wire.raised import is_own, repr_of
 from asyncrollout.pool.wire.replay_log import RecordedCall
 from asyncrollout.pool.worker.env_factory import make_env
@@ -19,23 +17,12 @@ from asyncrollout.pool.worker.text import Fields, TextDialogue
 from asyncrollout.pool.worker.video import film
 from asyncrollout.protocols import Camera, has_snapshots
 from asyncrollout.registry import EnvSpec, load_factory
-from asyncrollout.types import TextOptions
 from asyncrollout.validation import did_you_mean
 
 T = TypeVar("T")
 _SEQUENCES = (tuple, list)
 _MISSING = object()
 _NEEDED_RESET = ": an env's reset is `def reset(self, *, seed=None, options=None)`, as Gymnasium's"
-
-
-class OpenRequest(msgspec.Struct, frozen=True):
-    """All that is needed to make an env somewhere; `camera` is the import path of what films it, and its options."""
-
-    spec: EnvSpec
-    text: bool
-    expert: bool
-    options: TextOptions
-    camera: tuple[str, Any] | None = None
 
 
 def run_now(steps: Coroutine[Any, Any, T]) -> T:
@@ -96,10 +83,10 @@ class EnvRunner:
             if not callable(getattr(self.env, method, None)):
                 raise UsageError(f"{type(self.env).__qualname__} has no {method}() method: an env needs reset and step")
         self._takes_options = check_reset(self.env)
-        self.awaits = inspect.iscoroutinefunction(self.env.step)
-        if self.awaits and not is_async(spec):
+        self.is_async = inspect.iscoroutinefunction(self.env.step)
+        if self.is_async and not is_async(spec):
             raise UsageError(f"env {spec.name!r} has coroutines for methods: register its class with runs='io'")
-        self.waits = spec.runs == "io"
+        self.is_io = spec.runs == "io"
         self.last: Fields | None = None  # the present episode's last outcome, as the env gave it
         self._dialogue: TextDialogue | None = None
         if opening.text:
@@ -137,14 +124,14 @@ class EnvRunner:
     async def reset(self, seed: int, task: Any, member: int = 0, episode: int = 0) -> Fields:
         options = reset_options(self.env, task, member)
         result = self.env.reset(**reset_arguments(seed, options, takes_options=self._takes_options))
-        if self.awaits:
+        if self.is_async:
             result = await result
         if not isinstance(result, _SEQUENCES) or len(result) != 2:
             raise EnvError(f"reset() must return (observation, info), not {clip(repr_of(result), 200)}")
         observation, info = result[0], dict(_as_dict(result[1]))
         if self.camera is not None:
             self.camera.begin(episode)
-            await film(self.env, self.camera, awaits=self.awaits)
+            await film(self.env, self.camera, is_async=self.is_async)
             self.camera.end_turn()
         if self._dialogue is not None:
             observation = self._dialogue.begin(observation, info)
@@ -175,12 +162,12 @@ class EnvRunner:
     async def _raw_step(self, action: Any) -> Fields:
         try:
             result = self.env.step(action)
-            fields = _checked(await result if self.awaits else result)
+            fields = _checked(await result if self.is_async else result)
         except Exception as error:
             self._note_bad_action(error, action)
             raise
         if self.camera is not None:
-            await film(self.env, self.camera, action, fields[1], awaits=self.awaits)
+            await film(self.env, self.camera, action, fields[1], is_async=self.is_async)
         return fields
 
     def _note_bad_action(self, error: Exception, action: Any) -> None:

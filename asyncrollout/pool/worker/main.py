@@ -14,13 +14,13 @@ import msgspec
 from asyncrollout.errors import EnvError, EnvResourceError, UsageError
 from asyncrollout.pool.hosts import CLOSE_GRACE
 from asyncrollout.pool.wire import codec
-from asyncrollout.pool.wire.codec import Op
 from asyncrollout.pool.wire.digest import encode_with_digest
 from asyncrollout.pool.wire.failure import failure
+from asyncrollout.pool.wire.messages import NOT_LOADED, Op, OpenRequest, WorkerCall
 from asyncrollout.pool.wire.page import CLOSING, PAGE_SLOTS, StatusPage
 from asyncrollout.pool.wire.shared_arrays import Arena, ArrayWriter
 from asyncrollout.pool.worker.entry import WorkerConfig
-from asyncrollout.pool.worker.env_runner import EnvRunner, OpenRequest, run_now
+from asyncrollout.pool.worker.env_runner import EnvRunner, run_now
 from asyncrollout.pool.worker.guards import kill_group, resident_bytes
 from asyncrollout.pool.worker.text import Fields
 from asyncrollout.pool.worker.thread import EnvThread
@@ -40,9 +40,6 @@ _CAMERA_GRACE = 2.0  # seconds for their files to be closed at the end
 _MAIN = 0  # the main thread's slot in the page
 _STEP, _STOP = int(Op.STEP), int(Op.STOP)
 _NEVER_SKIPPED = (Op.CLOSE, Op.END_FILM)  # whoever awaits them or not
-
-Call = tuple[int, int, int, Any]
-"""Call id, env id, op, arguments."""
 
 Answer = tuple[Any, Any, int | None, bytes | None]
 """Value, info, digest, snapshot."""
@@ -85,7 +82,7 @@ class WorkerLoop:
         self._leaving: list[EnvThread] = []  # whose env is being closed
         self._free_slots = deque(range(1, PAGE_SLOTS))
         self._cameras: deque[Camera] = deque(maxlen=_CAMERAS)  # of envs that were closed last
-        self._held: deque[tuple[Any, ...]] = deque()
+        self._held: deque[tuple[Any, ...]] = deque()  # replies, with the fields of `Reply`
         self._sending = threading.Lock()
         self._behind = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX)
@@ -103,57 +100,57 @@ class WorkerLoop:
     def _serve(self) -> None:
         self._socket.sendall(codec.frame([self._config.token, os.getpid()]))
         threading.Thread(target=self._flush_late, daemon=True).start()
-        frames, unpack = codec.FrameReader(), codec.Unpacker()
+        frames, decode = codec.FrameReader(), codec.Unpacker().decoder(list[WorkerCall])
         received = last_call = 0
         while data := self._socket.recv(_RECEIVE):
             for frame in frames.feed(data):
-                for call in unpack.decode(frame):
-                    if call[2] == _STOP:
+                for call in decode(frame):
+                    if call.op == _STOP:
                         self._close_all()
                         return
                     self._take(call)
-                last_call = call[0]
+                last_call = call.call_id
             self._flush()
             self._page.end_frame(last_call)  # only now: a step that closed our socket is still to blame
             received += 1
             if received % _LOG_CHECK == 0 and os.fstat(1).st_size > _LOG_LIMIT:
                 os.ftruncate(1, 0)
 
-    def _take(self, call: Call) -> None:
-        resident = self._residents.get(call[1])
-        if resident is not None and call[2] == _STEP:
+    def _take(self, call: WorkerCall) -> None:
+        resident = self._residents.get(call.env_id)
+        if resident is not None and call.op == _STEP:
             self._play_step(call, resident, _MAIN)
-        elif resident is None and (call[1] in self._threads or (_opens_io(call) and self._free_slots)):
+        elif resident is None and (call.env_id in self._threads or (_opens_io(call) and self._free_slots)):
             self._hand_over(call)
         else:
             self._play_other(call, resident, _MAIN)
 
-    def _hand_over(self, call: Call) -> None:
+    def _hand_over(self, call: WorkerCall) -> None:
         """An `io` env waits in its own thread, where it was also made, so that it delays nobody."""
-        env_id = call[1]
+        env_id = call.env_id
         if env_id not in self._threads:
             self._threads[env_id] = EnvThread(), self._free_slots.popleft()
         thread, slot = self._threads[env_id]
         thread.submit(lambda: self._play_io(call, slot))
-        if call[2] == Op.CLOSE:
+        if call.op == Op.CLOSE:
             self._threads.pop(env_id)
             thread.end()
             self._leaving = [*(other for other in self._leaving if not other.ended.is_set()), thread]
 
-    def _play_io(self, call: Call, slot: int) -> None:
-        resident = self._io_residents.get(call[1])
-        if resident is not None and call[2] == _STEP:
+    def _play_io(self, call: WorkerCall, slot: int) -> None:
+        resident = self._io_residents.get(call.env_id)
+        if resident is not None and call.op == _STEP:
             self._play_step(call, resident, slot)
         else:
             self._play_other(call, resident, slot)
         self._flush()
         self._page.end(slot)
-        if call[2] == Op.CLOSE:
+        if call.op == Op.CLOSE:
             self._free_slots.append(slot)
 
-    def _play_step(self, call: Call, resident: HostedEnv, slot: int) -> None:
+    def _play_step(self, call: WorkerCall, resident: HostedEnv, slot: int) -> None:
         self._send_before(resident.typical)
-        call_id, _, _, action = call
+        call_id, action = call.call_id, call.payload
         self._let_camera_catch_up(resident, slot)
         start = monotonic()
         self._page.begin(slot, call_id, start)
@@ -164,7 +161,7 @@ class WorkerLoop:
             value, info, digest, state = resident.outcome(resident.hosted.step_now(_loaded(action)))
             trouble = None
         except BaseException as error:  # SystemExit too: whatever an env does is its own failure
-            trouble = msgspec.structs.astuple(failure(error))
+            trouble = failure(error)
             value, info, digest, state = _nothing(action)
         seconds = monotonic() - start
         resident.typical += _SMOOTHING * (seconds - resident.typical)
@@ -188,9 +185,8 @@ class WorkerLoop:
             self._page.end(slot)
             camera.catch_up()
 
-    def _play_other(self, call: Call, resident: HostedEnv | None, slot: int) -> None:
-        call_id, env_id, code, payload = call
-        op = Op(code)
+    def _play_other(self, call: WorkerCall, resident: HostedEnv | None, slot: int) -> None:
+        call_id, env_id, payload, op = call.call_id, call.env_id, call.payload, Op(call.op)
         self._send_before(resident.typical_reset if op is Op.RESET and resident is not None else _UNKNOWN)
         start = monotonic()
         self._page.begin(slot, call_id, start)
@@ -209,7 +205,7 @@ class WorkerLoop:
             elif op is not Op.CLOSE:
                 raise EnvError(f"no env {env_id} lives on worker {self._config.rank}")
         except BaseException as error:  # as above
-            trouble = msgspec.structs.astuple(failure(error, op))
+            trouble = failure(error, op)
             answer = _nothing(payload)
         if self._uses_too_much():
             self._give_up(call_id, slot)
@@ -220,7 +216,7 @@ class WorkerLoop:
         self._held.append((call_id, trouble, value, info, digest, seconds, state))
 
     def _skip(self, call_id: int) -> None:
-        self._held.append((call_id, codec.SKIPPED, None, None, None, 0.0, None))
+        self._held.append((call_id, None, None, None, None, 0.0, None, True))
 
     def _uses_too_much(self) -> bool:
         limit = self._config.memory_limit
@@ -231,16 +227,16 @@ class WorkerLoop:
         error = EnvResourceError(
             f"its worker uses more than {self._config.memory_limit} bytes of memory after this call"
         )
-        self._held.append((call_id, msgspec.structs.astuple(failure(error)), None, None, None, 0.0, None))
+        self._held.append((call_id, failure(error), None, None, None, 0.0, None))
         self._flush()
         self._page.end(slot)
         kill_group(os.getpid())
 
     def _open(self, env_id: int, opening: OpenRequest) -> None:
-        waits = opening.spec.runs == "io"
-        if waits and env_id not in self._threads:
+        is_io = opening.spec.runs == "io"
+        if is_io and env_id not in self._threads:
             raise UsageError(f"a worker runs at most {PAGE_SLOTS - 1} io envs: use more workers")
-        residents = self._io_residents if waits else self._residents
+        residents = self._io_residents if is_io else self._residents
         residents[env_id] = HostedEnv(opening, self._arena, send_snapshots=self._config.send_snapshots)
 
     def _leave(self, env_id: int, resident: HostedEnv) -> None:
@@ -308,8 +304,8 @@ def _loaded(payload: Any) -> Any:
 
 def _nothing(payload: Any) -> Answer:
     """Of a call that failed."""
-    return codec.NOT_LOADED if type(payload) is codec.Undecodable else None, None, None, None
+    return NOT_LOADED if type(payload) is codec.Undecodable else None, None, None, None
 
 
-def _opens_io(call: Call) -> bool:
-    return call[2] == Op.OPEN and isinstance(call[3], OpenRequest) and call[3].spec.runs == "io"
+def _opens_io(call: WorkerCall) -> bool:
+    return call.op == Op.OPEN and isinstance(call.payload, OpenRequest) and call.payload.spec.runs == "io"

@@ -18,25 +18,30 @@ class NotInPlaceError(EnvError):
     """This state needs a new env; never reaches users."""
 
 
-async def replay(hosted: "EnvRunner", past: ReplayLog, tick: Callable[[], None]) -> Fields | None:
+async def replay(hosted: "EnvRunner", replay_log: ReplayLog, tick: Callable[[], None]) -> Fields | None:
     """The present episode's last outcome, if there is an episode; `tick` is called before each part of the work."""
-    now = past.present
-    if past.in_place and now is not None and now.state is not None and not hosted.is_described_by_snapshot:
+    present = replay_log.present
+    if (
+        replay_log.in_place
+        and present is not None
+        and present.state is not None
+        and not hosted.is_described_by_snapshot
+    ):
         raise NotInPlaceError("its text interface has changed since it was made")
-    await _live(hosted, past, tick)
-    return None if now is None else await _play(hosted, now, tick, trusted=past.trusted)
+    await _live(hosted, replay_log, tick)
+    return None if present is None else await _play(hosted, present, tick, trusted=replay_log.trusted)
 
 
-async def _live(hosted: "EnvRunner", past: ReplayLog, tick: Callable[[], None]) -> None:
+async def _live(hosted: "EnvRunner", replay_log: ReplayLog, tick: Callable[[], None]) -> None:
     """Repeat what came before the present episode; nothing of it is filmed again."""
     camera, hosted.camera = hosted.camera, None
     try:
-        for one in past.life:
+        for one in replay_log.life:
             if isinstance(one, RecordedCall):
                 tick()
                 await _repeat(hosted, one, "in a new env")
             else:
-                await _play(hosted, one, tick, trusted=past.trusted, where=" of an earlier episode")
+                await _play(hosted, one, tick, trusted=replay_log.trusted, where=" of an earlier episode")
     finally:
         hosted.camera = camera
 
@@ -51,7 +56,7 @@ async def _play(
         hosted.last = cast("Fields | None", played.last)
         if hosted.camera is not None:
             hosted.camera.begin(played.episode, played.turns)
-            await film(hosted.env, hosted.camera, awaits=hosted.awaits)
+            await film(hosted.env, hosted.camera, is_async=hosted.is_async)
             hosted.camera.end_turn()
     else:
         try:
@@ -94,7 +99,7 @@ async def _repeat(hosted: "EnvRunner", called: RecordedCall, where: str) -> None
 
 def _check_own(hosted: "EnvRunner", error: BaseException) -> None:
     """Let pass what the env did not raise, such as a cancellation."""
-    if not is_own(error, awaits=hosted.awaits):
+    if not is_own(error, is_async=hosted.is_async):
         raise error
 
 

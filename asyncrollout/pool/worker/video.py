@@ -11,7 +11,7 @@ from asyncrollout.protocols import Camera
 _LONGEST_COMPLAINT = 300
 
 
-async def film(env: Any, camera: Camera, action: Any = None, reward: float = 0.0, *, awaits: bool) -> None:
+async def film(env: Any, camera: Camera, action: Any = None, reward: float = 0.0, *, is_async: bool) -> None:
     """Show the camera what the env shows now; an env that fails to is not filmed any more, and plays on."""
     if not camera.is_filming:
         return
@@ -21,12 +21,12 @@ async def film(env: Any, camera: Camera, action: Any = None, reward: float = 0.0
     try:
         picture = env.render()
         if inspect.isawaitable(picture):
-            if inspect.iscoroutine(picture) and not awaits:
+            if inspect.iscoroutine(picture) and not is_async:
                 picture.close()
                 raise EnvError("it is a coroutine, and step() is not")
             picture = await picture
     except BaseException as error:
-        if not is_own(error, awaits=awaits):
+        if not is_own(error, is_async=is_async):
             raise
         camera.fail(f"render() raised {type_name(error)}: {clip(text_of(error), _LONGEST_COMPLAINT)}")
     else:
