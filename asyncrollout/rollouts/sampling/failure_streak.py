@@ -20,8 +20,8 @@ class FailureStreak:
 
     def note(self, group: Group, needed: int) -> None:
         """A group was judged, for a batch of `needed` groups."""
-        self._length = 0 if group.valid else self._length + 1
-        self._had_valid |= bool(group.valid)
+        self._length = 0 if group.completed else self._length + 1
+        self._had_valid |= bool(group.completed)
         self.last_error = error_of(group) or self.last_error
         if self._length >= self._most(needed):
             raise self._raised(f"all rollouts of {self._length} groups in a row failed")
