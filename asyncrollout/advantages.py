@@ -1,7 +1,7 @@
 """Advantages of trajectories within their groups, and of steps among those from the same state (GiGPO).
 
-Pure functions of flat arrays, in float64; groups may be interleaved, and what comes out follows the order of what went
-in. `valid` says which trajectories have an outcome: the others stay out of every statistic, and their advantage is 0.
+Pure functions of flat arrays, in float64; groups may be interleaved, and results are in input order. `valid` says which
+trajectories have an outcome: the others are left out of every statistic, and their advantage is 0.
 """
 
 import math
@@ -48,7 +48,7 @@ def grpo(
     eps: float = _EPS,
     variance_floor: float | None = None,
 ) -> Floats:
-    """(s - mean) / (std + eps); no variance counts as less than `variance_floor`."""
+    """(s - mean) / (std + eps); a variance below `variance_floor` counts as that."""
     check_range("eps", eps)
     check_range("variance_floor", variance_floor or 0.0)
     found = _members(scores, groups, valid)
@@ -60,7 +60,7 @@ def grpo(
 def dr_grpo(
     scores: ArrayLike, groups: Iterable[Any], *, valid: ArrayLike | None = None, singleton: Singleton = "zero"
 ) -> Floats:
-    """s - mean: hard and easy groups are not blown up."""
+    """s - mean: hard and easy groups are not scaled up."""
     found = _members(scores, groups, valid)
     return _with_singletons(found, found.score - found.own.mean, found.score, singleton)
 
@@ -68,7 +68,7 @@ def dr_grpo(
 def rloo(
     scores: ArrayLike, groups: Iterable[Any], *, valid: ArrayLike | None = None, singleton: Singleton = "zero"
 ) -> Floats:
-    """s - mean of the others: an unbiased baseline."""
+    """s - mean of the other members: an unbiased baseline."""
     found = _members(scores, groups, valid)
     advantage = (found.score - found.own.mean) * found.own.count / np.maximum(found.own.count - 1, 1)
     return _with_singletons(found, advantage, found.score, singleton)
@@ -77,24 +77,24 @@ def rloo(
 def reinforce_pp(
     scores: ArrayLike, groups: Iterable[Any], *, valid: ArrayLike | None = None, baseline: bool = True
 ) -> Floats:
-    """s, less its group's mean if `baseline`, then whitened over the batch."""
+    """s, minus its group's mean if `baseline`, then whitened over the batch."""
     found = _members(scores, groups, valid)
     residual = found.score - found.own.mean if baseline else found.score
     batch = stats(residual, np.zeros(len(residual), dtype=np.intp))
-    # Residuals of a group add up to 0: their mean is mere rounding, and would give constant groups an advantage.
+    # The residuals of a group add up to 0: their mean is only rounding, and would give constant groups an advantage.
     center = 0.0 if baseline else batch.mean
     return found.for_all((residual - center) / np.sqrt(batch.std**2 + _WHITEN_EPS))
 
 
 def max_rl(scores: ArrayLike, groups: Iterable[Any], *, valid: ArrayLike | None = None) -> Floats:
-    """(s - mean) / mean, and 0 if the mean is not above 0: rare successes weigh more."""
+    """(s - mean) / mean, and 0 if the mean is not positive: rare successes weigh more."""
     found = _members(scores, groups, valid)
     deviation = found.score - found.own.mean
     return found.for_all(np.divide(deviation, found.own.mean, out=np.zeros_like(deviation), where=found.own.mean > 0))
 
 
 def pass_at_k(scores: ArrayLike, groups: Iterable[Any], *, valid: ArrayLike | None = None) -> Floats:
-    """Only a group's best member has an advantage: as much as it is ahead of the second best."""
+    """Only a group's best member has an advantage: its lead over the second best."""
     found = _members(scores, groups, valid)
     order = np.lexsort((found.score, found.labels))
     best = np.cumsum(np.bincount(found.labels)) - 1  # where each group ends in that order
@@ -105,7 +105,7 @@ def pass_at_k(scores: ArrayLike, groups: Iterable[Any], *, valid: ArrayLike | No
 
 
 class GiGPO(NamedTuple):
-    """For each row: its advantage, the two parts of it, and what the second part was made from."""
+    """Per row: its advantage, the two parts of it, and the return and group of the step part."""
 
     advantage: Floats
     episode: Floats
@@ -132,9 +132,9 @@ def gigpo(
 ) -> GiGPO:
     """The episode's advantage, plus `step_weight` times the step's among all steps from the same state of its group.
 
-    One row for each step, those of a trajectory in the order of time. `anchor` is the state before the action: equal
-    ones meet, or texts that are alike by at least `similarity`. `valid` says whether the row's *action* was valid:
-    others cost `invalid_penalty`. A trajectory's id needs to be unique within its group only. `episode_reward` is the
+    One row per step, those of a trajectory in time order. `anchor` is the state before the action: equal ones are
+    compared, or texts whose difflib ratio is at least `similarity`. `valid` says whether the row's *action* was valid:
+    others cost `invalid_penalty`. Trajectory ids must be unique within their group only. `episode_reward` is the
     whole trajectory's, in each of its rows, if it is not just the sum of its rewards.
     """
     check_choice("normalize", normalize, ("mean", "mean_std"))
@@ -188,7 +188,7 @@ def _with_singletons(found: Members, advantage: Floats, raw: Floats, singleton: 
 
 
 def _label_similar(group_of: Labels, texts: Sequence[Hashable], similarity: float) -> Labels:
-    """Each text joins the oldest cluster of its group whose first text is alike, or opens a new one."""
+    """Each text joins the oldest cluster of its group whose first text is similar, or opens a new one."""
     check_range("similarity", similarity, 0.0, 1.0)
     clusters: dict[int, dict[int, SequenceMatcher[str]]] = {}
     known: dict[tuple[int, str], int] = {}  # a text that comes again finds the same clusters first, in the same order
@@ -196,7 +196,7 @@ def _label_similar(group_of: Labels, texts: Sequence[Hashable], similarity: floa
     opened = 0
     for row, (group, text) in enumerate(zip(group_of.tolist(), texts, strict=True)):
         if not isinstance(text, str):
-            raise UsageError(f"anchor[{row}] is a {type(text).__name__}: similarity compares texts only")
+            raise UsageError(f"anchor[{row}] is a {type(text).__name__}: similarity needs texts")
         if (group, text) not in known:
             firsts = clusters.setdefault(group, {})
             joined = next((number for number, first in firsts.items() if _alike(first, text, similarity)), opened)

@@ -4,7 +4,7 @@ from typing import Any, Self
 
 
 class RolloutError(Exception):
-    """The root: whatever goes wrong in a rollout, as data that a trajectory can carry."""
+    """The root: a failure of a rollout, as data that a trajectory can carry."""
 
     env: str | None = None
     seed: int | None = None
@@ -22,21 +22,21 @@ class RolloutError(Exception):
 
 
 def like(error: RolloutError, message: str) -> RolloutError:
-    """An error of the same kind and place, but with its own message; of a user's kind, the nearest one here."""
+    """An error of the same class and place with another message; for a user's class, the nearest one here."""
     kind: type[RolloutError] = next(one for one in type(error).__mro__ if one.__module__ == __name__)
-    place = {name: getattr(error, name) for name in ("env", "seed", "turn", "worker")}
+    place = {name: getattr(error, name) for name in RolloutError.__annotations__}
     return kind.at(message, notes="\n".join(getattr(error, "__notes__", ())), **place)
 
 
 class EnvError(RolloutError):
-    """An environment failed: it raised, or returned what no environment may return."""
+    """An environment failed: it raised, or returned an invalid value."""
 
     remote_type: str | None = None
     remote_traceback: str | None = None
 
 
 class EnvBuildError(EnvError):
-    """An environment could not be made."""
+    """An environment could not be created."""
 
 
 class EnvCrashed(EnvError):
@@ -44,7 +44,7 @@ class EnvCrashed(EnvError):
 
 
 class EnvTimeout(EnvError):
-    """A call took longer than its limit."""
+    """A call to an environment took longer than its limit."""
 
 
 class EnvResourceError(EnvError):
@@ -52,11 +52,11 @@ class EnvResourceError(EnvError):
 
 
 class EnvDiverged(EnvError):
-    """An environment, played again from its seed and actions, did not do the same."""
+    """An environment, replayed from its seed and actions, behaved differently."""
 
 
 class ProviderError(RolloutError):
-    """A policy gave no answer: its server or model failed, or what came back makes no sense."""
+    """A policy gave no reply: its server or model failed, or the response is malformed."""
 
 
 class ContextError(ProviderError):
@@ -64,31 +64,31 @@ class ContextError(ProviderError):
 
 
 class LimitError(RolloutError):
-    """A rollout took more time than it may."""
+    """A rollout exceeded its time limit."""
 
 
 class ScoreError(RolloutError):
-    """The hook that scores rollouts failed, or gave no number."""
+    """The scoring hook failed, or did not return a number."""
 
 
 class StalledError(RolloutError):
-    """Nothing moved for too long; the message names what is being waited for."""
+    """No progress for too long; the message names what is being waited for."""
 
 
 class ExhaustedError(RolloutError):
-    """Too few groups were kept within the allowed number of draws; the message counts what was dropped, and why."""
+    """Too few groups were kept within the allowed number of samples; the message counts what was dropped, and why."""
 
 
 class JournalError(RolloutError):
-    """A run's directory cannot be written to or read."""
+    """A run's directory cannot be written or read."""
 
 
 class PoolError(RolloutError):
-    """The pool itself cannot go on."""
+    """The pool itself cannot continue."""
 
 
 class UsageError(RolloutError, ValueError):
-    """The caller asked for something that cannot be; never recorded as a rollout's failure."""
+    """The caller made a mistake; never recorded as a rollout's failure."""
 
 
 class UnknownEnvError(UsageError):
@@ -104,4 +104,4 @@ class MissingExtraError(UsageError, ImportError):
 
 
 class EnvCheckError(RolloutError, AssertionError):
-    """An environment breaks the contract; the message lists every point."""
+    """An environment violates the contract; the message lists every violation."""

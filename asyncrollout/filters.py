@@ -1,4 +1,4 @@
-"""Which groups are worth training on. Filters see raw rewards; members that failed stay out of every statistic.
+"""Which groups are worth training on. Filters see raw rewards; failed members are left out of every statistic.
 
 A group filter is any callable from a `Group` to a `Verdict`. One that compares groups needs a whole batch: a
 `BatchFilter`. Reasons for dropping: `no_valid_member`, `single_member`, `constant_reward`, `success_unknown`,
@@ -30,7 +30,7 @@ _TINY = 1e-10
 
 
 def varies(rewards: ArrayLike) -> bool:
-    """Whether any two differ. Equal means exactly equal: the std of three times 0.1 is above 0."""
+    """Whether any two differ, compared exactly: the std of three times 0.1 is above 0."""
     numbers = read_numbers("rewards", rewards)
     return bool((numbers != numbers[:1]).any())
 
@@ -40,9 +40,9 @@ def reward_varies(group: Group, *, singleton: Literal["drop", "keep"] = "drop") 
 @overload
 def reward_varies(*, singleton: Literal["drop", "keep"]) -> GroupFilter: ...
 def reward_varies(group: Group | None = None, *, singleton: Literal["drop", "keep"] = "drop") -> Verdict | GroupFilter:
-    """Keep a group unless all its rewards are equal; `singleton` is for those with one member.
+    """Keep a group unless all its rewards are equal; `singleton` decides for those with one member.
 
-    Without a group it gives a filter: `keep=reward_varies(singleton="keep")`.
+    Called without a group it returns a filter: `keep=reward_varies(singleton="keep")`.
     """
     check_choice("singleton", singleton, ("drop", "keep"))
     if group is None:
@@ -56,9 +56,9 @@ def reward_varies(group: Group | None = None, *, singleton: Literal["drop", "kee
 
 
 def success_between(low: float, high: float) -> GroupFilter:
-    """Keep groups whose rate of success is from `low` to `high`, both included.
+    """Keep groups whose success rate is from `low` to `high`, inclusive.
 
-    If the env reports success for any member, one that was cut off without a report is no success.
+    If the env reports success for any member, one that was truncated without a report counts as a failure.
     """
     check_range("low", low, 0.0, 1.0)
     check_range("high", high, low, 1.0)
@@ -75,18 +75,18 @@ def success_between(low: float, high: float) -> GroupFilter:
 
 
 def min_valid(k: int) -> GroupFilter:
-    """Keep groups in which at least `k` members have a valid outcome."""
+    """Keep groups in which at least `k` members completed."""
     check_range("k", k, 1)
     return lambda group: _KEEP if len(group.valid) >= k else _drop("too_few_valid")
 
 
 def not_truncated(group: Group) -> Verdict:
-    """Keep a group if none of its members was cut off before its end."""
+    """Keep a group if none of its members was truncated."""
     return _drop("truncated") if any(trajectory.truncated for trajectory in group.valid) else _KEEP
 
 
 def all_of(*filters: GroupFilter) -> GroupFilter:
-    """Keep what all keep; the first to drop a group gives the reason."""
+    """Keep what all filters keep; the first to drop a group gives the reason."""
     _check_filters("all_of", filters)
 
     def judge(group: Group) -> Verdict:
@@ -96,7 +96,7 @@ def all_of(*filters: GroupFilter) -> GroupFilter:
 
 
 def any_of(*filters: GroupFilter) -> GroupFilter:
-    """Keep what any keeps; the reasons are joined."""
+    """Keep what any filter keeps; the reasons are joined with "+"."""
     _check_filters("any_of", filters)
 
     def judge(group: Group) -> Verdict:
@@ -112,16 +112,16 @@ def any_of(*filters: GroupFilter) -> GroupFilter:
 
 
 def as_verdict(found: Any, keep: Any) -> Verdict:
-    """What the filter `keep` gave, also as a bare True or False of Python's or numpy's."""
+    """The result of the filter `keep` as a `Verdict`; Python's and numpy's bools are accepted."""
     if isinstance(found, bool | np.bool_):
         return Verdict(keep=bool(found))
     if not isinstance(found, Verdict):
-        raise UsageError(f"the filter {name_of(keep)} gave {found!r:.100}: a filter gives a Verdict(keep, reason)")
+        raise UsageError(f"the filter {name_of(keep)} returned {found!r:.100}: return a Verdict(keep, reason)")
     return found
 
 
 def name_of(keep: Any) -> str:
-    """A filter in an error message."""
+    """A filter's name, for error messages."""
     function = getattr(keep, "judge", getattr(keep, "func", keep))  # of a `BatchFilter`, or of a partial function
     return getattr(function, "__qualname__", None) or type(function).__name__
 
@@ -133,10 +133,10 @@ class BatchFilter:
     judge: Callable[[Sequence[Group]], Sequence[Verdict]]
 
     def __call__(self, groups: Sequence[Group]) -> list[Verdict]:
-        """One verdict for each group, in order."""
+        """One verdict per group, in order."""
         verdicts = list(self.judge(groups))
         if len(verdicts) != len(groups):
-            raise UsageError(f"batch filter {self.judge!r} gave {len(verdicts)} verdicts for {len(groups)} groups")
+            raise UsageError(f"batch filter {self.judge!r} returned {len(verdicts)} verdicts for {len(groups)} groups")
         return verdicts
 
 
@@ -155,7 +155,7 @@ def ranked(
     softmax: bool = False,
     selection_eps: float = 0.01,
 ) -> BatchFilter:
-    """Keep the groups that `select` selects."""
+    """A batch filter that keeps the groups which `select` selects."""
     return BatchFilter(_Ranking(strategy, value, metric, largest, include_zero, softmax, selection_eps))
 
 
@@ -231,7 +231,7 @@ class _Ranking:
         return "zero_score" if self._left_out(score) else "outranked"
 
     def _score(self, rewards: Floats) -> float:
-        """Rounded once, at the end: the same rewards in another order must be a tie."""
+        """Rounded once, at the end: the same rewards in another order must tie."""
         if not rewards.size:
             return math.nan
         if self.metric == "reward":
@@ -273,7 +273,7 @@ class _Ranking:
 
 
 def _loosened(bound: float, by: float) -> float:
-    """A bound that holds for equality, too, whatever it was rounded to."""
+    """A bound that includes equality, however it was rounded."""
     return bound + by * max(1.0, abs(bound))
 
 
@@ -291,4 +291,4 @@ def _check_filters(name: str, filters: Sequence[GroupFilter]) -> None:
         raise UsageError(f"{name}() needs at least one filter")
     for each in filters:
         if isinstance(each, BatchFilter) or not callable(each):
-            raise UsageError(f"{name} takes filters of one group, not {each!r}")
+            raise UsageError(f"{name} takes group filters, not {each!r}")

@@ -1,4 +1,4 @@
-"""Flat arrays whose rows belong to groups: reading them with care, and the statistics of each group."""
+"""Flat arrays whose rows belong to groups: validation, and statistics per group."""
 
 import difflib
 import math
@@ -15,24 +15,24 @@ from asyncrollout.types import exact_sum
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Labels = NDArray[np.intp]
-"""For each row the number of its group: 0, 1, 2, ..."""
+"""Per row, the number of its group: 0, 1, 2, ..."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stats:
-    """Of each group; `std` has n - 1 below the line, and is 0 for one row."""
+    """Per group; `std` uses ddof=1, and is 0 for one row."""
 
     count: Labels
     mean: Floats
     std: Floats
 
     def of(self, labels: Labels) -> "Stats":
-        """The same for each row: those of its group."""
+        """Per row: the statistics of its group."""
         return Stats(self.count[labels], self.mean[labels], self.std[labels])
 
 
 def stats(values: Floats, labels: Labels) -> Stats:
-    """Statistics by label. If all of a group are equal, its mean is just that value, and its std exactly 0."""
+    """Statistics per label. If all values of a group are equal, its mean is that value, and its std exactly 0."""
     count = np.bincount(labels)
     low, high = np.full(len(count), np.inf), np.full(len(count), -np.inf)
     np.minimum.at(low, labels, values)
@@ -47,7 +47,7 @@ def totals(values: Floats, labels: Labels) -> Floats:
 
 
 def exact_totals(values: Floats, labels: Labels) -> Floats:
-    """Each rounded once, so that equal sums are equal whatever they are made of."""
+    """Sums per label, each rounded once, so that equal sums compare equal however they are composed."""
     parts: list[list[float]] = [[] for _ in range(int(labels.max(initial=-1)) + 1)]
     for owner, value in zip(labels.tolist(), values.tolist(), strict=True):
         parts[owner].append(value)
@@ -55,13 +55,13 @@ def exact_totals(values: Floats, labels: Labels) -> Floats:
 
 
 def relative(values: Floats, own: Stats, *, eps: float, least: float = 0.0) -> Floats:
-    """(value - mean) / (std + eps), with at least `least` for the std, and 0 where nothing varies."""
+    """(value - mean) / (std + eps), with a std of at least `least`, and 0 where nothing varies."""
     return np.divide(values - own.mean, np.maximum(own.std, least) + eps, out=np.zeros_like(values), where=own.std > 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The members that have a valid outcome, each with the statistics of its own group."""
+    """The members with an outcome, each with the statistics of its own group."""
 
     valid: Flags
     score: Floats
@@ -69,7 +69,7 @@ class Members:
     own: Stats
 
     def for_all(self, found: Floats) -> Floats:
-        """What was found for these, in input order, with 0 for the members that have no valid outcome."""
+        """Values for these in input order, with 0 for members without an outcome."""
         everyone = np.zeros(len(self.valid))
         everyone[self.valid] = found
         return everyone
@@ -87,7 +87,7 @@ def label(keys: Iterable[Hashable]) -> Labels:
 
 
 def discounted(rewards: Floats, trajectory: Labels, gamma: float) -> Floats:
-    """r[t] + gamma * return[t + 1] within each trajectory, whose rows come in the order of time."""
+    """r[t] + gamma * return[t + 1] within each trajectory, whose rows are in time order."""
     following = [0.0] * (int(trajectory.max(initial=-1)) + 1)
     returns = np.empty(len(rewards))
     steps = list(enumerate(zip(trajectory.tolist(), rewards.tolist(), strict=True)))
@@ -97,7 +97,7 @@ def discounted(rewards: Floats, trajectory: Labels, gamma: float) -> Floats:
 
 
 def read_numbers(name: str, values: ArrayLike, valid: Flags | None = None) -> Floats:
-    """A flat array in float64; only entries that are not valid may be NaN or infinite."""
+    """A flat array in float64; only rows that are not valid may be NaN or infinite."""
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -112,7 +112,7 @@ def read_numbers(name: str, values: ArrayLike, valid: Flags | None = None) -> Fl
 
 
 def read_members(name: str, scores: ArrayLike, valid: ArrayLike | None) -> tuple[Floats, Flags]:
-    """Scores, and which of them count."""
+    """Scores, and flags that say which of them count."""
     rows = _length(name, scores)
     counts = read_flags("valid", valid, rows)
     return read_numbers(name, scores, counts), counts
@@ -130,9 +130,9 @@ def read_flags(name: str, values: ArrayLike | None, rows: int) -> Flags:
 
 
 def read_keys(name: str, values: Iterable[Any], rows: int) -> list[Hashable]:
-    """A hashable for each row, equal for equal values."""
+    """A hashable per row, equal for equal values."""
     if not isinstance(values, Iterable):
-        raise UsageError(f"{name}={values!r} must have one entry for each of {rows} rows")
+        raise UsageError(f"{name}={values!r} must have one entry per row ({rows})")
     entries = values.tolist() if isinstance(values, np.ndarray) else list(values)
     _check_length(name, len(entries), rows)
     keys: list[Hashable] = []
@@ -160,7 +160,7 @@ def check_range(name: str, value: Any, least: float = 0.0, most: float = math.in
 
 
 def _frozen(value: Any) -> Hashable:
-    """The value itself if it can be hashed; lists and arrays as tuples, dicts as sets of pairs."""
+    """The value itself if it is hashable; lists and arrays as tuples, dicts as sets of pairs."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     key = tuple(value) if isinstance(value, list) else value

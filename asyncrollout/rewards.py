@@ -1,4 +1,4 @@
-"""Rewards before they become advantages: normalised, charged for length and form, discounted. Pure, in float64."""
+"""Rewards before they become advantages: normalized, penalized for length and format, discounted. Pure, in float64."""
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
@@ -38,10 +38,10 @@ def normalize(
     method: Method = "identity",
     valid: ArrayLike | None = None,
 ) -> Floats:
-    """Rewards less their penalties (of either sign), compared within each group, each env tag or the whole batch.
+    """Rewards minus their penalties (of either sign), normalized within each group, each env tag or the whole batch.
 
-    If all groups have one member, failed ones counted, nothing is compared. Trajectories that are not `valid` stay out
-    of every statistic, and get 0.
+    If all groups have one member, failed ones included, nothing is normalized. Trajectories that are not `valid` are
+    left out of every statistic, and get 0.
     """
     check_choice("grouping", grouping, ("state", "inductive", "batch"))
     check_choice("method", method, ("identity", "mean", "mean_std", "asym_clip"))
@@ -67,11 +67,11 @@ def overlong(
     length: Sequence[float] | np.ndarray[Any, Any], *, max_length: float, buffer: float, factor: float = 1.0
 ) -> Floats: ...
 def overlong(length: ArrayLike, *, max_length: float, buffer: float, factor: float = 1.0) -> float | Floats:
-    """What length costs: 0 up to `buffer` short of the maximum, then falling to -factor there, and on beyond."""
+    """The penalty of length: 0 up to `max_length - buffer`, then linear, -factor at the maximum, and on beyond."""
     check_range("max_length", max_length)
     check_range("factor", factor)
     if not 0 < buffer <= max_length:
-        raise UsageError(f"buffer={buffer!r} must be above 0, and at most max_length={max_length!r}")
+        raise UsageError(f"buffer={buffer!r} must be above 0 and at most max_length={max_length!r}")
     room = (max_length - buffer) - np.asarray(length, dtype=np.float64)
     costs: float | Floats = np.minimum(room / buffer * factor, 0.0)
     return costs
@@ -82,17 +82,17 @@ def format_penalty(invalid: float, amount: float = 0.1) -> float: ...
 @overload
 def format_penalty(invalid: Sequence[float] | np.ndarray[Any, Any], amount: float = 0.1) -> Floats: ...
 def format_penalty(invalid: ArrayLike, amount: float = 0.1) -> float | Floats:
-    """What so many invalid replies cost; an amount of -0.1 is the same as 0.1."""
+    """The penalty of so many invalid replies; an amount of -0.1 is the same as 0.1."""
     check_range("amount", amount, -math.inf)
     counts = np.asarray(invalid, dtype=np.float64)
     if not (counts >= 0).all():
-        raise UsageError(f"invalid={invalid!r} must be numbers of invalid replies")
+        raise UsageError(f"invalid={invalid!r} must be counts of invalid replies")
     costs: float | Floats = 0.0 - abs(amount) * counts
     return costs
 
 
 def discount(rewards: ArrayLike, gamma: float = 0.95, *, trajectories: Iterable[Any] | None = None) -> Floats:
-    """r[t] + gamma * return[t + 1], and no bootstrap at the end; `trajectories` says which row is whose."""
+    """r[t] + gamma * return[t + 1], without a bootstrap at the end; `trajectories` has the owner of each row."""
     check_range("gamma", gamma, 0.0, 1.0)
     numbers = read_numbers("rewards", rewards)
     owners = [0] * len(numbers) if trajectories is None else read_keys("trajectories", trajectories, len(numbers))
@@ -104,5 +104,5 @@ def _keys(grouping: Grouping, groups: Iterable[Any] | None, tags: Iterable[Any] 
         return [0] * rows
     name, values = ("groups", groups) if grouping == "state" else ("tags", tags)
     if values is None:
-        raise UsageError(f"grouping={grouping!r} needs {name}=, one for each reward")
+        raise UsageError(f"grouping={grouping!r} needs {name}=, one per reward")
     return read_keys(name, values, rows)

@@ -1,4 +1,4 @@
-"""What rollouts leave behind: turns, trajectories, groups, what a filter said of them, and how each one ended."""
+"""Results of rollouts: turns, trajectories, groups, verdicts of filters, and how each rollout ended."""
 
 import copy
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from asyncrollout import notebook
 from asyncrollout.errors import RolloutError
-from asyncrollout.types import FinishReason, Generation, Observation, Outcome, Usage
+from asyncrollout.types import FinishReason, Generation, Observation, Outcome, Usage, check_bounds
 
 Blame = Literal["env", "policy", "parse", "limit", "score"]
 
@@ -31,7 +31,7 @@ class StopReason(StrEnum):
 
     @property
     def blame(self) -> Blame | None:
-        """Whose doing it was that the episode did not come to its own end."""
+        """What kept the episode from ending by itself."""
         return _BLAME.get(self)
 
 
@@ -52,12 +52,12 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a rollout ends at the latest; None is no limit.
+    """Where a rollout ends at the latest; None means no limit.
 
-    `tokens` counts those that were sampled, and the last reply may not go beyond. `invalid` is how many invalid replies
-    in a row end it: they step nothing, and would go on for ever. These are outcomes like others. An episode that takes
-    longer than `seconds` has failed: its outcome would depend on the machine. They count the work of
-    policy and env, and not the time in which we hold the rollout back: for new weights, or in a queue.
+    `tokens` counts sampled tokens, and caps the last reply. `invalid` is how many invalid replies in a row end the
+    rollout: they do not step the env, and could continue forever. These are outcomes like others. A rollout that takes
+    longer than `seconds` has failed, because its outcome would depend on the machine. Only the work of policy and env
+    counts, not the time in which the rollout is held back for new weights or waits in a queue.
     """
 
     turns: Count | None = None
@@ -66,33 +66,32 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     invalid: Count | None = 10
 
     def __post_init__(self) -> None:
-        for name in ("turns", "tokens", "invalid"):
-            value: Any = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"Limits: {name}={value!r} is not a number from 1")
-            if isinstance(value, np.integer):  # which is another value on record
+        check_bounds(self)
+        for name in self.__struct_fields__:  # numpy's numbers would be other values on record
+            if isinstance(value := getattr(self, name), np.integer):
                 msgspec.structs.force_setattr(self, name, int(value))
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"Limits: seconds={self.seconds!r} is not a number above 0")
         if self.seconds is not None:
             msgspec.structs.force_setattr(self, "seconds", float(self.seconds))
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """What an agent with a memory records of an observation: with it, the state that it was played from."""
+    """An observation as an agent with a memory records it: with the state of the memory before the turn."""
 
     observation: Any
     state: Any
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What was seen, what was said, and what came of it. `action` is what was played, None if that was the reply.
+    """An observation, the reply to it, and the result. `action` is what was played, None if that was the reply.
 
-    `prompt_ids` are the tokens of the prompt beyond the end of the turn before; if the prompt did not go on from there
-    (`joined` is false), all of them. `first_message` is where the turn's window on the trajectory's messages begins,
-    `message` the place of its reply among them; -1 if that is unknown.
+    Turns that are `joined` make one token sequence: the prompt continues, token by token, where the turn before ended,
+    and `prompt_ids` has only what is new. This is checked, never assumed: chat templates drop old reasoning, and text
+    may be tokenized differently the second time. Otherwise `prompt_ids` is the whole prompt, and the turn starts a
+    sequence of its own.
+    `first_message` is where the turn's window on the trajectory's messages begins, `message` the index of its reply
+    among them; -1 if that is unknown.
     `env_seconds` is how long the step took; the env was at work for `env_work_seconds` of them, if that is known.
-    `version` is of the weights that replied; those of a `frozen` part of the policy do not learn.
+    `version` is that of the weights that replied; those of a `frozen` part of the policy do not learn.
     """
 
     observation: Any
@@ -131,9 +130,9 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """What an agent does in a turn: the action for the env, and where it came from.
+    """What an agent does in a turn: the action for the env, and the generation that it came from.
 
-    `observation` is what goes on record if it is not simply what the env showed; the rest is as in `Turn`.
+    `observation` is recorded instead of what the env showed, if given; the rest is as in `Turn`.
     """
 
     action: Any
@@ -145,10 +144,10 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Video(msgspec.Struct, frozen=True):
-    """The film of a rollout: its file's name, and for each turn the frame in which it begins and that in which it ends.
+    """The video of a rollout: its file name, and the first and last frame of each turn.
 
-    Frame 0 is the state after the reset; an invalid reply ends where it begins. One that is `partial` lacks frames, or
-    all, and tells nothing of turns if its env was lost.
+    Frame 0 is the state after the reset; an invalid reply ends where it begins. A `partial` video lacks frames, perhaps
+    all, and has no frames of turns if its env was lost.
     """
 
     file: str
@@ -158,7 +157,7 @@ class Video(msgspec.Struct, frozen=True):
 
 
 class Trajectory(msgspec.Struct, frozen=True):
-    """One rollout. `messages` is its conversation, if it had one; `final` is the last observation that was seen."""
+    """One rollout. `messages` is its conversation, if it had one; `final` is the last observation."""
 
     uid: str
     env: str
@@ -188,9 +187,9 @@ class Trajectory(msgspec.Struct, frozen=True):
 
     @property
     def success(self) -> bool | None:
-        """As the env says; None if it does not."""
-        told = self.turns[-1].info.get("success") if self.turns else None
-        return None if told is None else bool(told)
+        """As the env reports it; None if it does not."""
+        reported = self.turns[-1].info.get("success") if self.turns else None
+        return None if reported is None else bool(reported)
 
     @property
     def truncated(self) -> bool:
@@ -199,7 +198,7 @@ class Trajectory(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> int | None:
-        """The oldest weights that had a part in it and learn; None if none had."""
+        """The oldest version of the weights that replied, without frozen parts; None if there were none."""
         return min((turn.version for turn in self.turns if not turn.frozen), default=None)
 
     @property
@@ -208,18 +207,18 @@ class Trajectory(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A filter's decision, and why."""
+    """A filter's decision, and the reason."""
 
     keep: bool
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """What numpy compared is a bool of numpy's, which no record can hold."""
+        """Turn numpy's bools into Python's, which files can hold."""
         given: tuple[Any, Any] = self.keep, self.reason
         if not isinstance(given[0], bool | np.bool_):
-            raise TypeError(f"Verdict: keep={self.keep!r:.100} is neither True nor False")
+            raise TypeError(f"Verdict: keep={self.keep!r:.100} must be True or False")
         if not isinstance(given[1], str):
-            raise TypeError(f"Verdict: reason={self.reason!r:.100} is not a text")
+            raise TypeError(f"Verdict: reason={self.reason!r:.100} must be a text")
         msgspec.structs.force_setattr(self, "keep", bool(self.keep))
         msgspec.structs.force_setattr(self, "reason", str.__str__(self.reason))  # of an enum, its value
 
@@ -244,22 +243,22 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def valid(self) -> list[Trajectory]:
-        """The members that have an outcome."""
+        """The members that have an outcome, good or bad."""
         return [trajectory for trajectory in self.trajectories if trajectory.valid]
 
     @property
     def version(self) -> int | None:
-        """The oldest weights that had a part in it and learn; None if none had."""
+        """The oldest version of the weights that replied, without frozen parts; None if there were none."""
         versions = [trajectory.version for trajectory in self.trajectories if trajectory.version is not None]
         return min(versions, default=None)
 
 
 DRAWN = "g"
-"""What ids of groups that were drawn begin with; their number follows."""
+"""Prefix of the ids of sampled groups; their number follows."""
 
 
 EVALUATED = "eval"
-"""What names of evaluations begin with; their number follows, and ids of their groups after a dash."""
+"""Prefix of the names of evaluations; their number follows, and ids of their groups after a dash."""
 
 
 def without_evaluation(uid: str) -> str:
@@ -279,7 +278,7 @@ def group_of(uid: str) -> str:
 
 
 def finished(outcome: Outcome, turns: Sequence[Turn], limits: Limits, sampled_tokens: int) -> StopReason | None:
-    """Whether an episode ends here, and why; `sampled_tokens` is the sum over its turns."""
+    """Why an episode ends here, or None; `sampled_tokens` is the sum over its turns."""
     if outcome.terminated:
         return StopReason.TERMINATED
     if outcome.truncated:
@@ -332,7 +331,7 @@ def as_turn(
 
 
 def _own_action(action: Any, reply: str) -> Any:
-    """What was played, if it was not just the reply; a copy, since an agent may change its arrays in place."""
+    """The action, None if it is just the reply; copied, since an agent may change its arrays in place."""
     if type(action) is str:
         return None if action == reply else action
     return copy.deepcopy(action) if isinstance(action, np.ndarray | list | dict) else action

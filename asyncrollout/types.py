@@ -1,9 +1,10 @@
-"""The frozen data that crosses the code: what an environment says, and what a pool knows of itself."""
+"""The frozen data that crosses the code: observations, requests and replies, and the statistics of a pool."""
 
+import functools
 import hashlib
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -12,15 +13,44 @@ Placement = Literal["cpu", "light", "io"]
 """Where an env runs: a worker process, the event loop's thread, or wherever it may wait without blocking others."""
 
 Recovery = Literal["replay", "snapshot", "none"]
-"""What a pool does for the envs of a dead worker."""
+"""How a pool recovers the envs of a dead worker."""
 
 
 STEP_REWARDS = "step_rewards"
 """In `info`: the rewards of single actions, if a turn played several; the turn's reward is their exact sum."""
 
 
+def check_bounds(struct: msgspec.Struct) -> None:
+    """Raise ValueError for a number outside the bounds of its annotation: msgspec checks them only when it decodes."""
+    for name, bounds in _bounds(type(struct)):
+        value = getattr(struct, name)
+        if value is not None and not _is_within(value, bounds):
+            raise ValueError(f"{type(struct).__name__}: {name}={value!r} must be {_in_words(bounds)}")
+
+
+@functools.cache
+def _bounds(kind: type) -> tuple[tuple[str, msgspec.Meta], ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    parts = ((name, part) for name, hint in hints.items() for part in (hint, *get_args(hint)))
+    marks = ((name, mark) for name, part in parts for mark in getattr(part, "__metadata__", ()))
+    return tuple((name, mark) for name, mark in marks if isinstance(mark, msgspec.Meta))
+
+
+def _is_within(value: Any, bounds: msgspec.Meta) -> bool:
+    return (
+        (bounds.ge is None or value >= bounds.ge)
+        and (bounds.gt is None or value > bounds.gt)
+        and (bounds.le is None or value <= bounds.le)
+    )
+
+
+def _in_words(bounds: msgspec.Meta) -> str:
+    low = f"at least {bounds.ge}" if bounds.ge is not None else f"above {bounds.gt}"
+    return low if bounds.le is None else f"{low} and at most {bounds.le}"
+
+
 class Observation(msgspec.Struct, frozen=True):
-    """What a text env shows: a description, pictures, the raw observation, and a key of the state for GiGPO."""
+    """What a text env shows: a text, pictures, the raw observation, and a key of the state for GiGPO."""
 
     text: str
     images: tuple[Any, ...] = ()
@@ -29,7 +59,7 @@ class Observation(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Hashable:
-        """What stands for the state: the env's anchor, or else the text, with a digest of any pictures."""
+        """A key of the state: the env's anchor, or else the text, with a digest of any pictures."""
         if self.anchor is not None or not self.images:
             return self.text if self.anchor is None else self.anchor
         digest = hashlib.sha1(usedforsecurity=False)
@@ -39,7 +69,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 def _content(image: Any) -> bytes:
-    """The bytes of a picture, which is an array, PIL's or a text, after what tells pictures of the same bytes apart."""
+    """The bytes of a picture (an array, a PIL image or a text), after its shape and type."""
     if isinstance(image, str):
         return repr(("text", len(image))).encode() + image.encode("utf-8", "surrogatepass")
     array = np.asarray(image)
@@ -60,21 +90,21 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.terminated or self.truncated
 
 
-_UNSAID: Any = None
+_UNSET: Any = None
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """What a text interface read in a reply: raw actions in order, or the reason why there are none.
+    """A parsed reply: raw actions in order, or the reason why there are none.
 
-    Unless `valid` is given, it is valid if there are actions, and no reason against them.
+    By default it is valid if there are actions and no reason.
     """
 
     actions: Sequence[Any]
-    valid: bool = _UNSAID
+    valid: bool = _UNSET
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if self.valid is _UNSAID:
+        if self.valid is _UNSET:
             msgspec.structs.force_setattr(self, "valid", len(self.actions) > 0 and not self.reason)
 
 
@@ -90,7 +120,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.format_penalty):
-            raise ValueError(f"format_penalty={self.format_penalty} is not an amount")
+            raise ValueError(f"format_penalty={self.format_penalty} must be finite")
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -156,8 +186,8 @@ class WorkerStats(msgspec.Struct, frozen=True):
 class PoolStats(msgspec.Struct, frozen=True):
     """A pool at one moment.
 
-    `restarts` counts replaced workers, `restored` envs brought back after a death, `moved` envs that changed worker.
-    `quarantined` names envs that kept killing workers, and live on a worker without others for that.
+    `restarts` counts replaced workers, `restored` envs recovered after a death, `moved` envs that changed worker.
+    `quarantined` names envs that kept killing workers, and run alone on a worker.
     """
 
     workers: tuple[WorkerStats, ...]
@@ -172,7 +202,7 @@ class PoolStats(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to sample; None leaves it to the server. `extra` goes into the body of the request as it is."""
+    """How to sample; None leaves it to the server. `extra` is added to the request body as it is."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -182,24 +212,20 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extra: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        """What is made in Python is checked, too; there an annotation checks nothing."""
-        if self.temperature is not None and not 0 <= self.temperature < math.inf:
-            raise ValueError(f"Sampling: temperature={self.temperature!r} is not a number from 0")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"Sampling: top_p={self.top_p!r} is not above 0 and at most 1")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"Sampling: max_tokens={self.max_tokens!r} is not a number from 1")
+        check_bounds(self)
+        if self.temperature == math.inf:
+            raise ValueError(f"Sampling: temperature={self.temperature!r} must be finite")
         if type(self.stop) not in (tuple, list):
-            raise ValueError(f"Sampling: stop={self.stop!r} is not a tuple of texts")
+            raise ValueError(f"Sampling: stop={self.stop!r} must be a tuple of texts")
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a policy is asked: messages (text, and pictures as arrays or data URLs), or the ids of a prompt's tokens.
+    """Input of a policy: messages (text, and pictures as arrays or data URLs), or the token ids of a prompt.
 
     `session` names the episode and `turn` its turn. `data` is the raw observation, for policies that read no text.
     `expert` is an expert's reply, which only `SolverPolicy` reads and no server ever sees. `seconds` is how long the
-    whole call may take, the time not counted in which it is held back for new weights. `tokens_left` is what the
-    rollout's limit leaves for the reply; `sampling.max_tokens` is at most that.
+    whole call may take, without the time in which it is held back for new weights; None leaves it to the policy.
+    `tokens_left` is what the rollout's limit leaves for the reply; `sampling.max_tokens` is at most that.
     """
 
     messages: list[dict[str, Any]] = []
@@ -214,7 +240,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 PauseMode = Literal["wait", "abort", "continue"]
-"""What becomes of replies under way when weights change: awaited, stopped and asked for again, or left alone."""
+"""What happens to calls in flight when weights change: awaited, aborted and made again, or left alone."""
 
 FinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
@@ -228,7 +254,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Seconds: until the call was let through, until the first byte came, all in all; and how often it was tried."""
+    """Seconds in the queue, until the first byte, and in total; and the number of attempts."""
 
     queue: float = 0.0
     first_byte: float = 0.0
@@ -237,12 +263,12 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A policy's reply. Token ids and logprobs are as long as each other, or None where there are none.
+    """A policy's reply. Token ids and logprobs have the same length, or are None.
 
-    `stopped_early` is whether a reply ended, or may have, at a text or token that the request gave to stop at, so that
-    the model's own end of a message was not sampled. A numeric policy gives an `action` and no text, and the `state` of
-    its memory after it, if it has one.
-    `version` is of the weights that it was begun with; those of a `frozen` part do not learn.
+    `stopped_early` is whether a reply ended, or may have, at a stop string or token of the request, so that the model's
+    own end of a message was not sampled. A numeric policy returns an `action` and no text, and the `state` of its
+    memory after it, if it has one. `version` is that of the weights when the call started; those of a `frozen` part do
+    not learn.
     """
 
     text: str = ""

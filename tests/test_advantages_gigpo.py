@@ -232,7 +232,7 @@ def test_gigpo_of_nothing() -> None:
         ({"gamma": 1.5}, "gamma=1.5 must be a finite number, from 0 to 1"),
         ({"gamma": "high"}, "gamma='high'"),
         ({"similarity": 2.0}, "similarity=2.0"),
-        ({"similarity": 0.5, "anchor": ["s", 5]}, r"anchor\[1\] is a int: similarity compares texts only"),
+        ({"similarity": 0.5, "anchor": ["s", 5]}, r"anchor\[1\] is a int: similarity needs texts"),
         ({"anchor": ["s"]}, "anchor has 1 entries for 2 rows"),
         ({"anchor": ["s", {"t"}]}, r"anchor\[1\] is a set"),
         ({"trajectory": [0]}, "trajectory has 1 entries for 2 rows"),

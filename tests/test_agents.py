@@ -348,7 +348,7 @@ async def test_examples_in_an_agents_prompt_are_not_its_replies() -> None:
 
 async def test_pictures_that_cannot_be_sent_are_an_error() -> None:
     async with llm_server() as server, OpenAIPolicy(server.url, "m", mode="completions") as policy:
-        with pytest.raises(UsageError, match="no picture"):
+        with pytest.raises(UsageError, match="cannot send pictures"):
             await played(ChatAgent(policy, encode=lambda *_: [1, 2]), pictures=True)
         assert not [request for request in server.requests if request.method == "POST"]
 

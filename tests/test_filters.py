@@ -279,9 +279,9 @@ def test_verdicts_of_numpy_are_those_of_python() -> None:
     assert (type(verdict.keep), type(verdict.reason)) == (bool, str)
     bare = all_of(lambda group: rewards.std() > 0, any_of(lambda group: rewards.std() < 0, reward_varies))
     assert bare(group(1.0, 2.0)).keep
-    with pytest.raises(TypeError, match="keep=1 is neither True nor False"):
+    with pytest.raises(TypeError, match="keep=1 must be True or False"):
         Verdict(1)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"the filter .*<lambda> gave None: a filter gives a Verdict"):
+    with pytest.raises(UsageError, match=r"the filter .*<lambda> returned None: return a Verdict"):
         all_of(lambda group: None)(group(1.0, 2.0))  # type: ignore[arg-type, return-value]
 
 
@@ -337,7 +337,7 @@ def test_any_callable_can_be_a_batch_filter() -> None:
         return [Verdict(keep=row == 0, reason="late") for row, _ in enumerate(groups)]
 
     assert verdicts(first_only, group(0.0), group(0.0)) == ["kept", "late"]
-    with pytest.raises(UsageError, match="gave 0 verdicts for 1 groups"):
+    with pytest.raises(UsageError, match="returned 0 verdicts for 1 groups"):
         BatchFilter(lambda groups: [])([group(0.0)])
 
 
@@ -356,7 +356,7 @@ def test_any_callable_can_be_a_batch_filter() -> None:
         (lambda: success_between(-0.5, 0.4), "low=-0.5"),
         (lambda: min_valid(0), "k=0 must be a finite number, at least 1"),
         (all_of, r"all_of\(\) needs at least one filter"),
-        (lambda: any_of(reward_varies, top_std(0.5)), "any_of takes filters of one group, not BatchFilter"),  # type: ignore[arg-type]
+        (lambda: any_of(reward_varies, top_std(0.5)), "any_of takes group filters, not BatchFilter"),  # type: ignore[arg-type]
     ],
 )
 def test_misuse(call: Callable[[], Any], message: str) -> None:

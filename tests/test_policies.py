@@ -87,7 +87,7 @@ async def test_script_may_have_actions(action: Any) -> None:
 
 
 async def test_script_without_a_reply() -> None:
-    with pytest.raises(UsageError, match="None for a reply"):
+    with pytest.raises(UsageError, match="the reply is None"):
         await ScriptedPolicy(lambda _: None).generate(ASKED)
 
 
@@ -222,7 +222,7 @@ async def test_a_model_may_fail_one_request_alone() -> None:
 
 async def test_a_model_with_too_few_results() -> None:
     async with BatchedPolicy(lambda requests: [], max_batch=1) as policy:
-        with pytest.raises(ProviderError, match="gave 0 results for 1 requests"):
+        with pytest.raises(ProviderError, match="returned 0 results for 1 requests"):
             await policy.generate(ASKED)
 
 
@@ -251,7 +251,7 @@ async def test_a_deadline_of_a_request() -> None:
         return ["late"] * len(requests)
 
     async with BatchedPolicy(model, max_batch=1) as policy:
-        with pytest.raises(ProviderError, match=r"no answer within 0.01 s"):
+        with pytest.raises(ProviderError, match=r"no response within 0.01 s"):
             await policy.generate(turn(1, seconds=0.01))
         release.set()
         assert (await policy.generate(turn(2))).text == "late"
@@ -397,7 +397,7 @@ async def test_deadline_of_a_request_holds_for_compositions() -> None:
 
     policy = limited(ScriptedPolicy(never), 1)
     for slow in (policy, fallback(policy, policy)):
-        with pytest.raises(ProviderError, match="no answer within"):
+        with pytest.raises(ProviderError, match="no response within"):
             await slow.generate(Request(seconds=0.02))
 
 
@@ -429,7 +429,7 @@ async def test_each_request_of_a_batch_has_an_error_of_its_own() -> None:
 
 async def test_text_instead_of_a_list_of_texts_is_an_error() -> None:
     async with BatchedPolicy(lambda requests: "no") as policy:
-        with pytest.raises(ProviderError, match="gave 1 results for 1 requests"):
+        with pytest.raises(ProviderError, match="returned 1 results for 1 requests"):
             await policy.generate(Request())
 
 

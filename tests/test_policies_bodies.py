@@ -80,7 +80,9 @@ BOMBS = {
 async def test_no_more_than_the_cap_is_unpacked(kind: Any, encoding: str, body: bytes, unpacked: list[int]) -> None:
     bomb = Answer(body=body, headers={"Content-Encoding": encoding})
     async with llm_server(kind, [bomb]) as server, policy(server) as asked:
-        with pytest.raises(ProviderError, match=f"malformed answer: it has more than {MOST_BYTES} bytes, unpacked"):
+        with pytest.raises(
+            ProviderError, match=f"malformed response: it has more than {MOST_BYTES} bytes, decompressed"
+        ):
             await asked.generate(ask())
         assert sum(unpacked) == MOST_BYTES + 1
         assert max(unpacked) <= 2**20
@@ -118,7 +120,7 @@ async def test_encodings_that_were_not_asked_for(encoding: str) -> None:
     odd = Answer(body=gzip.compress(b"{}", mtime=0), headers={"Content-Encoding": encoding})
     async with llm_server(script=[odd]) as server, policy(server) as asked:
         with pytest.raises(
-            ProviderError, match=r"malformed answer: its Content-Encoding is .* gzip, deflate"
+            ProviderError, match=r"malformed response: its Content-Encoding is .* gzip, deflate"
         ) as caught:
             await asked.generate(ask())
         assert len(str(caught.value)) < 300
@@ -153,14 +155,14 @@ CONTENT = gzip.compress(json.dumps(whole(30_000)).encode())
     ("body", "why"),
     [
         (b"not packed", "its Content-Encoding is 'gzip', but"),
-        (CONTENT[:-9], "its gzip stream is cut off"),
-        (CONTENT[: 2**17], "its gzip stream is cut off"),
+        (CONTENT[:-9], "its gzip stream is truncated"),
+        (CONTENT[: 2**17], "its gzip stream is truncated"),
         (CONTENT + b"x", "bytes after the end of its gzip stream"),
         (CONTENT + CONTENT, "bytes after the end of its gzip stream"),
         (gzip.compress(b"{}", mtime=0) + gzip.compress(b"{}", mtime=0), "bytes after the end of its gzip stream"),
         (CONTENT[:-8] + bytes(8), "its Content-Encoding is 'gzip', but"),
-        (gzip.compress(b"", mtime=0), "malformed answer"),
-        (b"", "malformed answer"),
+        (gzip.compress(b"", mtime=0), "malformed response"),
+        (b"", "malformed response"),
     ],
 )
 async def test_packed_answers_that_make_no_sense(body: bytes, why: str) -> None:
@@ -168,7 +170,7 @@ async def test_packed_answers_that_make_no_sense(body: bytes, why: str) -> None:
     async with llm_server(script=[odd]) as server, policy(server) as asked:
         with pytest.raises(ProviderError, match=why) as caught:
             await asked.generate(ask())
-        assert str(caught.value).startswith("malformed answer: ")
+        assert str(caught.value).startswith("malformed response: ")
 
 
 @pytest.mark.parametrize("size", [10, 2**16, 2**18, 2**18 + 1, 2**20, 2**22])
@@ -193,7 +195,7 @@ DENSE = {
 
 @pytest.mark.parametrize("content", DENSE.values(), ids=DENSE)
 def test_answers_that_would_take_many_times_their_size_are_not_decoded(content: bytes) -> None:
-    with pytest.raises(ProviderError, match=r"malformed answer: it.* has more than \d+ (values|lines)"):
+    with pytest.raises(ProviderError, match=r"malformed response: it.* has more than \d+ (values|lines)"):
         decode(content, logprobs=False)
 
 
@@ -256,7 +258,7 @@ async def slow_drip_of_a_bomb(stream: SocketStream) -> None:
         (too_long_a_header, "after 1 attempts"),
         (fewer_bytes_than_said, "after 1 attempts"),
         (as_many_bytes_as_nobody_has, "after 1 attempts"),
-        (slow_drip_of_a_bomb, r"no answer within 0.3 s"),
+        (slow_drip_of_a_bomb, r"no response within 0.3 s"),
     ],
 )
 async def test_answers_that_do_not_end_as_they_should(answer: Any, why: str) -> None:
@@ -317,7 +319,7 @@ async def test_no_more_than_its_cap_is_unpacked_for_a_client_of_envs(
 ) -> None:
     monkeypatch.setattr("asyncrollout.dropin.vagen.client._LARGEST_ANSWER", 2**21)
     async with env_server(200, packed(b" ", GIGABYTE)) as url:
-        with pytest.raises(PoolError, match="it has more than 2097152 bytes, unpacked"):
+        with pytest.raises(PoolError, match="it has more than 2097152 bytes, decompressed"):
             await anyio.to_thread.run_sync(BatchEnvClient(url).get_system_prompt, "a")
     assert sum(unpacked) == 2**21 + 1
     async with env_server(200, gzip.compress(b'{"system_prompts": {"a": "Play."}}')) as url:

@@ -87,7 +87,7 @@ def test_prompt_of_a_completion() -> None:
     texts = [{"role": "user", "content": ["Hello", {"type": "text", "text": "there"}]}]
     assert sent(Request(texts, [1, 2]), "completions")["prompt"] == [1, 2]
     for picture in (np.zeros((4, 6, 3), np.uint8), {"type": "image_url", "image_url": {"url": "data:"}}):
-        with pytest.raises(UsageError, match="no picture"):
+        with pytest.raises(UsageError, match="cannot send pictures"):
             sent(Request([{"role": "user", "content": [picture]}], [1, 2]), "completions")
 
 
@@ -216,11 +216,11 @@ def test_tool_calls_of_a_stream() -> None:
         (answer(message={"content": 5}), "malformed"),
         (answer(token_ids=[2**31]), "malformed"),
         (answer(stop_reason=["<end>"]), "malformed"),
-        (answer(logprobs=None), r"logprobs were asked for.* \(policy.logprobs: false\)"),
+        (answer(logprobs=None), r"logprobs were requested.* \(policy.logprobs: false\)"),
         (answer(token_ids=[5]), "it has 1 token ids and 2 logprobs"),
         (answer(logprobs={"content": [{"logprob": 0.5}]}), "a logprob is above 0"),
         (answer(logprobs={"content": [{"logprob": "low"}]}), "malformed"),
-        (stream(part("Hi", 5), END), "the stream broke off"),
+        (stream(part("Hi", 5), END), "the stream was cut off"),
         (stream(part("Hi", 5)) + b"data: {\n\ndata: [DONE]\n\n", "malformed"),
         ({"choices": [{"text": "Hi", "finish_reason": "stop", "logprobs": {"token_logprobs": [None]}}]}, "is missing"),
     ],
@@ -228,7 +228,7 @@ def test_tool_calls_of_a_stream() -> None:
 def test_malformed_answers(content: Any, why: str) -> None:
     with pytest.raises(ProviderError, match=why) as caught:
         read(content)
-    assert str(caught.value).startswith("malformed answer: ")
+    assert str(caught.value).startswith("malformed response: ")
     assert len(str(caught.value)) < 1_000
 
 
@@ -276,7 +276,7 @@ def entries(*tokens: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"logprobs": {"content": []}}, "logprobs were asked for"),
+        ({"logprobs": {"content": []}}, "logprobs were requested"),
         ({"logprobs": entries("Hi")}, "of another text"),
         ({"token_ids": [-1, 2]}, "malformed"),
         ({"logprobs": {"content": [{"logprob": -1, "bytes": [300]}]}}, "malformed"),
@@ -382,7 +382,7 @@ def test_aborted_reply_is_none() -> None:
     ],
 )
 def test_bytes_that_make_no_sense_are_malformed_and_nothing_else(content: bytes) -> None:
-    with pytest.raises(ProviderError, match="malformed answer"):
+    with pytest.raises(ProviderError, match="malformed response"):
         read(content)
     assert isinstance(refusal(content), str)
 

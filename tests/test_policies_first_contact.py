@@ -70,7 +70,7 @@ async def fails(url: Any, calls_at_once: int = 20, **options: Any) -> str:
 async def test_nothing_listens(kind: Any, events: list[Any]) -> None:
     port = await free_port()
     said = await fails(f"http://127.0.0.1:{port}/v1", kind=kind)
-    assert f"/v1: it does not answer: connection refused: nothing listens at 127.0.0.1:{port} (waited 0.05 s" in said
+    assert f"/v1: no response: connection refused: nothing listens at 127.0.0.1:{port} (waited 0.05 s" in said
     assert "wait_for_server=" in said
     (line,) = [event for event in events if event["event"] == "waiting_for_server"]
     assert "connection refused" in line["cause"]
@@ -136,14 +136,14 @@ async def test_server_that_hangs_up() -> None:
         tasks.start_soon(listener.serve, hang_up)
         said = await fails(f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/v1")
         tasks.cancel_scope.cancel()
-    assert "it does not answer: " in said
+    assert "no response: " in said
 
 
 async def test_every_server_is_named_with_its_cause() -> None:
     port = await free_port()
     said = await fails([f"http://127.0.0.1:{port}/v1", "http://no-such-server.invalid/v1"])
-    assert f"http://127.0.0.1:{port}/v1: it does not answer: connection refused" in said
-    assert "http://no-such-server.invalid/v1: it does not answer: the name" in said
+    assert f"http://127.0.0.1:{port}/v1: no response: connection refused" in said
+    assert "http://no-such-server.invalid/v1: no response: the name" in said
 
 
 async def test_one_of_several_that_never_answered_is_reported_once(events: list[Any]) -> None:
@@ -198,13 +198,13 @@ async def test_server_that_is_loading_is_waited_for(kind: Any) -> None:
         assert (await asked.generate(ask())).text == "reply to Hello"
     async with llm_server("llamacpp", loading=10**9) as server:
         said = await fails(server.url, kind=kind)
-    assert "it does not answer: HTTP 503: Loading model (waited 0.05 s" in said
+    assert "no response: HTTP 503: Loading model (waited 0.05 s" in said
 
 
 async def test_deadline_of_a_request_holds_while_waiting() -> None:
     port = await free_port()
     async with OpenAIPolicy(f"http://127.0.0.1:{port}/v1", "m", wait_for_server=10**6) as asked:
-        with pytest.raises(ProviderError, match=r"no answer within 0.05 s.*connection refused"):
+        with pytest.raises(ProviderError, match=r"no response within 0.05 s.*connection refused"):
             await asked.generate(ask(seconds=0.05))
 
 
@@ -235,7 +235,7 @@ async def test_address_without_v1(path: str) -> None:
     async with llm_server("vllm") as server:
         said = await fails(f"{server.root}{path}")
         assert "HTTP 404" in said
-        assert f"(such a server answers at another address: give base_url='{server.url}')" in said
+        assert f"(a server responds at another address: set base_url='{server.url}')" in said
         assert sum(seen.path == "/v1/models" for seen in server.requests) == 1
 
 
@@ -245,7 +245,7 @@ async def test_model_that_is_not_there(status: int) -> None:
     async with llm_server("vllm", lambda *_: refused) as server:
         said = await fails(server.url)
         assert f"HTTP {status}: The model `m` does not exist." in said
-        assert f"(model='m' is not there; available: '{MODEL}')" in said
+        assert f"(it has no model 'm'; available: '{MODEL}')" in said
         assert sum(seen.path == "/v1/models" for seen in server.requests) == 1
         async with OpenAIPolicy(server.url, MODEL) as asked:
             with pytest.raises(ProviderError) as caught:
@@ -266,11 +266,11 @@ async def test_where_the_key_came_from(status: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("NO_KEY", raising=False)
     async with llm_server(script=lambda *_: Answer(status, "not you")) as server:
         told = [
-            ({}, "(the key is that of $OPENAI_API_KEY)"),
-            ({"api_key_env": "MY_KEY"}, "(the key is that of $MY_KEY)"),
-            ({"api_key": "sk-third-canary"}, "(the key is that of api_key=)"),
-            ({"api_key": ""}, "(no key was sent: set $OPENAI_API_KEY, or give api_key=)"),
-            ({"api_key_env": "NO_KEY"}, "(no key was sent: set $NO_KEY, or give api_key=)"),
+            ({}, "(the key comes from $OPENAI_API_KEY)"),
+            ({"api_key_env": "MY_KEY"}, "(the key comes from $MY_KEY)"),
+            ({"api_key": "sk-third-canary"}, "(the key comes from api_key=)"),
+            ({"api_key": ""}, "(no key was sent: set $OPENAI_API_KEY, or pass api_key=)"),
+            ({"api_key_env": "NO_KEY"}, "(no key was sent: set $NO_KEY, or pass api_key=)"),
         ]
         for options, origin in told:
             said = await fails(server.url, 1, **options)
@@ -279,7 +279,7 @@ async def test_where_the_key_came_from(status: int, monkeypatch: pytest.MonkeyPa
             assert "canary" not in said
         configured = OpenAI(base_url=server.url, model="m", api_key_env="MY_KEY", wait_for_server=SOON)
         async with open_policy(configured) as asked:
-            with pytest.raises(ProviderError, match=r"the key is that of \$MY_KEY"):
+            with pytest.raises(ProviderError, match=r"the key comes from \$MY_KEY"):
                 await asked.generate(ask())
         assert calls(server)[-1].headers["Authorization"] == "Bearer sk-other-canary"
 

@@ -175,7 +175,7 @@ async def test_server_that_comes_back_while_one_of_its_lifelines_is_made_anew() 
             tasks.start_soon(listener.serve, serve)
             async with OpenAIPolicy(url, "m", kind="openai", logprobs=False) as asked:
                 await update(asked, 1)
-                (lines,) = asked._health._lines.values()
+                (lines,) = asked._health._lifelines.values()
                 await until(lambda: len(lines) == 2)
                 replies: list[Generation] = []
 

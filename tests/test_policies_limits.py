@@ -16,7 +16,7 @@ from tests.server_models import MODELS, Model, Simulation, best_fixed, throughpu
 def grown(limit: ConcurrencyLimit, rounds: int, *, at: float = 0.0, latency: float = 1.0) -> float:
     """Let full rounds of calls succeed; the time at the end."""
     for _ in range(rounds):
-        for _ in range(limit.now):
+        for _ in range(limit.current):
             limit.succeeded(at, at + latency)
         at += latency
     return at
@@ -25,26 +25,26 @@ def grown(limit: ConcurrencyLimit, rounds: int, *, at: float = 0.0, latency: flo
 def test_limit_doubles_at_first() -> None:
     limit = ConcurrencyLimit(1_000, start=16)
     grown(limit, 6)
-    assert limit.now >= 128
+    assert limit.current >= 128
 
 
 def test_limit_stays_within_its_bounds() -> None:
     limit = ConcurrencyLimit(20, start=4)
     at = grown(limit, 20)
-    assert limit.now in (14, 20)  # where fewer are tried now and then
+    assert limit.current in (14, 20)  # where fewer are tried now and then
     for _ in range(40):
         limit.refused(at, at + 1, None)
         at += 2
-    assert limit.now == 1
+    assert limit.current == 1
 
 
 def test_refusals_of_one_round_cut_once() -> None:
     limit = ConcurrencyLimit(1_000, start=64)
     for _ in range(10):
         limit.refused(0.0, 1.0, None)
-    assert limit.now == 32
+    assert limit.current == 32
     limit.refused(1.0, 2.0, None)
-    assert limit.now == 16
+    assert limit.current == 16
 
 
 def test_calls_from_before_a_cut_do_not_grow_it() -> None:
@@ -52,18 +52,18 @@ def test_calls_from_before_a_cut_do_not_grow_it() -> None:
     limit.refused(0.0, 1.0, None)
     for _ in range(100):
         limit.succeeded(0.5, 1.5)
-    assert limit.now == 8
+    assert limit.current == 8
 
 
 def test_growth_that_more_calls_do_not_pay_for_is_taken_back() -> None:
     limit = ConcurrencyLimit(10_000, start=16)
     at = grown(limit, 1)
-    reached = limit.now
+    reached = limit.current
     assert reached == 32
     for _ in range(20):
-        for _ in range(limit.now):
-            limit.succeeded(at, at + limit.now / 16)  # as many per second as sixteen
-        at += limit.now / 16
+        for _ in range(limit.current):
+            limit.succeeded(at, at + limit.current / 16)  # as many per second as sixteen
+        at += limit.current / 16
     assert max(size for _, size in limit.history) == 32
 
 
@@ -71,26 +71,26 @@ def test_limit_doubles_again_after_a_refusal() -> None:
     limit = ConcurrencyLimit(10_000, start=16)
     limit.refused(0.0, 1.0, None)
     grown(limit, 20, at=2.0)
-    assert limit.now >= 128
+    assert limit.current >= 128
 
 
 def test_refusal_by_chance_costs_a_good_limit_nothing() -> None:
     limit = ConcurrencyLimit(10_000, start=16)
     at = grown(limit, 5)
-    before = limit.now
+    before = limit.current
     limit.refused(at, at, None)
-    assert limit.now == before
+    assert limit.current == before
     limit.refused(at, at, None)
-    assert limit.now < before
+    assert limit.current < before
 
 
 def test_server_errors_pause_the_growth_for_a_while_only() -> None:
     limit = ConcurrencyLimit(1_000, start=8)
     limit.failed(10.0)
     grown(limit, 3, at=10.0, latency=0.1)
-    assert limit.now == 8
+    assert limit.current == 8
     grown(limit, 4, at=13.0, latency=0.1)
-    assert limit.now > 16
+    assert limit.current > 16
 
 
 def test_errors_now_and_then_do_not_end_the_growth() -> None:
@@ -98,14 +98,14 @@ def test_errors_now_and_then_do_not_end_the_growth() -> None:
     for _ in range(30):
         at = grown(limit, 1, at=at)
         limit.failed(at)
-    assert limit.now > 256
+    assert limit.current > 256
 
 
 def test_fixed_limit_stays() -> None:
     limit = ConcurrencyLimit(7, adaptive=False)
     grown(limit, 3)
     limit.refused(5.0, 6.0, 3.0)
-    assert limit.now == 7
+    assert limit.current == 7
     assert limit.not_before == 9.0
 
 
@@ -113,12 +113,12 @@ def test_refusals_lower_what_a_fixed_limit_allows_for_a_while() -> None:
     limit = ConcurrencyLimit(128, adaptive=False)
     for _ in range(96):
         limit.refused(0.0, 0.01, None)
-    assert limit.now == 128
+    assert limit.current == 128
     at = limit.not_before
     assert limit.admit(0, at)
     for number in range(400):
         limit.succeeded(at + number, at + number + 1)
-    assert limit.places == 128
+    assert limit.slots == 128
 
 
 def test_line_is_paused_as_a_whole_then_tried_by_one_call_and_opened_slowly() -> None:
@@ -183,7 +183,7 @@ def test_limit_is_always_a_sensible_number(events: list[tuple[str, float, float]
             limit.refused(began, began + took, took)
         else:
             limit.failed(began)
-        assert 1 <= limit.now <= 64
+        assert 1 <= limit.current <= 64
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def serve(
     """A server that does `slots` calls at a time, in as many seconds as they have tokens; the others wait."""
     now = 0.0
     for number in range(rounds):
-        flying = min(limit.now, callers)
+        flying = min(limit.current, callers)
         work = tokens(number)
         latency = work * max(flying / slots, 1.0)
         for _ in range(flying):
@@ -251,19 +251,19 @@ def serve(
 def test_limit_stops_where_more_calls_only_wait() -> None:
     limit = ConcurrencyLimit(4096, start=1)
     serve(limit, slots=8, rounds=200)
-    assert 8 <= limit.now <= 32
+    assert 8 <= limit.current <= 32
 
 
 def test_limit_does_not_mind_longer_replies() -> None:
     limit = ConcurrencyLimit(4096, start=1)
     serve(limit, slots=1_000, rounds=30, tokens=lambda number: 10 * (number + 1))
-    assert limit.now >= 700
+    assert limit.current >= 700
 
 
 def test_limit_does_not_grow_while_nobody_needs_it() -> None:
     limit = ConcurrencyLimit(4096, start=16)
     serve(limit, slots=1_000, rounds=500, callers=4)
-    assert limit.now == 16
+    assert limit.current == 16
 
 
 def test_prompts_count_as_work() -> None:
@@ -303,12 +303,12 @@ def test_what_happens_at_first_does_not_hold_the_limit_down(name: str) -> None:
     (model,) = (replace(model, seconds=60.0) for model in MODELS if model.name == name)
     limit = ConcurrencyLimit(4096)
     Simulation(model, limit).run()
-    assert limit.now >= 250
+    assert limit.current >= 250
 
 
 def test_limit_can_be_bounded_later() -> None:
     adaptive, fixed = ConcurrencyLimit(100, start=16), ConcurrencyLimit(100, adaptive=False)
     assert adaptive.bound(8)
-    assert adaptive.now == 8
+    assert adaptive.current == 8
     assert not fixed.bound(8)
-    assert fixed.now == 100
+    assert fixed.current == 100

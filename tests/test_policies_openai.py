@@ -111,9 +111,9 @@ async def test_permanent_errors_fail_at_once_with_what_the_server_says(status: i
 async def test_refusals_lower_the_limit_and_are_tried_again(after: str) -> None:
     refusal = Answer(429, headers={"Retry-After": after})
     async with llm_server(script=[refusal]) as server, policy(server) as asked:
-        before = asked.endpoints[0].limit.now
+        before = asked.endpoints[0].limit.current
         assert (await asked.generate(ask())).text == "reply to Hello"
-        assert asked.endpoints[0].limit.now < before
+        assert asked.endpoints[0].limit.current < before
         assert asked.endpoints[0].limit.history
 
 
@@ -143,7 +143,7 @@ async def test_no_call_is_made_before_its_time(after: str) -> None:
 async def test_waits_beyond_all_reason_end_with_the_deadline(after: str) -> None:
     refusal = Answer(429, headers={"Retry-After": after})
     async with llm_server(script=lambda *_: refusal) as server, policy(server) as asked:
-        with pytest.raises(ProviderError, match=r"no answer within 0.1 s"):
+        with pytest.raises(ProviderError, match=r"no response within 0.1 s"):
             await asked.generate(ask(seconds=0.1))
 
 
@@ -166,7 +166,7 @@ MALFORMED = {
 @pytest.mark.parametrize("fault", MALFORMED.values(), ids=MALFORMED)
 async def test_malformed_answers_are_errors(fault: Any) -> None:
     async with llm_server(script=[fault]) as server, policy(server) as asked:
-        with pytest.raises(ProviderError, match="malformed answer") as caught:
+        with pytest.raises(ProviderError, match="malformed response") as caught:
             await asked.generate(ask())
         assert len(str(caught.value)) < 1_000
         assert len(calls(server)) == 1
@@ -177,20 +177,20 @@ async def test_malformed_answers_are_errors(fault: Any) -> None:
 @pytest.mark.parametrize("fault", [faults.SHORT_LOGPROBS, faults.SHORT_TOKEN_IDS], ids=["logprobs", "token ids"])
 async def test_tokens_and_logprobs_that_do_not_match_are_errors(kind: Any, fault: Any) -> None:
     async with llm_server(kind=kind, script=[fault]) as server, policy(server) as asked:
-        with pytest.raises(ProviderError, match="malformed answer"):
+        with pytest.raises(ProviderError, match="malformed response"):
             await asked.generate(ask())
 
 
 async def test_stream_that_breaks_off_is_an_error() -> None:
     async with llm_server(kind="llamacpp", script=[faults.NO_DONE]) as server, policy(server) as asked:
-        with pytest.raises(ProviderError, match="the stream broke off"):
+        with pytest.raises(ProviderError, match="the stream was cut off"):
             await asked.generate(ask())
 
 
 async def test_answer_without_end_is_given_up() -> None:
     huge = faults.huge(MOST_BYTES // 2**20 + 1)
     async with llm_server(script=lambda *_: huge) as server, policy(server) as asked:
-        with pytest.raises(ProviderError, match="malformed answer: it has more than 16777216 bytes"):
+        with pytest.raises(ProviderError, match="malformed response: it has more than 16777216 bytes"):
             await asked.generate(ask())
 
 
@@ -234,14 +234,14 @@ async def test_cancelled_call_hangs_up(kind: Any) -> None:
 
 async def test_deadline_of_a_request() -> None:
     async with llm_server(script=[Hold()]) as server, policy(server) as asked:
-        with pytest.raises(ProviderError, match=r"no answer within 0.05 s"):
+        with pytest.raises(ProviderError, match=r"no response within 0.05 s"):
             await asked.generate(ask(seconds=0.05))
 
 
 async def test_longer_seconds_of_a_request() -> None:
     refusal = Answer(429, headers={"Retry-After": "0.2"})
     async with llm_server(script=[refusal, refusal]) as server, policy(server, seconds=0.05, kind="openai") as asked:
-        with pytest.raises(ProviderError, match=r"no answer within 0.05 s"):
+        with pytest.raises(ProviderError, match=r"no response within 0.05 s"):
             await asked.generate(ask())
         assert (await asked.generate(ask(seconds=PATIENCE))).text == "reply to Hello"
 
@@ -476,7 +476,7 @@ async def test_no_text_with_logprobs_of_another_one_is_malformed(kind: Any) -> N
         whole["choices"][0]["message"]["content"] = None
 
     async with llm_server(kind=kind, script=[Edit(drop_text)]) as server, policy(server) as asked:
-        with pytest.raises(ProviderError, match="malformed answer: its logprobs are those of another text"):
+        with pytest.raises(ProviderError, match="malformed response: its logprobs are those of another text"):
             await asked.generate(ask())
         assert (await asked.generate(ask())).text == "reply to Hello"
 

@@ -81,7 +81,7 @@ async def test_server_that_rejects_what_another_answers_is_taken_out(status: int
 
 
 async def test_server_that_was_taken_out_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrollout.policies.openai.health._OUT", 0.01)
+    monkeypatch.setattr("asyncrollout.policies.openai.health._SUSPENSION", 0.01)
     is_wrong = True
     with capture_logs() as events:
         async with (
@@ -116,7 +116,7 @@ async def test_call_that_all_servers_reject_fails_and_takes_none_out() -> None:
             assert one.url in str(caught.value)
             assert other.url in str(caught.value)
             assert await play(asked) == []
-            assert all(endpoint.out is None for endpoint in asked.endpoints)
+            assert all(endpoint.suspended is None for endpoint in asked.endpoints)
     assert not logged(events, "endpoint_out")
 
 
@@ -140,10 +140,10 @@ async def test_rejection_does_not_wait_for_a_server_that_was_taken_out() -> None
         policy(wrong, other, kind="openai") as asked,
     ):
         await asked.generate(ask())
-        assert asked.endpoints[0].out is not None
+        assert asked.endpoints[0].suspended is not None
         with (
             anyio.fail_after(PATIENCE),
-            pytest.raises(ProviderError, match=r"has expired.*; .*no such model.*taken out"),
+            pytest.raises(ProviderError, match=r"has expired.*; .*no such model.*suspended"),
         ):
             await asked.generate(ask())
 
@@ -282,7 +282,7 @@ async def test_wait_in_the_line_ends_with_the_deadline() -> None:
         policy(one, other, kind="openai") as asked,
     ):
         answers = await ask_all(asked, [ask(str(number), seconds=0.3) for number in range(40)])
-        assert all("no answer within 0.3 s" in str(answer) for answer in answers)
+        assert all("no response within 0.3 s" in str(answer) for answer in answers)
         assert all("quota exceeded" in str(answer) for answer in answers)
         assert [endpoint.load for endpoint in asked.endpoints] == [0, 0]
 
@@ -296,10 +296,10 @@ def test_session_is_a_guest_after_one_refusal_and_leaves_after_two() -> None:
     router = Router([one, other])
     assert router.find("s") is one
     one.wait_before = lambda now: 0.5  # type: ignore[method-assign]
-    router.refused("s", one)
+    router.note_refusal("s", one)
     assert router.find("s") is other
     assert (one.sessions, other.sessions) == (1, 0)
-    router.refused("s", one)
+    router.note_refusal("s", one)
     assert router.find("s") is other
     assert (one.sessions, other.sessions) == (0, 1)
 
@@ -309,8 +309,8 @@ def test_refusals_that_a_success_follows_are_forgotten() -> None:
     router = Router([one, other])
     assert router.find("s") is one
     for _ in range(5):
-        router.refused("s", one)
-        router.succeeded("s", one)
+        router.note_refusal("s", one)
+        router.note_success("s", one)
     one.wait_before = lambda now: 0.5  # type: ignore[method-assign]
     assert router.find("s") is other
     assert (one.sessions, other.sessions) == (1, 0)
@@ -321,10 +321,10 @@ def test_new_sessions_avoid_servers_in_trouble_or_without_room() -> None:
     router = Router([one, other])
     other.in_flight = 50
     assert router.find("a") is one
-    one.is_in_trouble(math.inf)
-    one.troubled_until = math.inf
+    one.note_failure(math.inf)
+    one.backoff_until = math.inf
     assert router.find("b") is other
-    one.is_well()
+    one.note_success()
     one.in_flight = 2
     other.in_flight = 99
     assert router.find("c") is other
@@ -348,7 +348,7 @@ async def test_line_keeps_to_its_limits_and_loses_nobody(seed: int) -> None:
             waiter = QueuedRequest(number, str(number % 7), None, ())
             place = found if line.enter_now(found) else await line.enter(waiter, found)
             try:
-                assert all(one.in_flight <= one.limit.now for one in endpoints)
+                assert all(one.in_flight <= one.limit.current for one in endpoints)
                 for _ in range(int(rng.integers(5))):
                     await anyio.lowlevel.checkpoint()
                 if rng.random() < 0.2:

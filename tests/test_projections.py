@@ -76,11 +76,11 @@ def test_unknown_env_of_a_projection() -> None:
 
 
 def test_env_without_a_projection() -> None:
-    with pytest.raises(UsageError, match="'gymnasium:CartPole-v1' has no projection of its own"):
+    with pytest.raises(UsageError, match="'gymnasium:CartPole-v1' has no projection"):
         create_projection_function("gymnasium:CartPole-v1")
 
 
 def test_one_string_is_no_list_of_replies() -> None:
     for wrong in ("up", [None], ["up", 3]):
-        with pytest.raises(UsageError, match="a list of replies, all of them texts"):
+        with pytest.raises(UsageError, match="takes a list of texts"):
             create_projection_function("sokoban")(wrong)  # type: ignore[arg-type]

@@ -169,7 +169,7 @@ def test_discount_of_one_trajectory() -> None:
         (lambda: overlong(5, max_length=10, buffer=0), "buffer=0 must be above 0"),
         (lambda: overlong(5, max_length=10, buffer=11), "buffer=11 must be .* at most max_length=10"),
         (lambda: overlong(5, max_length=10, buffer=5, factor=-1.0), "factor=-1.0"),
-        (lambda: format_penalty(-1), "invalid=-1 must be numbers of invalid replies"),
+        (lambda: format_penalty(-1), "invalid=-1 must be counts of invalid replies"),
         (lambda: format_penalty(1, math.nan), "amount=nan"),
         (lambda: discount([1.0], 1.01), "gamma=1.01 must be a finite number, from 0 to 1"),
         (lambda: discount([1.0], trajectories=[0, 1]), "trajectories has 2 entries for 1 rows"),

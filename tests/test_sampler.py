@@ -148,8 +148,8 @@ def test_batch_filter_judges_whole_rounds() -> None:
     ("keep", "told"),
     [
         (lambda group: 1 / 0, "raised ZeroDivisionError"),
-        (lambda group: None, "gives a Verdict"),
-        (BatchFilter(lambda groups: []), "gave 0 verdicts for 1 groups"),
+        (lambda group: None, "return a Verdict"),
+        (BatchFilter(lambda groups: []), "returned 0 verdicts for 1 groups"),
     ],
 )
 def test_filters_that_fail_are_mistakes_of_the_caller(keep: Any, told: str) -> None:

@@ -141,7 +141,7 @@ def test_what_tell_writes_is_read_as_the_same_action(space: Any) -> None:
     space.seed(0)
     for _ in range(50):
         action = space.sample()
-        parsed = text.parse(f"<think>so</think><answer>{text.tell(action)}</answer>")
+        parsed = text.parse(f"<think>so</think><answer>{text.write_action(action)}</answer>")
         assert parsed.valid, parsed.reason
         assert same(parsed.actions[0], plain(action))
 
@@ -155,7 +155,7 @@ def test_default_action_is_inside(space: Any) -> None:
 @pytest.mark.parametrize("space", ACTION_SPACES, ids=str)
 def test_hostile_replies_are_read_or_refused(space: Any, strict: bool) -> None:
     text = text_of(space, strict=strict)
-    good = f"<think>so</think><answer>{text.tell(text.default_action)}</answer>"
+    good = f"<think>so</think><answer>{text.write_action(text.default_action)}</answer>"
     for reply in [*HOSTILE, *hostile_forms(good), *(f"<answer>{reply}</answer>" for reply in HOSTILE)]:
         check(text.parse(reply), space)
 
@@ -421,7 +421,9 @@ def test_space_that_raises_refuses() -> None:
     ids=lambda space: type(space).__name__,
 )
 def test_action_space_that_no_model_can_write_is_refused_at_once(space: Any) -> None:
-    with pytest.raises(UsageError, match=r"Spaced: its action space .* cannot be put in words.*EnvSpec\(text=\.\.\.\)"):
+    with pytest.raises(
+        UsageError, match=r"Spaced: its action space .* cannot be written as text.*EnvSpec\(text=\.\.\.\)"
+    ):
         text_of(space)
 
 
@@ -445,7 +447,7 @@ def test_names_that_an_env_offers_are_actions(where: str, names: Any) -> None:
     assert text.parse("So I take: 1.").actions == (1,)
     assert not text.parse("So I take 1 step.").valid
     assert not text.parse("<answer>left or right</answer>").valid
-    assert [text.tell(number) for number in range(3)] == ["left", "right", "pick_up"]
+    assert [text.write_action(number) for number in range(3)] == ["left", "right", "pick_up"]
     assert "An action is one of: left (or 0), right (or 1), pick_up (or 2)." in text.system_prompt()
     assert "<answer> left </answer>" in text.system_prompt()
 
@@ -687,7 +689,7 @@ def test_gymnasium_envs_are_played_by_text(gym_id: str) -> None:
     env = hosted(gym_id)
     raw = gym.make(gym_id)
     raw.action_space.seed(3)
-    tell = SpaceText(raw, TextOptions()).tell
+    tell = SpaceText(raw, TextOptions()).write_action
     shown = run_now(env.reset(3, None))
     expected, _ = raw.reset(seed=3)
     assert "system_prompt" in shown[4]

@@ -493,7 +493,7 @@ async def test_longer_seconds_of_a_request_hold() -> None:
     ):
         tasks.start_soon(ask)
         await server.until(lambda: server.in_flight == 1)
-        with pytest.raises(ProviderError, match=r"no answer within 0.3 s"):
+        with pytest.raises(ProviderError, match=r"no response within 0.3 s"):
             await served.generate(ASKED)
         go.set()
     assert answers

@@ -1,4 +1,4 @@
-"""A model in this process: concurrent requests, gathered into batches."""
+"""A model in this process: concurrent requests are gathered into batches."""
 
 import copy
 import time
@@ -21,7 +21,7 @@ Model = Callable[[list[Request]], Sequence[Any]]
 
 
 class _PendingRequest:
-    """A request that waits for its place in a batch, and for its answer."""
+    """A request that waits for a batch, and then for its reply."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -32,8 +32,8 @@ class _PendingRequest:
         self.since = time.monotonic()
         self.begun = self.since
         self.given_up = False
-        self.answered = anyio.Event()
-        self.answer: Generation | Exception | None = None
+        self.done = anyio.Event()
+        self.reply: Generation | Exception | None = None
 
     def leave_queue(self) -> None:
         held, self.held = self.held, None
@@ -42,19 +42,19 @@ class _PendingRequest:
 
 
 class BatchedPolicy:
-    """Calls `model(requests)` in a thread with up to `max_batch` requests that came within `max_wait` seconds.
+    """Calls `model(requests)` in a thread with up to `max_batch` requests that arrived within `max_wait` seconds.
 
-    The model gives one result for each request, in order: a `Generation`, a text, any other action, or an exception for
-    that request alone. One batch runs at a time; what comes meanwhile waits for the next.
+    The model returns one result per request, in order: a `Generation`, a text, any other action, or an exception for
+    that request alone. One batch runs at a time; requests that arrive meanwhile wait for the next.
 
-    Replies have the `version` of the weights that their batch began with. A thread cannot be stopped: for new weights,
-    `pause` waits for the batch that runs, in mode "abort", too.
+    Replies have the `version` of the weights that their batch started with. A thread cannot be stopped: for new
+    weights, `pause` waits for the running batch, in mode "abort", too.
     """
 
     def __init__(self, model: Model, *, max_batch: int = 64, max_wait: float = 0.005) -> None:
         if max_batch < 1 or max_wait < 0:
             raise UsageError(
-                f"BatchedPolicy: max_batch={max_batch!r} must be 1 or more, max_wait={max_wait!r} 0 or more"
+                f"BatchedPolicy: max_batch={max_batch!r} must be at least 1, max_wait={max_wait!r} at least 0"
             )
         self._model = model
         self._max_batch = max_batch
@@ -62,15 +62,15 @@ class BatchedPolicy:
         self._thread = anyio.CapacityLimiter(1)
         self._send: MemoryObjectSendStream[_PendingRequest] | None = None
         self._serving = Background()
-        self._asked: set[_PendingRequest] = set()
+        self._pending: set[_PendingRequest] = set()
         self._gate = Gate()
         self.version = self.updates = 0
         self.is_open = False
 
     async def __aenter__(self) -> Self:
         await self._serving.open()
-        self._send, asked = anyio.create_memory_object_stream[_PendingRequest](0)
-        self._serving.start_soon(self._serve, asked)
+        self._send, arriving = anyio.create_memory_object_stream[_PendingRequest](0)
+        self._serving.start_soon(self._serve, arriving)
         self.is_open = True
         return self
 
@@ -81,40 +81,42 @@ class BatchedPolicy:
         try:
             await self._serving.close(error, cancel=kind is not None or not self._gate.is_open)
         finally:
-            for asked in self._asked:
-                asked.answered.set()
+            for pending in self._pending:
+                pending.done.set()
 
     async def generate(self, request: Request) -> Generation:
         if self._send is None or not self.is_open:
             raise ClosedError("this BatchedPolicy is not open: use it within 'async with'")
-        asked = _PendingRequest(request)
-        self._asked.add(asked)
+        pending = _PendingRequest(request)
+        self._pending.add(pending)
         try:
             with Deadline(request.seconds, self.held_seconds) as deadline:
-                await self._send.send(asked)
-                await asked.answered.wait()
+                await self._send.send(pending)
+                await pending.done.wait()
             if deadline.expired:
-                raise ProviderError(f"no answer within {request.seconds} s")
+                raise ProviderError(f"no response within {request.seconds} s")
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             raise ClosedError("this BatchedPolicy was closed") from None
         finally:
-            asked.given_up = True
-            asked.leave_queue()
-            self._asked.discard(asked)
-        if asked.answer is None:
+            pending.given_up = True
+            pending.leave_queue()
+            self._pending.discard(pending)
+        if pending.reply is None:
             raise ClosedError("this BatchedPolicy was closed")
-        if isinstance(asked.answer, Exception):
-            raise asked.answer
+        if isinstance(pending.reply, Exception):
+            raise pending.reply
         now = time.monotonic()
-        timings = Timings(queue=asked.begun - asked.since, first_byte=now - asked.begun, total=now - asked.since)
-        return msgspec.structs.replace(asked.answer, timings=timings, version=asked.version)
+        timings = Timings(
+            queue=pending.begun - pending.since, first_byte=now - pending.begun, total=now - pending.since
+        )
+        return msgspec.structs.replace(pending.reply, timings=timings, version=pending.version)
 
     async def pause(self, mode: PauseMode = "wait") -> None:
-        """Hold batches back, for new weights: the one that runs is awaited, or left alone ("continue")."""
+        """Hold batches back for new weights; the running one is awaited, or left alone ("continue")."""
         await self._gate.shut(mode)
 
     async def resume(self, version: int | None = None) -> None:
-        """Let batches run again; what they give is of this version of the weights."""
+        """Let batches run again; their replies are of this version of the weights."""
         if version is not None:
             check_rises(version, self.version)
             self.version = version
@@ -122,7 +124,7 @@ class BatchedPolicy:
         self._gate.open()
 
     def held_seconds(self) -> float:
-        """How long batches were held back, all in all."""
+        """How long batches were held back in total."""
         return self._gate.held.seconds()
 
     def last_held(self) -> float:
@@ -136,7 +138,7 @@ class BatchedPolicy:
                 while not self._gate.is_open:
                     await self._gate.wait()
                     self._fill(gathered, arriving)
-                batch = [asked for asked in gathered if not asked.given_up]
+                batch = [pending for pending in gathered if not pending.given_up]
                 if batch:
                     with self._gate.passing():
                         await self._run(batch)
@@ -152,35 +154,35 @@ class BatchedPolicy:
         return batch
 
     def _fill(self, batch: list[_PendingRequest], arriving: MemoryObjectReceiveStream[_PendingRequest]) -> None:
-        """Whoever stands in line by now need not wait for the next."""
+        """Add requests that are already waiting."""
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
             while len(batch) < self._max_batch:
                 batch.append(arriving.receive_nowait())
 
     async def _run(self, batch: list[_PendingRequest]) -> None:
         begun = time.monotonic()
-        for asked in batch:
-            asked.version = self.version
-            asked.leave_queue()
-        requests = [asked.request for asked in batch]
+        for pending in batch:
+            pending.version = self.version
+            pending.leave_queue()
+        requests = [pending.request for pending in batch]
         try:
             results = await anyio.to_thread.run_sync(self._call, requests, limiter=self._thread)
-        except Exception as error:  # noqa: BLE001 (whatever a model raises belongs to those who asked it)
+        except Exception as error:  # noqa: BLE001 (whatever a model raises belongs to the requests of its batch)
             results = [_failed(error)] * len(batch)
-        for asked, result in zip(batch, results, strict=True):
-            asked.begun, asked.answer = begun, _as_answer(result)
-            asked.answered.set()
+        for pending, result in zip(batch, results, strict=True):
+            pending.begun, pending.reply = begun, _as_reply(result)
+            pending.done.set()
 
     def _call(self, requests: list[Request]) -> list[Any]:
-        """In the thread, also if the results are made one by one."""
+        """In the thread, even if the model is a generator."""
         results = self._model(requests)
         listed = [results] if isinstance(results, str) else list(results)
         if len(listed) != len(requests) or isinstance(results, str):
-            raise ProviderError(f"the model gave {len(listed)} results for {len(requests)} requests")
+            raise ProviderError(f"the model returned {len(listed)} results for {len(requests)} requests")
         return listed
 
 
-def _as_answer(result: Any) -> Generation | Exception:
+def _as_reply(result: Any) -> Generation | Exception:
     if isinstance(result, Generation):
         return result
     if isinstance(result, Exception):
@@ -190,7 +192,7 @@ def _as_answer(result: Any) -> Generation | Exception:
 
 def _failed(error: Exception) -> RolloutError:
     if isinstance(error, RolloutError):
-        own = copy.copy(error)  # each rollout notes its own place on it
+        own = copy.copy(error)  # each rollout adds its own place to it
         own.__cause__ = error.__cause__
         return own
     failed = ProviderError(f"the model raised {type(error).__name__}: {error}")

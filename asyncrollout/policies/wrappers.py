@@ -1,4 +1,4 @@
-"""Small policies around others."""
+"""Policies around others: limited, with a fallback, cached, frozen."""
 
 import time
 from collections import OrderedDict
@@ -16,6 +16,10 @@ from asyncrollout.policies.holding import Deadline, held_back
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 
+# A reply does not depend on these; a field that is added to `Request` counts unless it is added here.
+_NOT_COMPARED = frozenset({"session", "turn", "seconds", "tokens_left"})
+_COMPARED = tuple(name for name in Request.__struct_fields__ if name not in _NOT_COMPARED)
+
 
 @dataclass(frozen=True)
 class Limited:
@@ -27,7 +31,7 @@ class Limited:
             return await self._take_place(request)
         with Deadline(request.seconds, _held_beneath(self.inner)):
             return await self._take_place(request)
-        raise ProviderError(f"no answer within {request.seconds:g} s, the wait for a place included")
+        raise ProviderError(f"no response within {request.seconds:g} s, queueing included")
 
     async def _take_place(self, request: Request) -> Generation:
         try:
@@ -46,7 +50,7 @@ class Fallback:
     policies: tuple[Policy, ...]
 
     async def generate(self, request: Request) -> Generation:
-        """The first answer; the last policy's failure, if none has one."""
+        """The first reply; the last policy's failure if none has one."""
         seconds, began = request.seconds, time.monotonic()
         held = _held_beneath(*(() if seconds is None else self.policies))
         *others, last = self.policies
@@ -69,34 +73,34 @@ class Cached:
     _forgotten: list[int] = field(default_factory=lambda: [0])  # how often
 
     async def generate(self, request: Request) -> Generation:
-        shown = [request.messages, request.prompt_ids, request.sampling, request.data, request.expert]
+        shown = [getattr(request, name) for name in _COMPARED]
         asked = msgspec.msgpack.encode(shown, order="deterministic", enc_hook=_array)
         lock = self._asking.setdefault(asked, anyio.Lock())
         try:
-            async with _in_turn(lock):  # whoever asks the same meanwhile gets the same
+            async with _uncharged(lock):  # concurrent equal requests get the same reply
                 key = self._key(asked)
                 if key not in self.kept:
                     forgotten = self._forgotten[0]
                     generation = await self.inner.generate(request)
                     if forgotten != self._forgotten[0] or key != self._key(asked):
-                        return generation  # perhaps of the old weights
+                        return generation  # possibly of the old weights
                     self.kept[key] = generation
                 self.kept.move_to_end(key)
                 generation = self.kept[key]
         finally:
-            if not lock.locked():  # else the next in turn has it
+            if not lock.locked():  # else the next waiter has it
                 self._asking.pop(asked, None)
         while len(self.kept) > self.size:
             self.kept.popitem(last=False)
         return generation
 
     def _key(self, asked: bytes) -> bytes:
-        """Other for other weights, also if they were changed without our being asked to forget."""
+        """Differs by weights, even if they were changed without a call of `forget`."""
         versions = [(getattr(part, "version", 0), getattr(part, "updates", 0)) for part in nested(self.inner)]
         return asked + msgspec.msgpack.encode(versions)
 
     def forget(self) -> None:
-        """Forget all replies, as of weights that are no more; also those under way."""
+        """Drop all replies, those in flight included: they are of old weights."""
         self._forgotten[0] += 1
         self.kept.clear()
 
@@ -108,7 +112,7 @@ class Frozen:
     inner: Policy
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else an agent may want of its policy; but nobody pauses it."""
+        """Other attributes of the policy, but without `pause` and `resume`."""
         if name.startswith("__") or name in ("inner", "policies", "pause", "resume"):
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -118,33 +122,33 @@ class Frozen:
 
 
 def limited(policy: Policy, most: int) -> Limited:
-    """At most so many calls at a time."""
+    """A policy with at most `most` concurrent calls."""
     if isinstance(most, bool) or most < 1:
-        raise UsageError(f"limited: most={most!r} is not a number from 1")
+        raise UsageError(f"limited: most={most!r} must be at least 1")
     return Limited(policy, anyio.CapacityLimiter(most))
 
 
 def fallback(*policies: Policy) -> Fallback:
-    """The next policy where one fails."""
+    """Use the next policy where one fails."""
     if not policies:
         raise UsageError("fallback() needs at least one policy")
     return Fallback(policies)
 
 
 def cached(policy: Policy, *, size: int = 1024) -> Cached:
-    """The same reply to the same request, from memory; the oldest of more than `size` are forgotten.
+    """Give the same reply to the same request, from memory; beyond `size`, the least recently used are dropped.
 
-    A request is the same if all that a policy is shown of it is: prompt, sampling with its seed, data.
+    Requests are the same if prompt, sampling (with its seed), data and expert are equal.
     """
     if isinstance(size, bool) or size < 1:
-        raise UsageError(f"cached: size={size!r} is not a number from 1")
+        raise UsageError(f"cached: size={size!r} must be at least 1")
     return Cached(policy, size)
 
 
 def frozen(policy: Policy) -> Frozen:
-    """A part that does not learn: not held back by weight updates, of its own version, and never stale."""
+    """A part that does not learn: weight updates do not hold it back, and its replies are never stale."""
     if not hasattr(policy, "generate"):
-        raise UsageError(f"frozen: {policy!r:.100} is not a policy: it has no generate()")
+        raise UsageError(f"frozen: {policy!r:.100} is not a policy (no generate method)")
     return Frozen(policy)
 
 
@@ -164,8 +168,8 @@ def nested(policy: Any) -> Iterator[Any]:
 
 
 @asynccontextmanager
-async def _in_turn(lock: anyio.Lock) -> AsyncIterator[None]:
-    """What another call does meanwhile is charged to that one."""
+async def _uncharged(lock: anyio.Lock) -> AsyncIterator[None]:
+    """Waiting for the same reply is not charged to the rollout."""
     try:
         lock.acquire_nowait()
     except anyio.WouldBlock:
@@ -178,7 +182,7 @@ async def _in_turn(lock: anyio.Lock) -> AsyncIterator[None]:
 
 
 def _held_beneath(*policies: Policy) -> Callable[[], float]:
-    """From now on: how long calls of the parts were held back for new weights."""
+    """A clock from now on: how long calls of the parts were held back for new weights."""
     parts = [part for policy in policies for part in nested(policy) if hasattr(part, "held_seconds")]
     before = [part.held_seconds() for part in parts]
     return lambda: max((part.held_seconds() - so_far for part, so_far in zip(parts, before, strict=True)), default=0.0)
@@ -189,4 +193,4 @@ def _array(value: Any) -> Any:
         return [value.dtype.str, value.shape, value.tobytes()]
     if isinstance(value, np.generic):
         return value.item()
-    raise UsageError(f"cached: a request with a {type(value).__name__} cannot be compared with others")
+    raise UsageError(f"cached: cannot compare requests that contain a {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Projections without an env: what a model wrote, as actions of a named env."""
+"""Projections: replies to actions of a named env, without an instance of it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,10 +17,10 @@ GENERIC = "generic"
 
 
 def create_projection_function(env: str, *, multi: bool = False, **options: Any) -> Projection:
-    """A function from replies to `(actions, valids)`, one action for each reply, or with `multi` a list of them.
+    """A function from replies to `(actions, valids)`: one action per reply, or with `multi` a list of them.
 
-    An invalid reply gives the env's default action and False. `options` are those of `TextOptions`. `"generic"` takes
-    whatever stands in the last tag.
+    An invalid reply becomes the env's default action and False. `options` are those of `TextOptions`. `"generic"` takes
+    the text in the last tag.
     """
     project, default = _find_projection(env)
     chosen = _options(env, options)
@@ -29,7 +29,7 @@ def create_projection_function(env: str, *, multi: bool = False, **options: Any)
 
     def project_all(replies: Sequence[str]) -> tuple[list[Any], list[bool]]:
         if isinstance(replies, str) or not all(isinstance(reply, str) for reply in replies):
-            raise UsageError(f"the projection of {env!r} takes a list of replies, all of them texts")
+            raise UsageError(f"the projection of {env!r} takes a list of texts")
         found = [project(reply, chosen) for reply in replies]
         firsts = [list(parsed.actions) if parsed.valid and len(parsed.actions) else [default] for parsed in found]
         return firsts if multi else [actions[0] for actions in firsts], [parsed.valid for parsed in found]
@@ -44,7 +44,7 @@ def _find_projection(env: str) -> tuple[Callable[[str, TextOptions], Parsed], An
     project = getattr(interface, "project", None)
     if not callable(project):
         raise UsageError(
-            f"env {env!r} has no projection of its own: give its text interface a static project(reply, options)"
+            f"env {env!r} has no projection: add a static method project(reply, options) to its text interface"
             f"{did_you_mean(env, [*env_names(), GENERIC])}"
         )
     return project, getattr(interface, "default_action", None)

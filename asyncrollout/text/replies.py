@@ -1,6 +1,7 @@
-"""Reading a model's reply: find the answer in it, split it into actions, say why where there is none.
+"""Reading a model's reply: find the answer, split it into actions, or give the reason why there is none.
 
-Nothing here raises or takes long, whatever the reply: tags are found with `rfind`, prose is searched in its end only.
+Nothing here raises or takes long, whatever the reply: models in training write megabytes of anything. Tags are found
+with `rfind`, and only the end of prose is searched.
 """
 
 import re
@@ -13,7 +14,7 @@ import msgspec
 from asyncrollout.types import Parsed, TextOptions
 
 LONGEST = 32_768
-"""How many characters of an answer, or of the end of an untagged reply, are looked at."""
+"""How many characters of an answer, or of the end of an untagged reply, are read."""
 
 _FURTHEST_TAG = 8 * LONGEST  # from the end
 _TAGS = ("answer", "action")
@@ -23,7 +24,7 @@ _DRESSING = " \t\r\n.,;:!\"'`*_[](){}<>"
 
 
 class StatedAnswer(msgspec.Struct, frozen=True):
-    """The part of a reply that actions are read from, and its tag, if any; no text, but a reason, if there is none."""
+    """The part of a reply that actions are read from, and its tag, if any; or the reason why there is none."""
 
     text: str = ""
     tag: str = ""
@@ -38,9 +39,9 @@ E = TypeVar("E")
 
 
 class Projecting(Generic[E]):
-    """The start of a text interface whose projection needs no env: give it `project`, and what else a model is told.
+    """Base class of text interfaces that read replies without the env: override `project`, and add the prompts.
 
-    `create_projection_function` finds both of its class's own: `project`, and the `default_action` of an invalid reply.
+    `create_projection_function` uses its `project`, and its `default_action` for an invalid reply.
     """
 
     default_action: Any = ""
@@ -51,7 +52,7 @@ class Projecting(Generic[E]):
 
     @classmethod
     def project(cls, reply: str, options: TextOptions) -> Parsed:
-        """The actions that a reply asks for; here, the answer's text itself."""
+        """The actions of a reply; by default, the text of its answer."""
         return read_reply(reply, options, str)
 
     def parse(self, reply: str) -> Parsed:
@@ -59,9 +60,9 @@ class Projecting(Generic[E]):
 
 
 def find_answer(reply: str, *, strict: bool = False, tags: tuple[str, ...] = _TAGS) -> StatedAnswer:
-    """What the last `<answer>` or `<action>` tag holds, else the prose outside `<think>`; an env may have other `tags`.
+    """The content of the last `<answer>` or `<action>` tag (or other `tags`), else the prose outside `<think>`.
 
-    `strict` wants the whole reply to be `<think>..</think><answer>..</answer>`; `<action>` is none of its tags.
+    `strict` requires the whole reply to be `<think>..</think><answer>..</answer>`, and does not accept `<action>`.
     """
     answer = _find_strict(reply, tags) if strict else _find_lenient(reply, tags)
     if len(answer.text) > LONGEST and answer.tagged:
@@ -79,8 +80,8 @@ def read_reply(
 ) -> Parsed:
     """The actions of a reply.
 
-    `read` makes an action of one action's text, or gives None. `find_bare` picks the one action's text out of prose
-    without tags. With `several` false the answer is one action, whatever it holds.
+    `read` turns the text of one action into an action, or None. `find_bare` finds the text of the one action in prose
+    without tags. Unless `several`, the whole answer is one action.
     """
     answer = find_answer(reply, strict=options.strict)
     if answer.reason:
@@ -88,7 +89,7 @@ def read_reply(
     if answer.tagged or len(answer.text) <= LONGEST:
         texts = _split(answer.text, options) if several else [answer.text]
         parsed = _read_all(texts, read)
-        if parsed.valid or answer.tagged:  # a valid one without tags is its actions and nothing else
+        if parsed.valid or answer.tagged:  # valid without tags: the reply is its actions and nothing else
             return parsed
     bare = find_bare(answer.text[-LONGEST:]) if find_bare else None
     if bare is None:
@@ -97,9 +98,9 @@ def read_reply(
 
 
 def read_choice(reply: str, options: TextOptions, choices: Mapping[str, Any]) -> Parsed:
-    """The actions of a reply for an env whose actions have names; `choices` maps each name, in lower case, to one.
+    """The actions of a reply, for named actions; `choices` maps each name, in lower case, to its action.
 
-    Only whole words count, and only one name may be meant at a time: "jump" is not up, "up or down" is nothing.
+    Only whole words count, and only one name per action: "jump" is not up, "up or down" is invalid.
     """
 
     def read(text: str) -> Any:
@@ -112,14 +113,14 @@ def read_choice(reply: str, options: TextOptions, choices: Mapping[str, Any]) ->
 
 
 def find_stated(prose: str) -> str | None:
-    """What a reply without tags states: its last line, or what follows a colon or an "is" in it."""
+    """What a reply without tags states: its last line, or the part after a colon or an "is"."""
     line = prose.rstrip().rpartition("\n")[2]
     stated = line[led.end() :] if (led := _STATED.match(line)) else line
     return stated.strip(" \t*`$").rstrip(". \t*`$") or None
 
 
 def turn_format(options: TextOptions, example: str = "your action", *, most: int | None = None) -> str:
-    """The paragraph of a system prompt that says how to reply; `most` is how many actions an episode has, at most."""
+    """The paragraph of a system prompt that says how to reply; `most` caps the number of actions."""
     shape = f"<think> your reasoning </think><answer> {example} </answer>"
     most = min(limit for limit in (options.max_actions_per_turn, options.max_actions_per_traj, most) if limit)
     if most == 1:
@@ -151,7 +152,7 @@ def _find_strict(reply: str, tags: tuple[str, ...]) -> StatedAnswer:
 
 
 def _find_lenient(reply: str, tags: tuple[str, ...]) -> StatedAnswer:
-    """The last tag outside thoughts, else the one that ends a thought which was never closed, else the prose."""
+    """The last tag outside thoughts, else the one that ends an unclosed thought, else the prose."""
     said = _outside_thoughts(reply[:-LONGEST] + _odd_tag(tags).sub(_plain_tag, reply[-LONGEST:]), tags)
     for part in said:
         found = _last_tag(part[-_FURTHEST_TAG:], tags)
@@ -165,16 +166,16 @@ def _find_lenient(reply: str, tags: tuple[str, ...]) -> StatedAnswer:
 
 @cache
 def _odd_tag(tags: tuple[str, ...]) -> re.Pattern[str]:
-    """A tag that is not written as it should be."""
+    """Matches misspelt tags: upper case, spaces, or <thinking>."""
     names = "|".join((*tags, "think"))
     return re.compile(rf"<(?!(?-i:/?(?:{names})>))\s?/?\s?(?:{names}|thinking)\s?>", re.IGNORECASE)
 
 
 def _outside_thoughts(reply: str, tags: tuple[str, ...]) -> tuple[str, str, str]:
-    """The parts of a reply to look at, in this order; the last one for its tag alone.
+    """The parts of a reply to read, in this order; the last one for its tag only.
 
-    Thoughts end at the last `</think>`, also without a `<think>`, which the prompt may be pre-filled with. After that,
-    one that is never closed runs to the end of the reply; if it ends with an answer, its `</think>` was forgotten.
+    Thoughts end at the last `</think>`, even without a `<think>`, which the prompt may be pre-filled with. An unclosed
+    thought after that runs to the end of the reply; if it ends with an answer, its `</think>` was forgotten.
     """
     before, closed, after = reply.rpartition("</think>")
     after, opened, thought = after.partition("<think>")
@@ -189,7 +190,7 @@ def _plain_tag(odd: re.Match[str]) -> str:
 
 
 def _last_tag(text: str, tags: tuple[str, ...]) -> tuple[str, str] | None:
-    """The content of the last closed tag; of one that is still open, if none is closed (a stop word cut it off)."""
+    """The content of the last closed tag, else of the last open one (a stop string cut it off)."""
     closed = [(*span, tag) for tag in tags if (span := _closed(text, tag))]
     if closed:
         start, end, tag = max(closed)
@@ -233,7 +234,7 @@ def _read_all(texts: Iterable[str], read: Callable[[str], Any]) -> Parsed:
 
 
 def _only_word(text: str, choices: Mapping[str, Any]) -> str | None:
-    """The one name in `text`; None if there is none, or if several with different actions could be meant."""
+    """The one name in `text`; None if there is none, or several with different actions."""
     words = {word.lower() for word in {*_WORD.findall(text)} if not word.isdigit()}
     found = [name for name in choices if name in words or (not _WORD.fullmatch(name) and _has_phrase(text, name))]
     meant = {repr(choices[name]) for name in found}

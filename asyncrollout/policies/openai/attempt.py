@@ -33,7 +33,7 @@ _REJECTED = frozenset({401, 403, 404})  # by one server perhaps, and not by anot
 
 
 class Sender:
-    """Makes attempts; the parts that it shares with the policy learn from each how the servers are."""
+    """Makes attempts, and reports to limit, router and health what each says about its server."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class Sender:
             async with asyncio.timeout_at(min(limit, deadline)) as timer:
                 with self._gate.passing(timer):
                     return await self._post(endpoint, call)
-        except TimeoutError:  # both are put off alike where it stands still: no clock can tell which it was
+        except TimeoutError:  # while held back, both are extended alike: no clock can tell which one expired
             if is_stopped(timer):
-                call.is_again = True
+                call.retry_now = True
                 refund(call.began)
                 return None
             if deadline <= limit:
                 raise
-            call.fails(endpoint, f"no answer within {self._options.attempt_seconds:g} s")
+            call.note_failure(endpoint, f"no response within {self._options.attempt_seconds:g} s")
             self._health.lose(endpoint)
         return None
 
@@ -105,22 +105,22 @@ class Sender:
             if kind is not None:
                 body = call.body(kind, self._options, context=endpoint.context)
                 headers = self._key.closing if kind in STREAMED else self._key.headers
-                post = endpoint.post if endpoint.has_answered else self._contact.first_post(endpoint)
+                post = endpoint.post if endpoint.has_responded else self._contact.first_post(endpoint)
                 return await post(client, PATHS[self._options.mode], body, headers)
             assert refused is not None
             if refused.status < 500:
                 return refused
-            call.fails(endpoint, f"HTTP {refused.status}: {clipped(refusal(refused.content))}")
+            call.note_failure(endpoint, f"HTTP {refused.status}: {clipped(refusal(refused.content))}")
             if (wait := read_retry_after(refused.headers.get("Retry-After"))) is not None:
                 endpoint.limit.pause(time.monotonic() + wait)
         except aiohttp.ServerDisconnectedError as error:
-            if not call.had_stale_connection:  # most likely one that was kept, and closed on the other side
-                call.had_stale_connection = call.is_again = True
+            if not call.had_stale_connection:  # most likely a kept-alive one that the server closed
+                call.had_stale_connection = call.retry_now = True
                 return None
-            call.fails(endpoint, f"{type(error).__name__}: {error}")
+            call.note_failure(endpoint, f"{type(error).__name__}: {error}")
         except (aiohttp.ClientError, OSError, SilentError) as error:
-            call.fails(endpoint, f"it does not answer: {cause_of(error, endpoint)}")
-        self._contact.note(endpoint, call.trouble)
+            call.note_failure(endpoint, f"no response: {cause_of(error, endpoint)}")
+        self._contact.note(endpoint, call.last_error)
         self._health.lose(endpoint)
         return None
 
@@ -137,16 +137,16 @@ class Sender:
         except AbortedReplyError as error:
             if self._gate.is_open:
                 endpoint.limit.failed(time.monotonic())
-                call.fails(endpoint, str(error))
+                call.note_failure(endpoint, str(error))
             else:  # stopped by the server for new weights
-                call.is_again = True
+                call.retry_now = True
                 refund(call.began)
             return None
-        self._health.is_well(endpoint)
+        self._health.note_success(endpoint)
         for wrong, said in call.rejections.items():
-            self._health.take_out(wrong, said)
+            self._health.suspend(wrong, said)
         if request.session:
-            self._router.succeeded(request.session, endpoint)
+            self._router.note_success(request.session, endpoint)
         if endpoint.kind == "vllm" and not self._has_warned:
             self._warn_of_logprobs(endpoint, request.sampling)
         work = work_of(generation.usage.prompt, generation.usage.completion)
@@ -167,7 +167,7 @@ class Sender:
         at = time.monotonic()
         message = refusal(self._key.hidden_in(response.content))
         said = f"HTTP {response.status}: {clipped(message)}"
-        endpoint.trouble = said
+        endpoint.last_error = said
         wait = read_retry_after(response.headers.get("Retry-After"))
         overflow = None if response.status in (401, 403, 429) else read_overflow(message)
         match failure_of(response.status):
@@ -175,31 +175,31 @@ class Sender:
                 endpoint.limit.failed(at)
                 if wait is not None:
                     endpoint.limit.pause(at + wait)
-                endpoint.is_in_trouble(at)
-                call.fails(endpoint, said)
+                endpoint.note_failure(at)
+                call.note_failure(endpoint, said)
             case "permanent" if response.status in _REJECTED and overflow is None:
-                endpoint.is_in_trouble(at)
-                call.is_rejected(endpoint, said)
+                endpoint.note_failure(at)
+                call.note_rejection(endpoint, said)
                 others = [one for one in self._endpoints if one not in call.rejections]
-                if all(one.is_out(at) for one in others):  # which may be for minutes
+                if all(one.is_suspended(at) for one in others):  # possibly for minutes
                     call.refused_by = endpoint, response
-                    out = {one: f"{one.out} (taken out)" for one in others}
+                    out = {one: f"{one.suspended} (suspended)" for one in others}
                     raise ProviderError("; ".join(f"{one.name}: {why}" for one, why in (call.rejections | out).items()))
             case "permanent" | "passing":
                 if overflow is None:
                     call.refused_by = endpoint, response
                     raise ProviderError(f"{endpoint.name}: {said}")
                 endpoint.context = overflow.context or endpoint.context
-                if call.fits(overflow):
+                if call.shorten(overflow):
                     return
-                if overflow.is_of_reply and call.most is not None:
-                    raise ProviderError(f"{endpoint.name}: max_tokens={call.most} does not fit: {said}")
+                if overflow.is_of_reply and call.max_tokens is not None:
+                    raise ProviderError(f"{endpoint.name}: max_tokens={call.max_tokens} does not fit: {said}")
                 raise ContextError(f"{endpoint.name}: {said}")
             case "refused":
                 if endpoint.limit.refused(started, at, wait, jitter=spread(self._jitter)):
                     call.let_others_try()
-                self._router.refused(call.request.session, endpoint)
-                call.is_refused(said)
+                self._router.note_refusal(call.request.session, endpoint)
+                call.note_refusal(said)
 
     def _warn_of_logprobs(self, endpoint: Endpoint, sampling: Sampling) -> None:
         default = self._options.sampling

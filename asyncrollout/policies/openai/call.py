@@ -15,7 +15,7 @@ from asyncrollout.policies.openai.session import HttpResponse
 from asyncrollout.types import Request, Sampling
 
 SERVERS_OWN = Sampling()
-_MOST_FITS = 2
+_MOST_SHORTENINGS = 2
 _OWN_CAPS = frozenset({"max_tokens", "max_completion_tokens"})
 
 
@@ -33,9 +33,9 @@ class CallOptions:
 class HttpCall:
     """A request on its way: what has been tried, and what went wrong."""
 
-    __slots__ = ("_bodies", "_deadline", "_fits", "_held", "_is_open_ended", "_numbers", "_room", "began", "created",
-                 "failed", "failures", "had_stale_connection", "is_again", "most", "number", "refusals", "refused_by",
-                 "rejections", "request", "trouble")  # fmt: skip
+    __slots__ = ("_bodies", "_deadline", "_held", "_is_open_ended", "_numbers", "_room", "_shortenings", "began",
+                 "created", "failed", "failures", "had_stale_connection", "last_error", "max_tokens", "number",
+                 "refusals", "refused_by", "rejections", "request", "retry_now")  # fmt: skip
 
     def __init__(self, request: Request, deadline: float, held: HeldTime, numbers: Iterator[int]) -> None:
         self.request = request
@@ -44,22 +44,22 @@ class HttpCall:
         self.created = time.monotonic()
         self._deadline = deadline - held.seconds()
         self._held = held
-        self.began = 0.0  # the present try, on the clock of what its rollout is charged for
+        self.began = 0.0  # the current attempt, on the clock of what its rollout is charged for
         self.failures = self.refusals = 0
         self.failed: Endpoint | None = None
-        self.rejections: dict[Endpoint, str] = {}  # of servers that another may prove wrong
-        self.trouble = ""
+        self.rejections: dict[Endpoint, str] = {}  # by servers that another one may prove wrong
+        self.last_error = ""
         self.refused_by: tuple[Endpoint, HttpResponse] | None = None  # for good
-        self.is_again = self.had_stale_connection = False
-        self.most: int | None = None  # tokens, as last asked for
+        self.retry_now = self.had_stale_connection = False
+        self.max_tokens: int | None = None  # tokens, as last asked for
         self._bodies: dict[ServerKind, bytes] = {}
         self._room: int | None = None
         self._is_open_ended = False
-        self._fits = 0
+        self._shortenings = 0
 
     @property
     def deadline(self) -> float:
-        """Put off by the time in which calls were held back for new weights."""
+        """Extended by the time in which calls were held back for new weights."""
         return self._deadline + self._held.seconds()
 
     @property
@@ -67,7 +67,7 @@ class HttpCall:
         return 1 + self.failures + self.refusals
 
     def body(self, kind: ServerKind, options: CallOptions, *, context: int | None = None) -> bytes:
-        """What is sent; `context` is that of the server's model, if known."""
+        """The JSON body; `context` is that of the server's model, if known."""
         if kind not in self._bodies:
             request, default = self.request, options.sampling
             sampling = request.sampling if default == SERVERS_OWN else codec.merge(request.sampling, default)
@@ -78,69 +78,69 @@ class HttpCall:
         return self._bodies[kind]
 
     def _bounded(self, sampling: Sampling, default: Sampling, kind: ServerKind, context: int | None) -> Sampling:
-        """With the least of what the request, the rollout's limit, the policy and the context allow for a reply."""
+        """Cap `max_tokens` by the least of what the request, the rollout's limit, the policy and the context allow."""
         request = self.request
         is_unbounded = request.tokens_left is self._room is context is None
         if is_unbounded and not sampling.extra and not self._is_open_ended:  # most often
-            self.most = sampling.max_tokens
+            self.max_tokens = sampling.max_tokens
             return sampling
         own = {name for name in _OWN_CAPS if type(sampling.extra.get(name)) is int} if sampling.extra else ()
         caps = [sampling.max_tokens, request.tokens_left, self._room, *(sampling.extra[name] for name in own)]
         if request.tokens_left is not None and request.tokens_left == request.sampling.max_tokens:
-            caps.append(default.max_tokens)  # it is the limit that is asked for, and not a wish beyond the policy's own
+            caps.append(default.max_tokens)  # it comes from the limit, so the policy's own cap holds, too
         if context is not None and request.prompt_ids is not None and len(request.prompt_ids) < context:
             caps.append(context - len(request.prompt_ids))
         most = min((cap for cap in caps if cap is not None), default=None)
         is_open_ended = kind == "vllm" and context is not None and most is not None and most >= context
         if self._is_open_ended or is_open_ended:
             most, own = None, {"max_tokens", *own}
-        self.most = most
+        self.max_tokens = most
         if own:
             extra = {**sampling.extra, **dict.fromkeys(own, most)}
             return msgspec.structs.replace(sampling, max_tokens=None, extra=extra)
         return sampling if most == sampling.max_tokens else msgspec.structs.replace(sampling, max_tokens=most)
 
-    def fits(self, overflow: ContextOverflow) -> bool:
-        """Whether it is asked again, for a shorter reply that fits the model's context, as a refusal says."""
-        if self._fits >= _MOST_FITS:
+    def shorten(self, overflow: ContextOverflow) -> bool:
+        """Whether the call is made again, for a shorter reply that fits the context which the refusal names."""
+        if self._shortenings >= _MOST_SHORTENINGS:
             return False
         if overflow.room is not None:
-            if overflow.room < 1 or (self.most is not None and overflow.room >= self.most):
+            if overflow.room < 1 or (self.max_tokens is not None and overflow.room >= self.max_tokens):
                 return False
             self._room = overflow.room
-        elif overflow.is_vague and self.most is not None:
+        elif overflow.is_vague and self.max_tokens is not None:
             self._is_open_ended = True
         else:
             return False
-        self._fits += 1
+        self._shortenings += 1
         self._bodies.clear()
-        self.is_again = True
+        self.retry_now = True
         return True
 
-    def fails(self, endpoint: Endpoint, trouble: str) -> None:
+    def note_failure(self, endpoint: Endpoint, error: str) -> None:
         self.failures += 1
-        self._bodies.clear()  # the next may go to another server, or to this one with another context
+        self._bodies.clear()  # the next attempt may go to another server, or to this one with another context
         self.failed = endpoint
-        self.trouble = trouble
+        self.last_error = error
 
-    def is_refused(self, trouble: str) -> None:
-        """A matter of waiting, which the deadline bounds."""
+    def note_refusal(self, error: str) -> None:
+        """Too many calls: not a failed attempt, but a wait that the deadline bounds."""
         self.refusals += 1
         self._bodies.clear()
-        self.trouble = trouble
-        self.is_again = True
+        self.last_error = error
+        self.retry_now = True
 
     def let_others_try(self) -> None:
         """Go behind all others in the queue: a call that is refused each time must not be the only one that tries."""
         self.number = next(self._numbers)
 
-    def is_rejected(self, endpoint: Endpoint, trouble: str) -> None:
-        """By this server for good; another one may take it."""
-        self.rejections[endpoint] = trouble
+    def note_rejection(self, endpoint: Endpoint, error: str) -> None:
+        """This server will not take the call; another one may."""
+        self.rejections[endpoint] = error
         self._bodies.clear()
-        self.trouble = trouble
-        self.is_again = True
+        self.last_error = error
+        self.retry_now = True
 
-    def rejected(self) -> str:
-        """To be added to another error."""
+    def rejections_text(self) -> str:
+        """What other servers rejected, to be added to an error."""
         return "".join(f"; {endpoint.name}: {said}" for endpoint, said in self.rejections.items())

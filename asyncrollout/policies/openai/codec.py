@@ -1,4 +1,4 @@
-"""The OpenAI protocol: requests to bodies, and answers to generations. What makes no sense is a `ProviderError`."""
+"""The OpenAI protocol: requests to JSON bodies, responses to generations. A malformed response is a `ProviderError`."""
 
 import re
 from typing import Any, Literal
@@ -36,12 +36,12 @@ _TOKEN_IDS: dict[ServerKind, dict[str, Any]] = {
     "vllm": {"return_token_ids": True},
     "sglang": {"return_token_ids": True, "return_prompt_token_ids": True},
 }
-"""What makes a server give token ids; strict ones refuse fields that they do not know."""
+"""Fields that make a server return token ids; strict servers refuse unknown fields."""
 
 STREAMED: dict[ServerKind, dict[str, Any]] = {
     "llamacpp": {"stream": True, "stream_options": {"include_usage": True}},
 }
-"""A server that goes on with a call that was hung up on, unless it streams."""
+"""Servers that finish a call after the client has closed the connection, unless it streams."""
 
 _FINISHED: dict[str | None, FinishReason] = {
     "stop": "stop",
@@ -50,11 +50,12 @@ _FINISHED: dict[str | None, FinishReason] = {
     "function_call": "tool_calls",
     "content_filter": "abort",
 }
+_SENT_AS_IS = tuple(name for name in Sampling.__struct_fields__ if name not in ("stop", "extra"))
 _ONLY_TEXT = frozenset({"text", "input_text"})
 
-_reply = msgspec.json.Decoder(ChatResponse)
+_response = msgspec.json.Decoder(ChatResponse)
 _SPECIAL = re.compile(r"<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\]")
-_UNTOLD = re.compile(
+_UNCLEAR = re.compile(
     r"\ufffd"  # a token that ends within a character
     r"|token_id:\d|<0x[0-9A-F]{2}>"  # numbers instead of texts
     r"|[\u0120\u010a\u2581]"  # spaces and line ends as vocabularies write them
@@ -64,18 +65,18 @@ _bytes = msgspec.json.Decoder(list[Byte] | None)
 
 
 def merge(sampling: Sampling, default: Sampling) -> Sampling:
-    """The sampling of a request, with the default where it says nothing."""
+    """The sampling of a request, with defaults for what it leaves open."""
     given = {name: value for name in Sampling.__struct_fields__ if (value := getattr(sampling, name)) not in (None, ())}
     return msgspec.structs.replace(default, **{**given, "extra": {**default.extra, **sampling.extra}})
 
 
 def encode(request: Request, model: str, mode: Mode, kind: ServerKind, *, logprobs: bool) -> bytes:
-    """The body of a call."""
+    """The JSON body of a call."""
     sampling = request.sampling
-    body: dict[str, Any] = {"model": model, **_asked(request, mode)}
-    for key in ("temperature", "top_p", "max_tokens", "seed"):
-        if (value := getattr(sampling, key)) is not None:
-            body[key] = value
+    body: dict[str, Any] = {"model": model, **_prompt(request, mode)}
+    for name in _SENT_AS_IS:
+        if (value := getattr(sampling, name)) is not None:
+            body[name] = value
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     body |= _TOKEN_IDS[kind]
@@ -83,7 +84,7 @@ def encode(request: Request, model: str, mode: Mode, kind: ServerKind, *, logpro
         body["logprobs"] = True if mode == "chat" else 1
     try:
         return msgspec.json.encode({**body, **STREAMED.get(kind, {}), **sampling.extra})
-    except (TypeError, ValueError, RecursionError) as error:  # among them surrogates, which no JSON can hold
+    except (TypeError, ValueError, RecursionError) as error:  # such as surrogates, which JSON cannot hold
         raise UsageError(f"this request cannot be sent: {error}") from error
 
 
@@ -98,7 +99,7 @@ NO_STOPS = StopSequences()
 
 
 def stops_of(*samplings: Sampling) -> StopSequences:
-    """Those of all of them, as fields or as they are written into the body."""
+    """Those of all given samplings, from their fields and from `extra`."""
     texts: list[Any] = []
     ids: list[Any] = []
     for sampling in samplings:
@@ -115,16 +116,16 @@ def _listed(value: Any) -> list[Any]:
 def decode(
     content: bytes, *, logprobs: bool, stops: StopSequences = NO_STOPS, kind: ServerKind | None = None
 ) -> Generation:
-    """The one choice of an answer, whole or streamed; token ids and logprobs are all there, or none."""
+    """The one choice of a response, whole or streamed; token ids and logprobs are complete, or None."""
     if len(content) > LARGE:
         check_values(content)
     try:
-        reply = join(content) if is_stream(content) else _reply.decode(content)
+        response = join(content) if is_stream(content) else _response.decode(content)
     except UNREADABLE as error:
         raise malformed(str(error), content) from error
-    if len(reply.choices) != 1:
-        raise malformed(f"it has {len(reply.choices)} choices", content)
-    (choice,) = reply.choices
+    if len(response.choices) != 1:
+        raise malformed(f"it has {len(response.choices)} choices", content)
+    (choice,) = response.choices
     message = choice.message or Message(content=choice.text)
     if choice.finish_reason == "abort":
         raise AbortedReplyError("the server aborted the reply")
@@ -132,11 +133,11 @@ def decode(
         raise malformed(f"its finish reason is {choice.finish_reason!r}", content)
     if choice.message is None and choice.text is None:
         raise malformed("it has neither a message nor a text", content)
-    usage = reply.usage or ReportedUsage()
+    usage = response.usage or ReportedUsage()
     token_ids, numbers = choice.ids, None
     if logprobs:
         token_ids, numbers = _tokens(choice, message, usage, content, stops)
-    if token_ids is None and kind == "llamacpp" and _is_nothing(choice, message, usage, stops):
+    if token_ids is None and kind == "llamacpp" and _is_empty_reply(choice, message, usage, stops):
         token_ids, numbers = [], [] if logprobs else None
     details = usage.prompt_tokens_details
     return Generation(
@@ -144,7 +145,7 @@ def decode(
         finish_reason=_FINISHED[choice.finish_reason],
         token_ids=token_ids,
         logprobs=numbers,
-        prompt_ids=reply.prompt_token_ids or choice.prompt_token_ids,
+        prompt_ids=response.prompt_token_ids or choice.prompt_token_ids,
         reasoning=message.reasoning_content or message.reasoning,
         tool_calls=message.tool_calls or [],
         usage=Usage(usage.prompt_tokens, usage.completion_tokens or 0, (details and details.cached_tokens) or 0),
@@ -153,15 +154,15 @@ def decode(
 
 
 def _has_stopped_early(choice: Choice, stops: StopSequences) -> bool:
-    """Whether it ended before the model's own end of a message; it may have if the server does not say where."""
+    """Whether it ended before the model's own end of a message; True if the server does not say, and it may have."""
     if choice.finish_reason == "length":
         return False
     at = choice.stopped_at
     return bool(stops.texts or stops.ids) if at is UNSET else isinstance(at, str) or at in stops.ids
 
 
-def _is_nothing(choice: Choice, message: Message, usage: ReportedUsage, stops: StopSequences) -> bool:
-    """Whether llama.cpp's model ended its message at once: it does not tell the token that is the end."""
+def _is_empty_reply(choice: Choice, message: Message, usage: ReportedUsage, stops: StopSequences) -> bool:
+    """Whether llama.cpp's model ended its message at once: the end token is not reported."""
     is_silent = not (message.content or message.reasoning_content or message.reasoning or message.tool_calls)
     was_short = choice.finish_reason == "stop" and (usage.completion_tokens or 0) <= 1
     return is_silent and was_short and choice.logprobs is None and not stops.texts
@@ -171,72 +172,73 @@ def _tokens(
     choice: Choice, message: Message, usage: ReportedUsage, content: bytes, stops: StopSequences
 ) -> tuple[list[int] | None, list[float] | None]:
     given = choice.logprobs or Logprobs()
-    told = given.content
-    if told is None and given.token_logprobs is not None:
+    reported = given.content
+    if reported is None and given.token_logprobs is not None:
         if None in given.token_logprobs:
             raise malformed("a logprob is missing", content)
         names = given.tokens or [""] * len(given.token_logprobs)
-        told = [
+        reported = [
             TokenLogprob(number or 0.0, token=name) for number, name in zip(given.token_logprobs, names, strict=False)
         ]
-    if not told:
+    if not reported:
         if message.content:
             raise malformed(
-                "logprobs were asked for, and it has none: do without, by logprobs=False (policy.logprobs: false)",
+                "logprobs were requested, but it has none: set logprobs=False (policy.logprobs: false)",
                 content,
             )
         return ([], []) if choice.ids == [] else (None, None)
-    numbers = [token.logprob for token in told]
+    numbers = [token.logprob for token in reported]
     if not all(number <= 1e-6 for number in numbers):
         raise malformed("a logprob is above 0", content)
     ids = choice.ids
     if ids is None:
-        ids = [token.id for token in told if token.id is not None]
+        ids = [token.id for token in reported if token.id is not None]
         if len(ids) != len(numbers):
             ids = None
         elif not _are_all(len(ids), choice, usage, stops=bool(stops.texts)):
-            return None, None  # the others are not told, so that nothing can be compared either
+            return None, None  # others are missing, so nothing can be compared either
     elif len(ids) != len(numbers):
         raise malformed(f"it has {len(ids)} token ids and {len(numbers)} logprobs", content)
-    if not _fit(told, choice, message, stops, content):
+    if not _fit(reported, choice, message, stops, content):
         raise malformed("its logprobs are those of another text", content)
     return ids, numbers
 
 
-def _fit(told: list[TokenLogprob], choice: Choice, message: Message, stops: StopSequences, content: bytes) -> bool:
-    """Whether these are the tokens of the text; a server that parses a call, or filters, shows what it likes of it."""
+def _fit(reported: list[TokenLogprob], choice: Choice, message: Message, stops: StopSequences, content: bytes) -> bool:
+    """Whether these are the tokens of the text; servers that parse tool calls or filter show only parts of it."""
     if message.tool_calls or choice.finish_reason == "content_filter":
         return True
     try:
         if message.content:
-            return spell(told, message.content)
+            return spell(reported, message.content)
     except msgspec.ValidationError as error:
         raise malformed(str(error), content) from error
     if message.reasoning_content or message.reasoning:
         return True
     at = choice.stopped_at
-    return spell_nothing(told, (*stops.texts, at) if isinstance(at, str) else stops.texts)
+    return spell_nothing(reported, (*stops.texts, at) if isinstance(at, str) else stops.texts)
 
 
 def _are_all(known: int, choice: Choice, usage: ReportedUsage, *, stops: bool) -> bool:
-    """Whether llama.cpp has told every token: it leaves those out that end within a character (half an emoji).
+    """Whether llama.cpp has reported every token: it leaves out those that end within a character (half an emoji).
 
-    Of a streamed chat it also leaves out those that add no text: the one that ends it, and the beginning of a text to
-    stop at, which may be anywhere.
+    In a streamed chat it also leaves out those without text: the one that ends it, and those in which a stop string
+    may have begun, which may be anywhere. Ids with a gap would be joined to the wrong tokens in training, so that a
+    reply with unknown ones has none at all.
     """
     unseen = (usage.completion_tokens or known) - known
     ended = choice.message is not None and choice.finish_reason == "stop" and not stops
     return unseen == 0 or (unseen == 1 and ended)
 
 
-def _asked(request: Request, mode: Mode) -> dict[str, Any]:
+def _prompt(request: Request, mode: Mode) -> dict[str, Any]:
     if mode == "completions":
         if any(_has_picture(message) for message in request.messages):
-            raise UsageError("mode='completions' sends a prompt, and no picture: ask in mode='chat', without encode=")
+            raise UsageError("mode='completions' cannot send pictures: use mode='chat', without encode=")
         ids: Any = request.prompt_ids
         return {"prompt": _only_text(request) if ids is None else ids.tolist() if isinstance(ids, np.ndarray) else ids}
     if request.prompt_ids is not None:
-        raise UsageError("Request(prompt_ids=[...]) is for OpenAIPolicy(mode='completions'): a chat takes messages")
+        raise UsageError("Request(prompt_ids=[...]) needs OpenAIPolicy(mode='completions'): a chat takes messages")
     if not request.messages or type(request.messages) not in (list, tuple):
         raise UsageError("a chat takes Request(messages=[{'role': 'user', 'content': ...}, ...])")
     return {"messages": [_plain_message(message) for message in request.messages]}
@@ -244,7 +246,7 @@ def _asked(request: Request, mode: Mode) -> dict[str, Any]:
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise UsageError(f"a message is {{'role': ..., 'content': ...}}, and not {message!r:.100}")
+        raise UsageError(f"a message must be {{'role': ..., 'content': ...}}, not {message!r:.100}")
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -273,17 +275,22 @@ def _only_text(request: Request) -> str:
     if len(texts) == 1 and isinstance(texts[0], str):
         return texts[0]
     raise UsageError(
-        "mode='completions' takes Request(prompt_ids=[...]), or one message with a text: let the agent send "
-        "no more than that, by history=0 and system_prompt='' (agent.history: 0 and agent.system_prompt: '')"
+        "mode='completions' takes Request(prompt_ids=[...]), or one message with a text: for an agent, set "
+        "history=0 and system_prompt='' (agent.history: 0 and agent.system_prompt: '')"
     )
 
 
 def spell(tokens: list[TokenLogprob], text: str) -> bool:
-    """Whether tokens spell a text, give or take spaces and tokens that are not shown; or do not say."""
+    """Whether tokens spell a text, ignoring spaces and special tokens; True where that cannot be judged.
+
+    Training on logprobs of another text would be wrong in silence, so they are compared with the reply. But servers
+    write the texts of tokens in many ways (byte fallback, vocabulary markers, replacement characters): only a clear
+    contradiction counts.
+    """
     spelt = "".join([token.token for token in tokens])
     if text in spelt:  # nearly always
         return True
-    if _UNTOLD.search(spelt):
+    if _UNCLEAR.search(spelt):
         return True
     raw = b"".join(bytes(_bytes.decode(token.bytes) or ()) or token.token.encode(errors="replace") for token in tokens)
     if not raw or _squeezed(text.encode(errors="replace")) in _squeezed(raw):
@@ -292,14 +299,14 @@ def spell(tokens: list[TokenLogprob], text: str) -> bool:
 
 
 def spell_nothing(tokens: list[TokenLogprob], stops: tuple[str, ...]) -> bool:
-    """Whether tokens may belong to an empty text: none is shown, a stop comes first, or something that is hidden.
+    """Whether tokens may belong to an empty text: they are blank, a stop comes first, or they are hidden.
 
     What begins with a special token (`<think>`, `<tool_call>`) may be hidden by the server's parsers.
     """
     spelt = "".join([token.token for token in tokens])
     shown = spelt.strip()
     first = next((name for token in tokens if (name := token.token.strip())), "")
-    if not shown or _SPECIAL.fullmatch(first) or _UNTOLD.search(spelt):
+    if not shown or _SPECIAL.fullmatch(first) or _UNCLEAR.search(spelt):
         return True
     return any(spelt.startswith(stop) or shown.startswith(stop.strip() or spelt) for stop in stops)
 

@@ -1,6 +1,7 @@
-"""How many calls an endpoint gets at a time, and when the next one may begin.
+"""How many calls a server gets at a time, and when the next one may start.
 
-Pure bookkeeping: whoever uses it tells the time, and does the waiting.
+Pure bookkeeping without a clock: the caller passes the time and does the waiting, so that tests and benchmarks run the
+same code in virtual time.
 """
 
 import math
@@ -11,20 +12,21 @@ from asyncrollout.policies.openai.hill_climbing import HillClimber
 FIRST_WAIT = 0.25
 """Seconds before the first retry; longer each time after that."""
 
-_LONGEST_PAUSE = 8.0  # seconds, of our own; it is one call that tries again
-_LEAST_WAIT = 1.0  # seconds; a server that says "at once" is not asked in a loop
-_FULL = 0.9  # of the places in use
+_LONGEST_PAUSE = 8.0  # seconds between our own trials, which are of one call
+_LEAST_WAIT = 1.0  # seconds; a Retry-After of 0 must not cause a loop
+_FULL = 0.9  # of the limit in use: only then does throughput say something about the limit
 _KEPT = 1_000
-_TOKENS_OF_A_CALL = 16  # what any call costs, in tokens of a reply
-_PROMPT_TOKENS = 16  # of a prompt are read in the time of one of a reply
+_TOKENS_OF_A_CALL = 16  # what any call costs, in completion tokens
+_PROMPT_TOKENS = 16  # are read in the time in which one is sampled
 
 
 class ConcurrencyLimit:
-    """The number of calls that may be under way, and when the next one may begin.
+    """The number of calls that may be in flight, and when the next one may start.
 
     If `adaptive`, it is what a `HillClimber` finds, up to `most`; else it is `most`, lowered by refusals (429).
-    After a refusal all calls wait, one pause for the whole line; then one is let through, and more as calls succeed.
-    `history` has pairs (time, limit), on the clock of whoever tells the time.
+    After a refusal all calls wait, one pause for the whole queue. Then a single call is the trial, and a window opens
+    by one with each success, as in TCP after a loss: if each call came back on its own, all would return at the same
+    moment and be refused again. `history` has pairs (time, limit), on the caller's clock.
     """
 
     def __init__(self, most: int, *, adaptive: bool = True, start: int = 16) -> None:
@@ -39,22 +41,22 @@ class ConcurrencyLimit:
         self._is_paused = False  # until the first call after it
 
     @property
-    def now(self) -> int:
-        return int(self._climb.now) if self._adaptive else self._most
+    def current(self) -> int:
+        return int(self._climb.current) if self._adaptive else self._most
 
     @property
-    def places(self) -> int:
-        """What is allowed at present: less than the limit after refusals."""
-        return max(int(min(self._climb.now, self._window)), 1)
+    def slots(self) -> int:
+        """What is allowed now: less than the limit for a while after refusals."""
+        return max(int(min(self._climb.current, self._window)), 1)
 
     def has_room(self, in_flight: int, at: float) -> bool:
-        """Whether another call may begin, beside those in flight."""
+        """Whether another call may start, beside those in flight."""
         if at < self.not_before:
             return False
-        return in_flight < self._climb.now and (self._is_paused or in_flight < self._window)
+        return in_flight < self._climb.current and (self._is_paused or in_flight < self._window)
 
     def admit(self, in_flight: int, at: float) -> bool:
-        """Let another call begin, if there is room for it."""
+        """Start another call, if there is room for it."""
         if not self.has_room(in_flight, at):
             return False
         if self._is_paused:
@@ -64,26 +66,26 @@ class ConcurrencyLimit:
         return True
 
     def pause(self, until: float) -> None:
-        """No call before then; afterwards one, and more as calls succeed."""
+        """No call before `until`; then one, and more as calls succeed."""
         self.not_before = max(self.not_before, until)
         self._is_paused = True
 
     def succeeded(self, began: float, ended: float, *, work: float = 1.0, in_flight: float = math.inf) -> None:
-        """A call was answered; `work` is what it had to do, and `in_flight` counts it, too."""
+        """A call succeeded; `work` is what it cost the server, and `in_flight` includes it."""
         self.refusals = 0
         if self._window < math.inf and began >= self._resumed_at and not self._is_paused:
             self._window += 1.0
-            if self._window >= self._climb.now:
+            if self._window >= self._climb.current:
                 self._window = math.inf
-        before = self._climb.now
+        before = self._climb.current
         self._climb.succeeded(began, ended, work, is_full=in_flight >= _FULL * before)
-        if self._climb.now != before:
-            self.history.append((ended, self._climb.now))
+        if self._climb.current != before:
+            self.history.append((ended, self._climb.current))
 
     def refused(self, began: float, ended: float, wait: float | None, *, jitter: float = 1.0) -> bool:
-        """The endpoint said that these are too many; `wait` is what it asked for, in seconds.
+        """The server returned 429; `wait` is its Retry-After, in seconds.
 
-        True if it was the call that tried again after a pause: it may be this one alone that is refused.
+        True if this was the trial after a pause: perhaps only this call is refused, so another should try next.
         """
         is_trial = False
         if wait is not None:
@@ -93,18 +95,18 @@ class ConcurrencyLimit:
             own = min(FIRST_WAIT * 2.0**self.refusals, _LONGEST_PAUSE) * jitter
             self.refusals += 1
             self.pause(ended + (own if wait is None else min(own, _LEAST_WAIT)))
-        before = self._climb.now
+        before = self._climb.current
         self._climb.refused(began, ended)
-        if self._climb.now != before:
-            self.history.append((ended, self._climb.now))
+        if self._climb.current != before:
+            self.history.append((ended, self._climb.current))
         return is_trial
 
     def failed(self, ended: float) -> None:
-        """The server is in trouble: no growth for a while."""
+        """A call failed (5xx): no trial for a while."""
         self._climb.hold(ended)
 
     def bound(self, most: int) -> bool:
-        """Keep below a bound that is found later; a fixed number cannot."""
+        """Lower the maximum after the start; False for a fixed limit above it, which cannot be lowered."""
         if self._adaptive and most >= 1:
             self._most = min(self._most, most)
             self._climb.bound(float(most))
@@ -112,5 +114,5 @@ class ConcurrencyLimit:
 
 
 def work_of(prompt: float, completion: float) -> float:
-    """What a call costs a server, in tokens of a reply."""
+    """What a call costs a server, in completion tokens."""
     return _TOKENS_OF_A_CALL + prompt / _PROMPT_TOKENS + completion

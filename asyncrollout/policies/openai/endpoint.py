@@ -1,4 +1,4 @@
-"""One server: how many calls it gets at a time, whether it is up, a call to it, and how it is notified of weights."""
+"""One server: its load and its state, the POST of a call, and how it is notified of new weights."""
 
 import math
 import time
@@ -25,7 +25,7 @@ _NOTIFY_SECONDS = 30.0
 
 
 class Endpoint:
-    """A server, and the calls in flight there. `kind` is None until the server has told it."""
+    """A server and the calls in flight there. `kind` is None until it has been detected."""
 
     def __init__(self, base_url: str, limit: ConcurrencyLimit, kind: ServerKind | None) -> None:
         parts = urlsplit(base_url)
@@ -35,67 +35,69 @@ class Endpoint:
         self.address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         self.limit = limit
         self.kind = kind
-        self.context: int | None = None  # tokens; known once the server has said it
+        self.context: int | None = None  # in tokens; known once the server has reported it
         self.probing = anyio.Lock()
-        self.has_answered = False  # anything but 5xx, ever
-        self.silence = (-math.inf, "")  # when it was last asked for its kind without an answer, and why there was none
+        self.has_responded = False  # with anything but 5xx, ever
+        self.silence = (-math.inf, "")  # when its kind was last asked for in vain, and why
         self.up = True
-        self.has_weights = True  # or might have: false once it may have been restarted with others
+        self.has_weights = True  # or may have: false once it may have been restarted with other weights
         self.losses = 0  # in a row
         self.sessions = 0
         self.in_flight = 0
-        self.waiting = 0  # calls in its line
-        self.troubles = 0  # in a row
-        self.troubled_until = 0.0
-        self.trouble = ""  # the last one, until it is well
-        self.out: str | None = None  # why it gets no calls, if it refuses what others answer
-        self.outs = 0  # in a row
+        self.waiting = 0  # calls in its queue
+        self.failures = 0  # in a row
+        self.backoff_until = 0.0
+        self.last_error = ""  # until the next success
+        self.suspended: str | None = None  # why it gets no calls, if it rejects what others accept
+        self.suspensions = 0  # in a row
 
     @property
     def load(self) -> int:
         return self.in_flight + self.waiting
 
     def wait_before(self, now: float) -> float:
-        """Seconds until the server wants calls again."""
+        """Seconds until the server accepts calls again."""
         return max(self.limit.not_before - now, 0.0)
 
-    def is_out(self, now: float) -> bool:
-        return self.out is not None and self.wait_before(now) > 0
+    def is_suspended(self, now: float) -> bool:
+        return self.suspended is not None and self.wait_before(now) > 0
 
     def reluctance(self, now: float) -> tuple[float, bool, bool, float, int]:
-        """What speaks against another call to it, the most important first."""
+        """Reasons against sending it another call, the most important first; the router takes the least."""
         wait = self.wait_before(now)
         is_full = wait > 0 or self.waiting > 0 or not self.limit.has_room(self.in_flight, now)
-        return wait, now < self.troubled_until, is_full, self.load / self.limit.places, self.sessions
+        return wait, now < self.backoff_until, is_full, self.load / self.limit.slots, self.sessions
 
-    def is_in_trouble(self, now: float) -> None:
-        """It failed: others are preferred for a while, and for longer if that happens again."""
-        if now >= self.troubled_until:
-            self.troubled_until = now + min(FIRST_WAIT * 2.0**self.troubles, _LONGEST_TROUBLE)
-            self.troubles = min(self.troubles + 1, _MOST_TROUBLES)
+    def note_failure(self, now: float) -> None:
+        """Prefer other servers for a while, and for longer each time in a row."""
+        if now >= self.backoff_until:
+            self.backoff_until = now + min(FIRST_WAIT * 2.0**self.failures, _LONGEST_TROUBLE)
+            self.failures = min(self.failures + 1, _MOST_TROUBLES)
 
-    def is_well(self) -> None:
-        self.losses = self.troubles = 0
-        self.troubled_until = 0.0
-        self.trouble = ""
+    def note_success(self) -> None:
+        self.losses = self.failures = 0
+        self.backoff_until = 0.0
+        self.last_error = ""
 
     async def post(
         self, client: aiohttp.ClientSession, path: str, body: bytes, headers: Mapping[str, str]
     ) -> HttpResponse:
-        """A call; cancelled, it hangs up. It goes to this server, and to no other that it names."""
+        """Make a call; cancelling it closes the connection. Redirects are not followed."""
         url = f"{self.url}{path}"
         async with client.post(url, data=body, headers=headers, allow_redirects=False) as response:
             first_byte = time.monotonic()
-            status, told = response.status, response.headers
+            status, received = response.status, response.headers
             if status != 200:
-                return HttpResponse(status, told, await read_start(response), first_byte)
+                return HttpResponse(status, received, await read_start(response), first_byte)
             content = await read_raw(response)
-        if (encoding := told.get(CONTENT_ENCODING)) is not None:
+        if (encoding := received.get(CONTENT_ENCODING)) is not None:
             content = await unpack(content, encoding)
-        return HttpResponse(status, told, content, first_byte)
+        return HttpResponse(status, received, content, first_byte)
 
 
 class WeightEndpoint(NamedTuple):
+    """A server's own HTTP endpoint for weight updates; `modes` maps ours to its names."""
+
     path: str
     modes: Mapping[str, str] = {}
     in_query: bool = False
@@ -111,23 +113,23 @@ RESUMES: Mapping[ServerKind, WeightEndpoint] = {
 }
 
 
-async def post_page(
+async def notify_server(
     client: aiohttp.ClientSession,
     endpoint: Endpoint,
-    page: WeightEndpoint,
+    target: WeightEndpoint,
     mode: PauseMode | None,
     headers: Mapping[str, str],
 ) -> None:
-    """Tell the server; one that does not take it (vLLM has the page in its development mode only) is logged."""
-    wish: dict[str, Any] = {} if mode is None else {"mode": page.modes[mode]}
-    params, body = (wish, None) if page.in_query else (None, wish)
+    """Pause or resume the server itself; a failure is logged (vLLM has these endpoints in development mode only)."""
+    options: dict[str, Any] = {} if mode is None else {"mode": target.modes[mode]}
+    params, body = (options, None) if target.in_query else (None, options)
     try:
         with anyio.fail_after(_NOTIFY_SECONDS):
-            url = f"{endpoint.root}{page.path}"
+            url = f"{endpoint.root}{target.path}"
             async with client.post(url, headers=headers, params=params, json=body, allow_redirects=False) as response:
                 if response.status == 200:
                     return
                 said = f"HTTP {response.status}"
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         said = f"{type(error).__name__}: {error}"
-    log.warning("server_not_told_of_weights", endpoint=endpoint.name, page=page.path, said=said)
+    log.warning("server_not_told_of_weights", endpoint=endpoint.name, page=target.path, said=said)

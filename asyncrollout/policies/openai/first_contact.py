@@ -1,4 +1,4 @@
-"""A server that has never answered: what kind it is, how long it is waited for, and why it does not answer."""
+"""A server that has never responded: what kind it is, how long it is waited for, and why it is silent."""
 
 import errno
 import math
@@ -26,18 +26,20 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0  # seconds between two looks at servers
 _SHARED = 5.0  # seconds in which a failure is that of all calls
 _NOTHING_THERE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _SIGNS: dict[ServerKind, str] = {"vllm": "/version", "sglang": "/get_server_info", "llamacpp": "/props"}
-_NO_SUCH_PAGE = frozenset({404, 405, 501})
+_NOT_THERE = frozenset({404, 405, 501})
 
 
 class SilentError(Exception):
-    """A server that has never answered did not answer now either."""
+    """A server that has never responded is still silent."""
 
 
 class FirstContact:
-    """Until one of the servers has answered anything below 500: `seconds` in all, then calls fail with the cause.
+    """Waits until one of the servers has responded with anything below 500: `seconds` in all, then calls fail.
 
-    A server that is still starting refuses connections, or answers 503. Whoever fails first looks at the servers again
-    and again, for all calls. Once time was up, calls fail as soon as their own attempt has.
+    A server that is still loading refuses connections or returns 503, exactly like one with a wrong address. Retries
+    per call would hide a typo for minutes, or give up on a server that needs ten minutes to load. So before the first
+    response there is one budget for all calls: the first call that fails checks the servers again and again for all,
+    and when time is up, every call fails with the cause, after one attempt.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint], key: ApiKey, seconds: float) -> None:
@@ -45,23 +47,23 @@ class FirstContact:
         self._key = key
         self._seconds = seconds
         self._began = math.inf
-        self._looking = anyio.Lock()
+        self._checking = anyio.Lock()
         self._failed_at = -math.inf
         self._failure = ""
         self._has_logged = self._is_over = False
         self._noted: set[Endpoint] = set()
 
-    def is_made(self) -> bool:
-        return any(endpoint.has_answered for endpoint in self._endpoints)
+    def has_response(self) -> bool:
+        return any(endpoint.has_responded for endpoint in self._endpoints)
 
     def note(self, endpoint: Endpoint, trouble: str) -> None:
-        """One of several servers failed: log why, once, if it has never answered; the others go on without it."""
-        if len(self._endpoints) > 1 and not endpoint.has_answered and endpoint not in self._noted:
+        """Log once why one of several servers has never responded; the others are used without it."""
+        if len(self._endpoints) > 1 and not endpoint.has_responded and endpoint not in self._noted:
             self._noted.add(endpoint)
             log.warning("server_never_answered", endpoint=endpoint.name, cause=self._key.hidden(trouble))
 
     async def wait(self, client: aiohttp.ClientSession, trouble: str) -> None:
-        """Wait for the first answer of any server; `ProviderError` if none comes in time."""
+        """Wait for the first response of any server; `ProviderError` if none comes in time."""
         self.begin()
         if not self._has_logged:
             self._has_logged = True
@@ -70,18 +72,18 @@ class FirstContact:
                 endpoint=", ".join(endpoint.name for endpoint in self._endpoints),
                 cause=self._key.hidden(trouble),
                 seconds=self._seconds,
-                hint="if it still loads, wait longer: OpenAIPolicy(wait_for_server=600), or policy.wait_for_server",
+                hint="still loading? wait longer: OpenAIPolicy(wait_for_server=600), or policy.wait_for_server",
             )
-        async with self._looking:
+        async with self._checking:
             pause = _FIRST_PAUSE
-            while not self.is_made():
+            while not self.has_response():
                 if time.monotonic() - self._failed_at < _SHARED:
                     raise ProviderError(self._failure)
-                causes = await self._look_at_all(client)
+                causes = await self._check_all(client)
                 left = self._began + self._seconds - time.monotonic()
-                if left <= 0 and not self.is_made():
+                if left <= 0 and not self.has_response():
                     self._fail(causes)
-                elif not self.is_made():
+                elif not self.has_response():
                     await anyio.sleep(min(pause, left))
                     pause = min(2 * pause, _LONGEST_PAUSE)
             if not self._is_over:
@@ -89,13 +91,13 @@ class FirstContact:
                 log.info("server_answered", after=round(time.monotonic() - self._began, 1))
 
     async def probe(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> HttpResponse | None:
-        """Find out the server's kind, once for all calls; its response, if it refuses to be asked."""
+        """Detect the server's kind, once for all calls; returns its response if it refuses."""
         asked = time.monotonic()
         async with endpoint.probing:
             if endpoint.kind is not None:
                 return None
             silent_at, cause = endpoint.silence
-            if silent_at > asked:  # another call found out meanwhile, and this may have taken it seconds
+            if silent_at > asked:  # another call waited for it in vain meanwhile, perhaps for seconds
                 raise SilentError(cause)
             self.begin()
             try:
@@ -104,78 +106,78 @@ class FirstContact:
                 endpoint.silence = time.monotonic(), cause_of(error, endpoint)
                 raise
             if isinstance(found, HttpResponse):
-                endpoint.has_answered |= found.status < 500
+                endpoint.has_responded |= found.status < 500
                 return found
-            endpoint.kind, endpoint.has_answered = found, True
+            endpoint.kind, endpoint.has_responded = found, True
         return None
 
     def first_post(self, endpoint: Endpoint) -> Callable[..., Awaitable[HttpResponse]]:
-        """A server's first call: it may take long, but not from a server that answers nothing at all."""
+        """A server's first call: a reply may take long, but total silence is checked when `seconds` are over."""
         self.begin()
 
         async def post(client: aiohttp.ClientSession, *arguments: Any) -> HttpResponse:
             async with task_group() as tasks:
                 tasks.start_soon(self._doubt, client, endpoint)
-                answer = await endpoint.post(client, *arguments)
+                response = await endpoint.post(client, *arguments)
                 tasks.cancel_scope.cancel()
-            endpoint.has_answered |= answer.status < 500
-            return answer
+            endpoint.has_responded |= response.status < 500
+            return response
 
         return post
 
     async def _doubt(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> None:
         asked = time.monotonic()
         await anyio.sleep(max(self._began + self._seconds - asked, 0.0))
-        async with self._looking:
-            if not endpoint.has_answered and self._failed_at < asked:
-                cause = await self._look_at(client, endpoint)
-                if cause and not self.is_made():
+        async with self._checking:
+            if not endpoint.has_responded and self._failed_at < asked:
+                cause = await self._check(client, endpoint)
+                if cause and not self.has_response():
                     self._fail({endpoint: cause})
-        if not endpoint.has_answered:
-            raise SilentError("neither the call nor the pages /health and /models are answered")
+        if not endpoint.has_responded:
+            raise SilentError("neither the call nor /health and /models get a response")
 
     def begin(self) -> None:
-        """A server is asked for the first time: from now on it is waited for."""
+        """Start the clock at the first call to any server."""
         self._began = min(self._began, time.monotonic())
 
     def _fail(self, causes: dict[Endpoint, str]) -> None:
-        told = "; ".join(f"{endpoint.name}: it does not answer: {cause}" for endpoint, cause in causes.items())
+        silent = "; ".join(f"{endpoint.name}: no response: {cause}" for endpoint, cause in causes.items())
         self._failure = (
-            f"{told} (waited {self._seconds:g} s for a first answer; if the server is still loading, wait longer with "
-            "OpenAIPolicy(wait_for_server=600), or policy.wait_for_server)"
+            f"{silent} (waited {self._seconds:g} s for a first response; if the server is still loading, wait "
+            "longer with OpenAIPolicy(wait_for_server=600), or policy.wait_for_server)"
         )
         self._failed_at = time.monotonic()
 
-    async def _look_at_all(self, client: aiohttp.ClientSession) -> dict[Endpoint, str]:
+    async def _check_all(self, client: aiohttp.ClientSession) -> dict[Endpoint, str]:
         causes: dict[Endpoint, str] = {}
 
-        async def look(endpoint: Endpoint) -> None:
-            causes[endpoint] = await self._look_at(client, endpoint)
-            if endpoint.has_answered:
-                looking.cancel_scope.cancel()  # one is enough
+        async def check(endpoint: Endpoint) -> None:
+            causes[endpoint] = await self._check(client, endpoint)
+            if endpoint.has_responded:
+                checking.cancel_scope.cancel()  # one is enough
 
-        async with anyio.create_task_group() as looking:
+        async with anyio.create_task_group() as checking:
             for endpoint in self._endpoints:
-                looking.start_soon(look, endpoint)
+                checking.start_soon(check, endpoint)
         return causes
 
-    async def _look_at(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> str:
-        """Why it does not answer; nothing if it does."""
+    async def _check(self, client: aiohttp.ClientSession, endpoint: Endpoint) -> str:
+        """Why it does not respond; empty if it does."""
         cause = ""
         for url in (f"{endpoint.root}/health", f"{endpoint.url}/models"):  # not every server has the first
             try:
-                answer = await get(client, url, self._key.headers)
+                response = await get(client, url, self._key.headers)
             except (aiohttp.ClientError, OSError) as error:
                 return cause_of(error, endpoint)
-            if answer.status < 500:
-                endpoint.has_answered = True
+            if response.status < 500:
+                endpoint.has_responded = True
                 return ""
-            cause = f"HTTP {answer.status}: {clipped(refusal(self._key.hidden_in(answer.content)))}"
+            cause = f"HTTP {response.status}: {clipped(refusal(self._key.hidden_in(response.content)))}"
         return cause
 
 
 def cause_of(error: Exception, endpoint: Endpoint) -> str:
-    """Why there is no answer, in words that say what to look at."""
+    """Why there is no response, in words that say what to check."""
     host, port = endpoint.address
     match error:
         case SilentError():
@@ -191,35 +193,37 @@ def cause_of(error: Exception, endpoint: Endpoint) -> str:
         case aiohttp.ClientConnectorError() if _is_of(error.os_error, *_NOTHING_THERE[1:]):
             return f"{host}:{port} cannot be reached ({error.os_error.strerror or error.os_error})"
         case aiohttp.ServerDisconnectedError():
-            return "it closed the connection without an answer"
+            return "it closed the connection without a response"
         case TimeoutError():
             return f"{host}:{port} is silent: is it the right host, and does a firewall let it through?"
     return f"{type(error).__name__}: {error}"
 
 
 def _is_of(error: OSError, *numbers: int) -> bool:
-    """Also if it stands for the failures of several addresses of a name."""
+    """Also if the error combines those of several addresses of a name."""
     return error.errno in numbers or any(f"[Errno {number}]" in str(error) for number in numbers)
 
 
 async def kind_of_server(client: aiohttp.ClientSession, root: str, key: ApiKey) -> ServerKind | HttpResponse:
-    """By the pages that only this kind has; strict OpenAI, if there is none of them.
+    """Detected by the endpoints that only this kind has; plain OpenAI if there are none of them.
 
-    A refusal says nothing of the kind: it is what the call itself is answered with.
+    A refusal (401, 503) says nothing about the kind: it becomes the response to the call.
     """
-    for kind, page in _SIGNS.items():
-        answer = await get(client, f"{root}{page}", key.headers)
-        if answer.status == 200:
+    for kind, path in _SIGNS.items():
+        response = await get(client, f"{root}{path}", key.headers)
+        if response.status == 200:
             return kind
-        if answer.status not in _NO_SUCH_PAGE:
-            told = refusal(key.hidden_in(answer.content))
-            said = f"GET {page} (give OpenAIPolicy(kind=...), or policy.server, if it tells no kind): {told}"
-            return answer._replace(content=msgspec.json.encode({"message": said}))
+        if response.status not in _NOT_THERE:
+            message = refusal(key.hidden_in(response.content))
+            said = (
+                f"GET {path} (if this hides the server's kind, set OpenAIPolicy(kind=...), or policy.server): {message}"
+            )
+            return response._replace(content=msgspec.json.encode({"message": said}))
     return "openai"
 
 
 async def is_healthy(client: aiohttp.ClientSession, endpoint: Endpoint, headers: Mapping[str, str]) -> bool:
-    """Not every server has a page for its health; whatever answers a question about it at all is up, but for 5xx."""
+    """Not every server has /health: any response below 500 shows that it is up."""
     try:
         return (await get(client, f"{endpoint.root}/health", headers)).status < 500
     except (aiohttp.ClientError, OSError):

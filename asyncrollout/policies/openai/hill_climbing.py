@@ -1,10 +1,10 @@
-"""How many calls a server bears, found by trying: more are kept if more work gets done, and if none is refused.
+"""The adaptive concurrency limit: trials with more calls are adopted if more work gets done and none is refused.
 
-Latency-based rules (TCP Vegas, Netflix's Gradient2) take a longer reply for a queue, and stop a batching server at half
-of its throughput, where its latency has merely doubled. So this one climbs on throughput itself, which by Little's law
-is the calls in flight over the time per unit of work. A trial at twice the limit, left running for
-as long as the noise demands, needs no model of the server, and a wrong verdict is corrected by the next trial.
-`benchmarks/bench_limits.py` compares it with the best fixed limit on many models of servers.
+Latency-based rules (TCP Vegas, Netflix's Gradient2) mistake a longer reply for a queue, and stop a batching server at
+half of its throughput, where its latency has merely doubled. This one climbs on throughput itself, which by Little's
+law is the calls in flight over the time per unit of work. A trial at twice the limit, as long as the noise demands,
+needs no model of the server, and the next trial corrects a wrong verdict. `benchmarks/bench_limits.py` compares it with
+the best fixed limit on many models of servers.
 """
 
 import math
@@ -27,7 +27,7 @@ Trial = Literal["up", "down"]
 
 
 class PaceEstimate:
-    """Time per unit of work over a number of calls, and how exactly it is known."""
+    """Time per unit of work over a number of calls, and the variance of that estimate."""
 
     __slots__ = ("calls", "latencies", "squares", "work", "works", "works_squared")
 
@@ -59,11 +59,15 @@ class PaceEstimate:
 
 
 class HillClimber:
-    """The limit: `base`, or what is being tried. Without `by_throughput`, refusals alone lower it."""
+    """The limit: `base`, or that of the current trial. Without `by_throughput`, only refusals lower it.
+
+    After a change of the limit, a round of calls is left out: they began at the old one. Refusals show a hard wall, so
+    steps towards it shrink; one refusal at a limit known as good may be chance, the second within a round cuts.
+    """
 
     def __init__(self, most: float, start: float, *, by_throughput: bool) -> None:
         self.most = most
-        self.base = self.now = min(start, most)
+        self.base = self.current = min(start, most)
         self._by_throughput = by_throughput
         self._trial: Trial | None = None
         self._ups = 0  # that failed since the last trial downwards
@@ -106,14 +110,14 @@ class HillClimber:
             self._judge_early(ended)
 
     def refused(self, began: float, ended: float) -> None:
-        """Once for all calls that were under way."""
+        """One cut for all calls that were in flight when the limit was last set."""
         if began < self._set_at:
             return
-        is_chance = self._since_refusal >= max(self.now, _FEWEST) and self._is_good
+        is_chance = self._since_refusal >= max(self.current, _FEWEST) and self._is_good
         self._since_refusal = 0
         if is_chance:  # the second one within a round tells
             return
-        self._is_walled, self._wall = True, self.now
+        self._is_walled, self._wall = True, self.current
         self._shorten_step(_SMALLEST_STEP)
         if self._trial == "up":
             self._give_up(ended)
@@ -125,13 +129,13 @@ class HillClimber:
         self._return(ended)
 
     def hold(self, at: float) -> None:
-        """No trial for a while; failures that keep coming do not prevent them for ever."""
+        """No trial for a while; failures that keep coming do not prevent trials forever."""
         if at >= self._not_before + _BETWEEN_HOLDS:
             self._not_before = at + _HOLD
 
     def bound(self, most: float) -> None:
         self.most = min(self.most, most)
-        self.base, self.now = min(self.base, most), min(self.now, most)
+        self.base, self.current = min(self.base, most), min(self.current, most)
 
     def _try(self, at: float) -> None:
         kind: Trial = "down" if self._ups >= _UPS_PER_DOWN or self.base >= self.most else "up"
@@ -158,7 +162,7 @@ class HillClimber:
         return min(max(self.base * self._step, self.base + 1.0), self.most)
 
     def _judge_early(self, at: float) -> None:
-        """Before the server has settled, if it is clear."""
+        """A verdict before the server has settled, if it is clear."""
         tried, known = self._tried, self._known
         if self._trial != "up" or not self._by_throughput or tried.calls < _FEWEST:
             return
@@ -169,14 +173,14 @@ class HillClimber:
             self._give_up(at)
 
     def _gain(self) -> float:
-        """Times the throughput at the base, by Little's law."""
-        return self.now / self.base * self._known.pace / self._tried.pace
+        """Throughput relative to that at the base, by Little's law."""
+        return self.current / self.base * self._known.pace / self._tried.pace
 
     def _doubt(self) -> float:
         return math.sqrt(self._known.variance + self._tried.variance)
 
     def _judge(self, at: float) -> None:
-        tried, rounds = self._tried, max(self.now, _FEWEST)
+        tried, rounds = self._tried, max(self.current, _FEWEST)
         if tried.calls < rounds:
             return
         if not self._by_throughput:
@@ -184,7 +188,7 @@ class HillClimber:
             return
         gain = self._gain()
         doubt = gain * self._doubt()
-        wanted = 1.0 + (_GAINS - 1.0) * math.log2(self.now / self.base) if self._trial == "up" else _KEEPS
+        wanted = 1.0 + (_GAINS - 1.0) * math.log2(self.current / self.base) if self._trial == "up" else _KEEPS
         is_in_doubt = abs(gain - wanted) < doubt
         if is_in_doubt and tried.calls < _MOST_ROUNDS * rounds:
             return
@@ -196,9 +200,9 @@ class HillClimber:
         self._give_up(at)
 
     def _adopt(self, at: float) -> None:
-        """What was tried is the base from now on; upwards, more is tried at once."""
+        """Make the trial the new base; after a trial upwards, try more at once."""
         is_up = self._trial == "up"
-        self.base = self.now
+        self.base = self.current
         self._trial = None
         self._known = self._tried
         self._is_good, self._cuts = True, 0
@@ -225,6 +229,6 @@ class HillClimber:
         self._set(at, self.base)
 
     def _set(self, at: float, level: float) -> None:
-        self.now = float(int(min(level, self.most)))
+        self.current = float(int(min(level, self.most)))
         self._set_at = at
-        self._skip, self._is_settled = self.now, False
+        self._skip, self._is_settled = self.current, False

@@ -20,7 +20,7 @@ from asyncrollout.policies.openai.attempt import PATHS, Sender
 from asyncrollout.policies.openai.call import SERVERS_OWN, CallOptions, HttpCall
 from asyncrollout.policies.openai.codec import Mode, ServerKind
 from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
-from asyncrollout.policies.openai.endpoint import PAUSES, RESUMES, Endpoint, WeightEndpoint, post_page
+from asyncrollout.policies.openai.endpoint import PAUSES, RESUMES, Endpoint, WeightEndpoint, notify_server
 from asyncrollout.policies.openai.first_contact import FirstContact, SilentError
 from asyncrollout.policies.openai.health import Health, OnBack
 from asyncrollout.policies.openai.refusals import Advisor, backoff
@@ -30,15 +30,14 @@ from asyncrollout.types import Generation, PauseMode, Request, Sampling
 
 
 class OpenAIPolicy:
-    """Chat or completions of `model` on one server or several: least loaded first, the same one for a whole session.
+    """Chat or completions of `model` on one or more servers: a session stays with one, new ones go to the least loaded.
 
-    Failures that pass are retried, up to `attempts` calls in all and within `seconds` (or those of the request),
-    queueing included; one attempt may take `attempt_seconds` of work. Until a server has answered for the first time,
-    it is waited for `wait_for_server` seconds. `concurrency` is how many calls each server gets at a time, found out
-    by itself if "adaptive", up to `max_concurrency`. `sampling` holds where a request says nothing. The key is the
-    argument or the environment variable `api_key_env`, and is never shown. `on_back(endpoint)` pushes the present
-    weights to a server that was lost and answers again; once weights were updated, it is awaited before that server
-    gets calls.
+    Transient failures are retried, up to `attempts` calls in all and within `seconds` (or those of the request),
+    queueing included; one attempt may take `attempt_seconds`. A server that has never responded is waited for,
+    `wait_for_server` seconds in all. `concurrency` is the number of concurrent calls per server; "adaptive" finds
+    it by itself, up to `max_concurrency`. `sampling` holds the defaults for requests. The API key is `api_key`, or the
+    environment variable `api_key_env`, and is never shown. `on_back(endpoint)` pushes the current weights to a server
+    that was lost and is back; after the first weight update it is awaited before that server gets calls.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class OpenAIPolicy:
         urls = [base_url] if isinstance(base_url, str) else list(base_url)
         for url in urls or [""]:
             if not url.startswith(("http://", "https://")):
-                raise UsageError(f"OpenAIPolicy: base_url={url!r} is not an address such as http://localhost:8000/v1")
+                raise UsageError(f"OpenAIPolicy: base_url={url!r} is not a URL such as http://localhost:8000/v1")
         validation.check_choice("OpenAIPolicy: mode", mode, PATHS)
         if kind is not None:
             validation.check_choice("OpenAIPolicy: kind", kind, get_args(ServerKind))
@@ -131,9 +130,11 @@ class OpenAIPolicy:
         try:
             return await self._generate(call)
         except TimeoutError:
-            last = call.trouble or "; ".join(f"{one.name}: {one.trouble}" for one in self.endpoints if one.trouble)
-            trouble = f" (the last trouble: {last})" if last else ""
-            said = f"no answer within {seconds:g} s, from {self._named()}{trouble}"
+            last = call.last_error or "; ".join(
+                f"{one.name}: {one.last_error}" for one in self.endpoints if one.last_error
+            )
+            cause = f" (last error: {last})" if last else ""
+            said = f"no response within {seconds:g} s from {self._named()}{cause}"
             raise ProviderError(self._key.hidden(said)) from None
         except ProviderError as error:
             said = str(error)
@@ -142,7 +143,11 @@ class OpenAIPolicy:
             raise type(error)(self._key.hidden(said)) from error.__cause__
 
     async def _generate(self, call: HttpCall) -> Generation:
-        """A cancel scope costs as much as a tenth of a call, so that a call which need not wait has only one."""
+        """Attempts until one succeeds or the failure is final.
+
+        A cancel scope costs about a tenth of a call, so the fast path (a free place, no pause) has only the one of its
+        attempt; waits have their own.
+        """
         while True:
             self._session.check_open()
             endpoint = await self._enter(call)
@@ -152,33 +157,33 @@ class OpenAIPolicy:
                     return generation
             finally:
                 self._queue.leave(endpoint)
-            if call.is_again:
-                call.is_again = False
-                continue  # stopped for new weights, met a connection that was gone, or waits with all others
+            if call.retry_now:
+                call.retry_now = False
+                continue  # stopped for new weights, a stale connection, or refused (it waits in the queue)
             if call.failures >= self._attempts:
                 raise ProviderError(
-                    f"{endpoint.name}: {call.trouble} (after {call.failures} attempts){call.rejected()}"
+                    f"{endpoint.name}: {call.last_error} (after {call.failures} attempts){call.rejections_text()}"
                 )
             others = endpoint is not self._router.find(call.request.session, call.failed, call.rejections)
             if 0 < call.failures < len(self.endpoints) and others:
-                continue  # each may be asked once without a pause
+                continue  # each server may be tried once without a pause
             with held_back():
-                if not self._contact.is_made():
-                    await self._within(call, self._contact.wait, self._session.client, call.trouble)
+                if not self._contact.has_response():
+                    await self._within(call, self._contact.wait, self._session.client, call.last_error)
                 await self._within(call, anyio.sleep_until, now() + backoff(call.failures, self._jitter))
 
     async def _within(self, call: HttpCall, wait: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """A wait before the deadline, which is begun again if the deadline was put off meanwhile."""
+        """Wait until the deadline at most; start again if the deadline was extended meanwhile."""
         while True:
             try:
                 with self._session.until(call.deadline):
                     return await wait(*arguments)
             except TimeoutError:
-                if now() >= call.deadline:  # else it was held back meanwhile
+                if now() >= call.deadline:  # else it was extended while calls were held back
                     raise
 
     async def _enter(self, call: HttpCall) -> Endpoint:
-        """A place at the session's endpoint, or rather at another one than that which just failed."""
+        """Take a place at the session's server, or at another one if that has just failed."""
         if self._gate.is_open:
             endpoint = self._router.find(call.request.session, call.failed, call.rejections)
             if endpoint is not None and self._queue.enter_now(endpoint):
@@ -192,14 +197,14 @@ class OpenAIPolicy:
                     if (place := await self._wait_for_place(call)) is not None:
                         return place
             except TimeoutError:
-                if now() >= call.deadline:  # else it was held back meanwhile
+                if now() >= call.deadline:  # else it was extended while calls were held back
                     raise
 
     async def _wait_for_place(self, call: HttpCall) -> Endpoint | None:
         session, allowed = call.request.session, [one for one in self.endpoints if one not in call.rejections]
         found = self._router.find(session, call.failed, call.rejections)
         if found is None:
-            await self._health.usable(allowed)
+            await self._health.wait_until_usable(allowed)
             return None
         place = await self._queue.enter(QueuedRequest(call.number, session, call.failed, call.rejections), found)
         is_best = place.up or (place.has_weights and not any(other.up for other in allowed))
@@ -209,24 +214,24 @@ class OpenAIPolicy:
         return None
 
     async def pause(self, mode: PauseMode = "wait") -> None:
-        """Hold new calls back, for new weights: calls under way are awaited, stopped to be made again, or left alone.
+        """Hold new calls back for new weights; calls in flight are awaited, aborted and made again, or left alone.
 
-        A vLLM or SGLang server is told, too, if it has pages for that. If this fails, nothing is held back.
+        vLLM and SGLang servers are paused, too, if they have endpoints for that. If this fails, nothing is held back.
         """
         await self._gate.shut(mode)
-        told = False
+        is_paused = False
         try:
             if not self._gate.is_open:  # else resumed meanwhile
-                await self._tell(PAUSES, mode)
+                await self._notify_servers(PAUSES, mode)
                 await self._health.begin_update()
-            told = True
+            is_paused = True
         finally:
-            if not told:
+            if not is_paused:
                 self._health.cancel_update()
                 self._gate.open()
 
     async def resume(self, version: int | None = None) -> None:
-        """Let calls through again; what they give is of this version of the weights."""
+        """Let calls through again; their replies are of this version of the weights."""
         if version is not None:
             check_rises(version, self.version)
         try:
@@ -238,37 +243,37 @@ class OpenAIPolicy:
                 await self._health.end_update()
             else:
                 self._health.cancel_update()
-            await self._tell(RESUMES, None)
+            await self._notify_servers(RESUMES, None)
         finally:
             self._gate.open()
 
     async def start_at(self, version: int) -> None:
-        """Weights that the trainer loads by itself, as when a run is resumed: servers have them from now on."""
+        """Set the version of weights that the trainer loads by itself, as when a run is resumed."""
         self.version = version
         await self._health.start()
 
     def held_seconds(self) -> float:
-        """How long calls were held back, all in all."""
+        """How long calls were held back in total."""
         return self._gate.held.seconds()
 
     def last_held(self) -> float:
         """Until when calls were held back, on the monotonic clock: now while they are."""
         return self._gate.held.last()
 
-    async def _tell(self, pages: Mapping[ServerKind, WeightEndpoint], mode: PauseMode | None) -> None:
-        async with task_group() as telling:
+    async def _notify_servers(self, targets: Mapping[ServerKind, WeightEndpoint], mode: PauseMode | None) -> None:
+        async with task_group() as notifying:
             for endpoint in self.endpoints:
-                telling.start_soon(self._tell_one, endpoint, pages, mode)
+                notifying.start_soon(self._notify_server, endpoint, targets, mode)
 
-    async def _tell_one(
-        self, endpoint: Endpoint, pages: Mapping[ServerKind, WeightEndpoint], mode: PauseMode | None
+    async def _notify_server(
+        self, endpoint: Endpoint, targets: Mapping[ServerKind, WeightEndpoint], mode: PauseMode | None
     ) -> None:
         if endpoint.kind is None and endpoint.up:
             with suppress(aiohttp.ClientError, OSError, SilentError):
                 await self._contact.probe(self._session.client, endpoint)
-        page = None if endpoint.kind is None else pages.get(endpoint.kind)
-        if page is not None:
-            await post_page(self._session.client, endpoint, page, mode, self._key.headers)
+        target = None if endpoint.kind is None else targets.get(endpoint.kind)
+        if target is not None:
+            await notify_server(self._session.client, endpoint, target, mode, self._key.headers)
 
     def _named(self) -> str:
         return ", ".join(endpoint.name for endpoint in self.endpoints)

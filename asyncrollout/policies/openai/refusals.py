@@ -20,10 +20,10 @@ from asyncrollout.policies.openai.responses import SHOWN, UNREADABLE, shown
 from asyncrollout.policies.openai.session import ApiKey, HttpResponse, HttpSession
 
 Failure = Literal["permanent", "refused", "passing"]
-"""A mistake of ours, too many calls, or trouble that may be over at the next attempt."""
+"""Our own mistake, too many calls, or a failure that may be over at the next attempt."""
 
 LONGEST_WAIT = 60.0
-"""Seconds; a server that asks for more is not believed."""
+"""Seconds; a Retry-After above this is cut to it."""
 
 _PASSING = frozenset({408, 409, 425})
 _READ = 10_000  # characters of what a server says
@@ -69,8 +69,8 @@ _DIGITS = 18  # of a number that is read; Python refuses to read thousands
 _SECONDS = 5.0
 _MOST_BYTES = 2**20
 _MODELS_SHOWN = 10
-_KEPT = 30.0  # seconds in which the same is said to all calls, without asking the server again
-_NO_SUCH_CALL = ("/chat/completions", "/completions")
+_KEPT = 30.0  # seconds in which all calls get the same advice, without asking the server again
+_CALL_PATHS = ("/chat/completions", "/completions")
 
 
 def failure_of(status: int) -> Failure:
@@ -80,7 +80,7 @@ def failure_of(status: int) -> Failure:
 
 
 def read_retry_after(value: str | None, *, now: float | None = None) -> float | None:
-    """Seconds to wait, from a number or a date; None where there is nothing sensible."""
+    """Seconds to wait, from a number or a date; None if it is neither."""
     if not value or len(value) > 100:
         return None
     value = value.strip()
@@ -95,13 +95,13 @@ def read_retry_after(value: str | None, *, now: float | None = None) -> float | 
 
 
 def backoff(attempt: int, rng: np.random.Generator) -> float:
-    """Seconds before attempt number `attempt` (the second is 1): twice as long each time, and spread at random."""
+    """Seconds before attempt number `attempt` (the second is 1): twice as long each time, with jitter."""
     longest = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)
     return float(longest * spread(rng))
 
 
 def spread(rng: np.random.Generator) -> float:
-    """A factor for waits, so that several programs do not call at the same moment."""
+    """A random factor for waits, so that several programs do not call at the same moment."""
     return float(0.5 + rng.random() / 2)
 
 
@@ -121,7 +121,7 @@ _refusal = msgspec.json.Decoder(_Refusal | list[_Refusal])  # Gemini sends a lis
 
 
 def refusal(content: bytes) -> str:
-    """What a server says about a call that it refuses, with its code if that is a word."""
+    """The server's message about a call that it refuses, with its code if that is a word."""
     try:
         decoded = _refusal.decode(content)
     except UNREADABLE:
@@ -134,10 +134,10 @@ def refusal(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ContextOverflow:
-    """A refusal because of too many tokens: the context's, and what the prompt leaves of them for a reply, if said.
+    """A refusal because of too many tokens: the context's size, and what the prompt leaves for a reply, if reported.
 
-    `is_of_reply` if it is, or may be, the room for the reply that is missing. `is_vague` are words of vLLM, which
-    counts no further than it must; without `max_tokens` it gives the reply all that is left.
+    `is_of_reply` if the room for the reply is missing, or may be. `is_vague` marks messages of vLLM that do not count
+    the prompt to its end; without `max_tokens`, vLLM gives the reply all that is left.
     """
 
     context: int | None
@@ -147,7 +147,7 @@ class ContextOverflow:
 
 
 def read_overflow(said: str) -> ContextOverflow | None:
-    """What a refusal says about the length of a call, in the words of the servers we know; None if it says nothing."""
+    """What a refusal says about the length of a call, in the wordings of known servers; None if it says nothing."""
     for wording in _NUMBERS:
         if found := wording.search(said):
             numbers = {name: int(value[:_DIGITS]) for name, value in found.groupdict().items()}
@@ -178,7 +178,7 @@ _models = msgspec.json.Decoder(_Models)
 
 
 class Advisor:
-    """Looks for what was meant, at the server that refuses; once for many calls."""
+    """Asks the server that refused for what would work; once for many calls."""
 
     def __init__(self, model: str, key: ApiKey) -> None:
         self._model = model
@@ -186,15 +186,15 @@ class Advisor:
         self._asking = anyio.Lock()
         self._said: dict[tuple[Endpoint, int], tuple[float, str]] = {}
 
-    async def advise(self, session: HttpSession, endpoint: Endpoint, answer: HttpResponse) -> str:
-        """What to add to the server's own words; nothing if they must do."""
-        status = answer.status
+    async def advise(self, session: HttpSession, endpoint: Endpoint, response: HttpResponse) -> str:
+        """What to add to the server's own message, if anything: where the key came from, an address, the models."""
+        status = response.status
         if status in (401, 403):
             return f" ({self._key.origin})"
         if 300 <= status < 400:
-            target = self._key.hidden(answer.headers.get("Location", ""))[:300]
-            return f" (it redirects to {target!r}: give the address that answers itself as base_url)"
-        is_of_model = status in (400, 422) and b"model" in answer.content
+            target = self._key.hidden(response.headers.get("Location", ""))[:300]
+            return f" (it redirects to {target!r}: set base_url to the address that responds itself)"
+        is_of_model = status in (400, 422) and b"model" in response.content
         if not session.is_open or not (status == 404 or is_of_model):
             return ""
         async with self._asking:
@@ -211,16 +211,16 @@ class Advisor:
         if known is None:
             for url in _other_addresses(endpoint.url):
                 if await self._models(client, url) is not None:
-                    return f" (such a server answers at another address: give base_url={_shown(url)!r})"
+                    return f" (a server responds at another address: set base_url={_shown(url)!r})"
             return ""
         if not known or self._model in known:
             return ""
         more = f" and {len(known) - _MODELS_SHOWN} more" if len(known) > _MODELS_SHOWN else ""
         names = ", ".join(repr(self._key.hidden(name)[:200]) for name in known[:_MODELS_SHOWN])
-        return f" (model={self._model!r} is not there; available: {names}{more})"
+        return f" (it has no model {self._model!r}; available: {names}{more})"
 
     async def _models(self, client: aiohttp.ClientSession, url: str) -> list[str] | None:
-        """Those of a server; none if it does not list them, and None if there is no such server."""
+        """Those of a server; empty if it does not list them, None if there is no such server."""
         try:
             async with client.get(f"{url}/models", headers=self._key.headers, allow_redirects=False) as response:
                 if response.status in (401, 403):
@@ -235,7 +235,7 @@ class Advisor:
 def _other_addresses(url: str) -> list[str]:
     """Where the server might be if its address was given without /v1, or with the path of a call."""
     parts = urlsplit(url)
-    cut = next((url.removesuffix(path) for path in _NO_SUCH_CALL if url.endswith(path)), None)
+    cut = next((url.removesuffix(path) for path in _CALL_PATHS if url.endswith(path)), None)
     host = f"{parts.scheme}://{parts.netloc}"
     found = [*([cut] if cut else []), f"{cut or url}/v1", f"{host}/v1", f"{host}/api/v1"]
     return [address for address in dict.fromkeys(found) if address != url]

@@ -1,4 +1,4 @@
-"""What servers that speak the OpenAI protocol say, as far as we read it."""
+"""Responses of the OpenAI protocol, whole or streamed, as far as they are read."""
 
 from typing import Annotated, Any
 
@@ -13,11 +13,11 @@ TokenIds = list[Count]
 Stop = str | int | None | UnsetType
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading bytes that make no sense can raise."""
+"""What decoding malformed bytes can raise."""
 
 MOST_VALUES = 2_000_000
 MOST_OBJECTS = 400_000
-"""JSON values in an answer, and objects among them, roughly: they take up to 40 times the memory of their text."""
+"""JSON values in a response, and objects among them, roughly: they take up to 40 times the memory of their text."""
 
 SHOWN = 300
 _PIECE = 2**20
@@ -32,7 +32,7 @@ class TokenLogprob(msgspec.Struct, gc=False):
     logprob: float
     id: Count | None = None
     token: str = ""
-    bytes: msgspec.Raw = msgspec.Raw(b"null")  # seldom needed; as lists they take most of the time of decoding
+    bytes: msgspec.Raw = msgspec.Raw(b"null")  # rarely needed, and as lists most of the decoding time
 
 
 class Logprobs(msgspec.Struct):
@@ -86,7 +86,7 @@ class ChatResponse(msgspec.Struct):
 
 
 def check_values(content: bytes) -> None:
-    """Refuse what would take too much memory and time to decode; piece by piece, since counting holds the GIL."""
+    """Refuse what would take too much memory and time to decode; counted in pieces, since counting holds the GIL."""
     values = objects = 0
     for start in range(0, len(content), _PIECE):
         end = start + _PIECE
@@ -97,7 +97,7 @@ def check_values(content: bytes) -> None:
 
 
 def malformed(why: str, content: bytes) -> ProviderError:
-    return ProviderError(f"malformed answer: {why}: {shown(content)}")
+    return ProviderError(f"malformed response: {why}: {shown(content)}")
 
 
 def clipped(text: str) -> str:
@@ -128,7 +128,7 @@ class _Delta(msgspec.Struct):
     tool_calls: list[_ToolCall] | None = None
 
 
-class _ContentPart(msgspec.Struct):
+class _ChoicePart(msgspec.Struct):
     index: int = 0
     finish_reason: str | None = None
     delta: _Delta | None = None
@@ -140,7 +140,7 @@ class _ContentPart(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_ContentPart] = []
+    choices: list[_ChoicePart] = []
     usage: ReportedUsage | None = None
     prompt_token_ids: TokenIds | None = None
 
@@ -153,12 +153,12 @@ def is_stream(content: bytes) -> bool:
 
 
 def join(stream: bytes) -> ChatResponse:
-    """The answer that the events of a stream add up to."""
+    """Assemble the response from the events of a stream."""
     if stream.count(b"\n") > _MOST_LINES:
         raise malformed(f"its stream has more than {_MOST_LINES} lines", stream)
     events = [line[5:].strip() for line in stream.splitlines() if line.startswith(b"data:")]
     if not events or events.pop() != b"[DONE]":
-        raise malformed("the stream broke off", stream)
+        raise malformed("the stream was cut off", stream)
     chunks = [_chunk.decode(event) for event in events]
     parts = [part for chunk in chunks for part in chunk.choices]
     if any(part.index for part in parts):
@@ -170,7 +170,7 @@ def join(stream: bytes) -> ChatResponse:
         reasoning_content="".join(delta.reasoning_content or delta.reasoning or "" for delta in deltas) or None,
         tool_calls=_join_calls([call for delta in deltas for call in delta.tool_calls or ()]),
     )
-    last = next((part for part in reversed(parts) if part.finish_reason), _ContentPart())
+    last = next((part for part in reversed(parts) if part.finish_reason), _ChoicePart())
     whole = Choice(
         finish_reason=last.finish_reason,
         message=message if any(part.delta for part in parts) else None,
@@ -193,7 +193,7 @@ def _join_logprobs(parts: list[Logprobs]) -> Logprobs | None:
 
 
 def _join_calls(parts: list[_ToolCall]) -> list[dict[str, Any]]:
-    """As in an answer that is not streamed: the first part of a call has its name, the others add to its arguments."""
+    """As in a response that is not streamed: the first part of a call has its name, the others add to its arguments."""
     calls: dict[int, _ToolCall] = {}
     for part in parts:
         function = part.function or _Function()

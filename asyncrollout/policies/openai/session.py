@@ -31,22 +31,22 @@ class HttpResponse(NamedTuple):
 
 
 class ApiKey:
-    """The headers with the key; it has no representation that shows it."""
+    """The headers with the API key; no representation shows it."""
 
     __slots__ = ("_forms", "_key", "closing", "headers", "origin")
 
     def __init__(self, key: str | None, variable: str) -> None:
-        """The argument, or what an environment variable has."""
+        """The argument, or else the value of an environment variable."""
         self._key = (os.environ.get(variable, "") if key is None else key).strip()
         if not self._key.isprintable():
-            raise UsageError("OpenAIPolicy: the API key has characters that no key can have")
+            raise UsageError("OpenAIPolicy: the API key contains characters that are not printable")
         self.headers = {"Content-Type": "application/json", "Accept-Encoding": ENCODINGS}
         if self._key:
             self.headers["Authorization"] = f"Bearer {self._key}"
         if not self._key:
-            self.origin = f"no key was sent: set ${variable}, or give api_key="
+            self.origin = f"no key was sent: set ${variable}, or pass api_key="
         else:
-            self.origin = f"the key is that of ${variable}" if key is None else "the key is that of api_key="
+            self.origin = f"the key comes from ${variable}" if key is None else "the key comes from api_key="
         self.closing = {**self.headers, "Connection": "close"}  # llama.cpp closes after a stream without saying so
         escaped = self._key.replace("\\", "\\\\")
         forms = {
@@ -64,7 +64,7 @@ class ApiKey:
         return text
 
     def hidden_in(self, content: bytes) -> bytes:
-        """An answer of a server, before any part of it is shown."""
+        """A response body, before any part of it is shown: a cut could leave half a key."""
         for form in self._forms:
             content = content.replace(form.encode(), b"<key>")
         return content
@@ -106,7 +106,7 @@ class HttpSession:
 
     @asynccontextmanager
     async def closing(self) -> AsyncIterator[None]:
-        """No calls from now on; connections are closed after the block, which ends what else uses them."""
+        """End all waits and allow no further calls; connections are closed after the block."""
         client, self._client = self._client, None
         for scope in tuple(self._waits):
             scope.cancel()
@@ -118,7 +118,7 @@ class HttpSession:
 
     @contextmanager
     def until(self, deadline: float) -> Iterator[None]:
-        """A wait until the deadline at most (`TimeoutError`), which ends when the session is closed."""
+        """Wait until the deadline at most (`TimeoutError`), or until the session is closed (`ClosedError`)."""
         with anyio.fail_after(deadline - now()) as scope:
             self._waits.add(scope)
             try:
@@ -159,7 +159,7 @@ def check_descriptors(limits: Sequence[ConcurrencyLimit], most: int) -> None:
 
 
 async def get(client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> HttpResponse:
-    """A page; of one that is there, nothing is read. No answer is an error of aiohttp or of the system."""
+    """GET a URL, reading the body of a refusal only; raises what aiohttp or the system raises."""
     with anyio.fail_after(_GET_SECONDS):
         async with client.get(url, headers=headers, allow_redirects=False) as response:
             first_byte = time.monotonic()

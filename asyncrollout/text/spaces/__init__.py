@@ -1,3 +1,3 @@
-"""Any env as a text env, by its spaces."""
+"""Any Gymnasium env as a text env, by its spaces."""
 
 from asyncrollout.text.spaces.text import SpaceText as SpaceText

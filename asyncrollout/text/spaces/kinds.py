@@ -1,6 +1,6 @@
-"""Kinds of spaces, and what their members look like in words.
+"""Kinds of spaces, and how their members are described in words.
 
-Spaces are told apart by the names of their classes: Gymnasium takes long to import, and others have spaces, too.
+Kinds are recognized by class name: Gymnasium takes long to import, and other packages have spaces, too.
 """
 
 import json
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
 MOST_IN_ACTION = 32
-"""Numbers, or parts: more is no decision that a model writes down."""
+"""Numbers, or parts: a model cannot be expected to write more."""
 
 _KINDS = ("Discrete", *ARRAYS, "Text", "Dict", "Tuple", "Sequence")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -27,7 +27,7 @@ _clipped.maxlist = _clipped.maxtuple = _clipped.maxset = _clipped.maxdict = 64
 
 
 def short(value: Any) -> str:
-    """A value's repr, not too long, and the same in every process."""
+    """A value's repr, shortened, and the same in every process."""
     return without_addresses(_clipped.repr(value))
 
 
@@ -36,7 +36,7 @@ def without_addresses(text: str) -> str:
 
 
 def kind_of(space: Any) -> str | None:
-    """The kind of a space, or None for one that is not known here."""
+    """The kind of a space; None if it is unknown."""
     return next((cls.__name__ for cls in type(space).__mro__ if cls.__name__ in _KINDS), None)
 
 
@@ -63,7 +63,7 @@ def bounds_of(space: Any) -> tuple[Array, Array]:
 
 
 def can_be_written(space: Any) -> bool:
-    """Whether a model can be asked for a member of this space."""
+    """Whether a model can write a member of this space."""
     kind = kind_of(space)
     if kind in ARRAYS:
         return 1 <= int(math.prod(space.shape)) <= MOST_IN_ACTION
@@ -74,7 +74,7 @@ def can_be_written(space: Any) -> bool:
 
 
 def form_of(space: Any, names: Mapping[int, str] | None = None) -> str:
-    """What a member of a space looks like, in words; `names` are those of a Discrete space's numbers."""
+    """Describes the members of a space in words; `names` are those of a Discrete space's numbers."""
     match kind_of(space):
         case "Discrete" if names:
             return "one of: " + ", ".join(f"{name} (or {number})" for number, name in names.items())

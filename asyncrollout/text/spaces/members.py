@@ -13,8 +13,8 @@ from asyncrollout.text.spaces.kinds import bounds_of, ends_of, kind_of, parts_of
 
 _MOST_NAMES = 100
 _SEARCHED = 8_192  # characters, of the end of an answer
-# All of a number or nothing (hence the atomic group): 0.5m is not 0, nor 1.5e 1. A sign that stands apart may be meant,
-# a comma may be a decimal point, and a percentage is no number at all.
+# A whole number token or nothing (hence the atomic group): 0.5m is not 0, nor 1.5e 1. A detached sign may be meant,
+# a comma may be a decimal point, and a percentage is not a number.
 _BEGIN, _END = r"(?<![\w.,+-])(?<![+-] )[+-]?", r"(?![\w%-]|[.,][0-9])"
 _INTEGER = re.compile(_BEGIN + r"[0-9]{1,19}" + _END)
 _NUMBER = re.compile(_BEGIN + r"(?>(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?)" + _END)
@@ -27,11 +27,11 @@ _DASHES = str.maketrans(
 
 
 def read(space: Any, text: str, *, strict: bool = False) -> Any:
-    """The member that a text stands for, or None. `strict` wants nothing else in the text."""
+    """The member that a text stands for, or None. `strict` allows nothing else in the text."""
     try:
         member = _member(space, _value(space, text, strict))
         return member if space.contains(member) else None
-    except Exception:  # noqa: BLE001 (a space of the env's own may raise anything, and parse() never does)
+    except Exception:  # noqa: BLE001 (a custom space may raise anything, and parse() must not)
         return None
 
 
@@ -53,7 +53,7 @@ def write(space: Any, member: Any) -> Any:
 
 
 def default(space: Any) -> Any:
-    """The member nearest to nothing: the first number, zeros, the shortest text."""
+    """The neutral member: the first number, zeros, the shortest text."""
     match kind_of(space):
         case None:
             return ""
@@ -66,16 +66,18 @@ def default(space: Any) -> Any:
         case "Tuple":
             return tuple(map(default, space.spaces))
     low, high = bounds_of(space)
-    return np.asarray(np.clip(np.zeros(space.shape, space.dtype), low, high), space.dtype)  # a clipped () is no array
+    return np.asarray(
+        np.clip(np.zeros(space.shape, space.dtype), low, high), space.dtype
+    )  # clip turns a shape of () into a scalar
 
 
 def names_of(space: Any, env: Any) -> dict[int, str]:
-    """The names that an env has for the actions of its Discrete space: as in ALE, Crafter or MiniGrid."""
+    """An env's names for the actions of its Discrete space, as in ALE, Crafter or MiniGrid."""
     if kind_of(space) != "Discrete" or int(space.n) > _MOST_NAMES:
         return {}
     numbers = range(ends_of(space)[0], ends_of(space)[1] + 1)
     for source in ("get_action_meanings", "action_names", "actions"):
-        with suppress(Exception):  # it is the env's own code, and names are only a comfort
+        with suppress(Exception):  # the env's own code may raise anything, and names are optional
             offered = getattr(env, source)
             names = _numbered(offered() if source == "get_action_meanings" else offered, numbers)
             if all(names.values()) and len({*names.values()}) == len(numbers):
@@ -97,7 +99,7 @@ def _name(offered: Any) -> str:
 
 
 def _value(space: Any, text: str, strict: bool) -> Any:
-    """What a text says, as the plain value that `_member` takes."""
+    """The plain value that a text says, for `_member`."""
     match kind_of(space):
         case "Text":
             return text
@@ -108,7 +110,7 @@ def _value(space: Any, text: str, strict: bool) -> Any:
     if len(text) > _SEARCHED:
         if strict:
             raise ValueError("too long for a number")
-        text = text[-_SEARCHED:].partition(" ")[2]  # not with half a number
+        text = text[-_SEARCHED:].partition(" ")[2]  # without a number cut in half
     text = text.translate(_DASHES)
     if kind_of(space) == "Discrete":
         return int(_only_number(_INTEGER, text, strict))
@@ -127,7 +129,7 @@ def _only_number(pattern: re.Pattern[str], text: str, strict: bool) -> str:
 
 
 def _only(pattern: re.Pattern[str], text: str) -> str:
-    """The one thing of its kind in a text; ValueError if there is none, or several that differ."""
+    """The one match in a text; ValueError if there is none, or several that differ."""
     (found,) = {*pattern.findall(text)}
     return str(found)
 
@@ -139,7 +141,7 @@ def _number(token: str) -> int | float:
 
 
 def _member(space: Any, value: Any) -> Any:
-    """A plain value as what may be a member of a space; raises if it cannot be."""
+    """A plain value as a member of a space; raises if it cannot be one."""
     match kind_of(space):
         case "Discrete":
             return _whole(value)

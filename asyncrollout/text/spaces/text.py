@@ -1,4 +1,4 @@
-"""The text interface of an env that has none of its own."""
+"""The text interface of an env that has none, made from its spaces."""
 
 import inspect
 import json
@@ -27,11 +27,11 @@ _HEADING = re.compile(r"^[ \t]*#{1,4}[ \t]+(.+)$", re.MULTILINE)
 
 
 class SpaceText:
-    """Observations are told by their space, replies read as members of the action space.
+    """Describes observations by their space, and reads replies as members of the action space.
 
-    Without an `action_space`, the answer's text is the action. Without an `observation_space`, and for kinds of spaces
-    that are not known here, an observation is told by its value. In a reply without tags a number is an action only as
-    what the reply states; a name, or an action written as JSON, may stand anywhere in it.
+    Without an `action_space`, the answer's text is the action. Without an `observation_space`, or if its kind is
+    unknown, an observation is described by its value. In a reply without tags, a number is an action only if it is
+    what the reply states; a name, or an action written as JSON, may be anywhere in it.
     """
 
     def __init__(self, env: Any, options: TextOptions) -> None:
@@ -39,12 +39,12 @@ class SpaceText:
         self._shown = getattr(env, "observation_space", None)
         if self._space is not None and not can_be_written(self._space):
             raise UsageError(
-                f"{_name(env)}: its action space {short(self._space)} cannot be put in words; Discrete, Text, Box, "
+                f"{_name(env)}: its action space {short(self._space)} cannot be written as text; Discrete, Text, Box, "
                 f"MultiDiscrete and MultiBinary of up to {MOST_IN_ACTION} numbers, and Dict and Tuple of these can. "
-                "Give EnvSpec(text=...), or open it with text=False"
+                "Set EnvSpec(text=...), or open it with text=False"
             )
         self._is_text = self._space is None or kind_of(self._space) == "Text"
-        # one text a turn, as it may well hold the separator
+        # one text per turn, since it may contain the separator
         self._options = msgspec.structs.replace(options, max_actions_per_turn=1) if self._is_text else options
         own = _is_own(env, "action_space")
         self._names = members.names_of(self._space, getattr(env, "unwrapped", env)) if own else {}
@@ -67,7 +67,7 @@ class SpaceText:
     def describe(self, observation: Any) -> str | Observation:
         self._last, self._restored_anchor = observation, None
         pictures: list[Any] = []
-        text = values.tell(observation, self._shown, pictures)
+        text = values.describe(observation, self._shown, pictures)
         if len(text) > LONGEST:
             text = f"{text[:LONGEST]}... ({len(text)} characters)"
         return Observation(text=text, images=tuple(pictures), data=observation) if pictures else text
@@ -76,7 +76,7 @@ class SpaceText:
         return self._prompt
 
     def anchor(self) -> Hashable:
-        """A key of the last observation described; of an array of more than 128 KB, of a sample."""
+        """A key of the last observation described; of an array above 128 KB, of a sample."""
         return values.digest(self._last) if self._restored_anchor is None else self._restored_anchor
 
     def snapshot(self) -> bytes:
@@ -85,8 +85,8 @@ class SpaceText:
     def restore(self, state: bytes) -> None:
         self._restored_anchor = state.decode()
 
-    def tell(self, action: Any) -> str:
-        """An action as a reply would give it."""
+    def write_action(self, action: Any) -> str:
+        """An action as a reply would state it."""
         plain = members.write(self._space, action)
         if isinstance(plain, str):
             return plain
@@ -94,7 +94,7 @@ class SpaceText:
         return name or json.dumps(plain, ensure_ascii=False)
 
     def _read_answer(self, answer: StatedAnswer) -> Parsed:
-        # long replies take milliseconds to look through, and this is done twice
+        # long replies take milliseconds to search, and this is done twice
         brief = f"<think></think><answer>{answer.text}</answer>" if answer.tagged else answer.text[-LONGEST - 1 :]
         if self._names:
             parsed = read_choice(brief, self._options, self._choices)
@@ -109,7 +109,7 @@ class SpaceText:
         return read_reply(brief, self._options, read, find_bare, several=not self._is_text)
 
     def _write_prompt(self, env: Any) -> str:
-        example = "your action" if self._is_text else self.tell(self.default_action)
+        example = "your action" if self._is_text else self.write_action(self.default_action)
         paragraphs = (
             f"You are playing {_name(env)}.",
             _rules(env),
@@ -130,13 +130,13 @@ def _name(env: Any) -> str:
 
 
 def _is_own(env: Any, space: str) -> bool:
-    """Whether an env has the space that its author gave it, not one from a wrapper."""
+    """Whether a space is the env's own, not a wrapper's."""
     inner = getattr(env, "unwrapped", env)
     return inner is env or bool(getattr(env, space, None) == getattr(inner, space, None))
 
 
 def _rules(env: Any) -> str:
-    """What the class's own documentation tells of the game; the sections are Gymnasium's."""
+    """The rules from the class's docstring; the sections are Gymnasium's."""
     wanted = ["description", "rewards", "reward"]
     wanted += [space.replace("_", " ") for space in ("action_space", "observation_space") if _is_own(env, space)]
     doc = type(getattr(env, "unwrapped", env)).__doc__ or ""

@@ -1,4 +1,4 @@
-"""Observations of any kind: in words, and as a digest."""
+"""Observations of any kind, described in words and as a digest."""
 
 import hashlib
 import math
@@ -16,8 +16,8 @@ _SAMPLES = 2**14
 _SMALLEST_PICTURE = 32  # pixels; below, three channels of bytes are more likely a grid of codes
 
 
-def tell(value: Any, space: Any, pictures: list[Any]) -> str:
-    """A value in words, by its space if that is known; the pictures in it are added to `pictures`."""
+def describe(value: Any, space: Any, pictures: list[Any]) -> str:
+    """A value in words, by its space if that is known; its pictures are appended to `pictures`."""
     kind = kind_of(space)
     if isinstance(value, np.generic):
         value = value.item()
@@ -29,20 +29,19 @@ def tell(value: Any, space: Any, pictures: list[Any]) -> str:
     if isinstance(value, list | tuple) and kind != "Tuple" and _all_numbers(value):
         value = np.array(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return _tell_array(value, pictures)
+        return _describe_array(value, pictures)
     if isinstance(value, list | tuple):
         names = getattr(value, "_fields", range(len(value)))  # those of a named tuple, such as a Graph's
         value = dict(zip(names, value, strict=True))
     if isinstance(value, Mapping):
-        return _tell_parts(value, space, pictures)
+        return _describe_parts(value, space, pictures)
     return f"{value:.4g}" if isinstance(value, float) else short(value)
 
 
 def digest(value: Any) -> str:
     """A key of a value's content, the same in every process.
 
-    Of an array of more than 128 KB only a sample counts, besides its shape and type: to read a large one takes longer
-    than a step may.
+    Of an array above 128 KB, only shape, type and a sample count: reading all of it takes longer than a step should.
     """
     key = hashlib.blake2b(digest_size=16)
     _feed(key, value)
@@ -53,20 +52,20 @@ def _all_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
     return bool(values) and all(isinstance(item, int | float | np.number) for item in values)
 
 
-def _tell_parts(parts: Mapping[Any, Any], space: Any, pictures: list[Any]) -> str:
+def _describe_parts(parts: Mapping[Any, Any], space: Any, pictures: list[Any]) -> str:
     kind = kind_of(space)
     spaces = parts_of(space) if kind in ("Dict", "Tuple") else {}
     each = space.feature_space if kind == "Sequence" else None
     lines = []
     for key in list(parts)[:_MOST_PARTS]:
-        told = tell(parts[key], spaces.get(key, each), pictures)
-        lines.append(f"{key}:\n{told}" if "\n" in told else f"{key}: {told}")
+        text = describe(parts[key], spaces.get(key, each), pictures)
+        lines.append(f"{key}:\n{text}" if "\n" in text else f"{key}: {text}")
     if len(parts) > _MOST_PARTS:
         lines.append(f"... ({len(parts)} parts)")
     return "\n".join(lines) or "nothing"
 
 
-def _tell_array(array: Array, pictures: list[Any]) -> str:
+def _describe_array(array: Array, pictures: list[Any]) -> str:
     if _is_picture(array):
         pictures.append(array)
         return f"a picture, {array.shape[1]} wide and {array.shape[0]} high"
@@ -93,7 +92,7 @@ def _rows(numbers: Any) -> str:
 
 
 def _sample(array: Array) -> Array:
-    """Numbers at a stride that no dimension is a multiple of, so that it comes through every column and channel."""
+    """Numbers at a stride coprime to the size, so that every column and channel is sampled."""
     stride = -(-array.size // _SAMPLES)
     while math.gcd(stride, array.size) > 1:
         stride += 1
@@ -102,7 +101,7 @@ def _sample(array: Array) -> Array:
 
 
 def _feed(key: Any, value: Any) -> None:
-    """Add a value to a digest, with its lengths, so that no two contents are fed alike."""
+    """Add a value to a digest, with its lengths, so that different contents never feed the same bytes."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
