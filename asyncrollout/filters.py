@@ -64,9 +64,9 @@ def success_between(low: float, high: float) -> GroupFilter:
     check_range("high", high, low, 1.0)
 
     def judge(group: Group) -> Verdict:
-        rate = Successes(map(result_of, group.valid)).rate
+        rate = Successes(map(result_of, group.completed)).rate
         if rate is None:
-            return _drop("success_unknown" if group.valid else "no_valid_member")
+            return _drop("success_unknown" if group.completed else "no_valid_member")
         if rate < low:
             return _drop("success_rate_low")
         return _drop("success_rate_high") if rate > high else _KEEP
@@ -77,12 +77,12 @@ def success_between(low: float, high: float) -> GroupFilter:
 def min_valid(k: int) -> GroupFilter:
     """Keep groups in which at least `k` members completed."""
     check_range("k", k, 1)
-    return lambda group: _KEEP if len(group.valid) >= k else _drop("too_few_valid")
+    return lambda group: _KEEP if len(group.completed) >= k else _drop("too_few_valid")
 
 
 def not_truncated(group: Group) -> Verdict:
     """Keep a group if none of its members was truncated."""
-    return _drop("truncated") if any(trajectory.truncated for trajectory in group.valid) else _KEEP
+    return _drop("truncated") if any(trajectory.truncated for trajectory in group.completed) else _KEEP
 
 
 def all_of(*filters: GroupFilter) -> GroupFilter:

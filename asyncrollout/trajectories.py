@@ -1,6 +1,7 @@
 """Results of rollouts: turns, trajectories, groups, verdicts of filters, and how each rollout ended."""
 
 import copy
+import warnings
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -242,9 +243,15 @@ class Group(msgspec.Struct, frozen=True):
         return np.array([trajectory.reward for trajectory in self.trajectories], dtype=np.float64)
 
     @property
-    def valid(self) -> list[Trajectory]:
+    def completed(self) -> list[Trajectory]:
         """The members that have an outcome, good or bad."""
         return [trajectory for trajectory in self.trajectories if trajectory.valid]
+
+    @property
+    def valid(self) -> list[Trajectory]:
+        """Deprecated: use `completed`."""
+        warnings.warn("Group.valid is deprecated: use Group.completed", DeprecationWarning, stacklevel=2)
+        return self.completed
 
     @property
     def version(self) -> int | None:

@@ -66,7 +66,7 @@ async def measure(rollouts: int, turns: int) -> dict[str, float]:
             tasks.start_soon(monitor.watch, playing.ledger)
             batch = await playing.collect(groups=rollouts // GROUP_SIZE)
             tasks.cancel_scope.cancel()
-        finished = [member for group in batch.groups for member in group.valid if len(member.turns) == turns]
+        finished = [member for group in batch.groups for member in group.completed if len(member.turns) == turns]
     return {
         "rollouts": rollouts,
         "turns": turns,

@@ -147,7 +147,7 @@ class Checks:
         """While nobody takes anything."""
         mine = self.handed[self.first :]
         if self.run.next_batch == len(self.handed) and not self.again and "rewind" not in str(self.program.ops):
-            delivered = sum(len(group.valid) for one in mine for group in one.groups) + self.evaluated
+            delivered = sum(len(group.completed) for one in mine for group in one.groups) + self.evaluated
             ends = self.run.ledger.ends["delivered"]
             check(ends == delivered, "the ledger has", ends, "delivered, and not", delivered)
             figures = self.run.figures()

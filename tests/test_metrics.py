@@ -101,7 +101,7 @@ def test_figures_are_what_summing_everything_up_gives(
     kept = [time for time, event in seen if isinstance(event, Group) and (event.verdict is None or event.verdict.keep)]
     valid = [one.success for one in ended if one.valid]
     reports = any(success is not None for success in valid)  # then one without a report is no success
-    rewards = [one.reward for each in judged for one in each.valid]
+    rewards = [one.reward for each in judged for one in each.completed]
     reasons = Counter(each.verdict.reason or "dropped" for each in judged if each.verdict and not each.verdict.keep)
 
     assert figures.playing == 7
@@ -129,7 +129,7 @@ def test_figures_are_what_summing_everything_up_gives(
         assert figures.env_seconds.max == max(one.env_seconds for one in played)
     left = max(15 - max(figures.kept, figures.delivered), 0)
     assert figures.eta == (pytest.approx(left * (now - start) / len(kept)) if len(kept) >= 4 else None)
-    means = [np.mean([one.reward for one in each.valid]) for each in judged if each.valid]
+    means = [np.mean([one.reward for one in each.completed]) for each in judged if each.completed]
     if len(means) <= 32:
         assert figures.reward_history == pytest.approx(means)
 

@@ -251,7 +251,7 @@ async def test_failed_members_are_played_again_within_the_budget_of_the_group() 
 
 async def test_group_with_members_that_still_fail_is_dropped_or_accepted_as_chosen() -> None:
     dropped = await flaky_group(Flaky(9, {"g.1"}), Failures(retries=0))
-    assert (dropped.verdict is not None, len(dropped.valid)) == (True, 2)
+    assert (dropped.verdict is not None, len(dropped.completed)) == (True, 2)
     assert dropped.verdict is not None
     assert (dropped.verdict.keep, dropped.verdict.reason) == (False, "failed")
     accepted = await flaky_group(Flaky(9, {"g.1"}), Failures(retries=0, min_valid=2))

@@ -679,7 +679,7 @@ async def test_every_rollout_ends_exactly_once(
         for version in range(1, 5):
             batch = await anext(stream)
             assert len(batch.groups) == 3
-            assert all(len(group.valid) == size for group in batch.groups)
+            assert all(len(group.completed) == size for group in batch.groups)
             delivered += [group.id for group in batch.groups]
             if updates:
                 async with source.weight_update(version, "abort"):

@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -23,10 +24,12 @@ from asyncrollout import (
     Outcome,
     Parsed,
     RolloutError,
+    Sampling,
     TextOptions,
     UsageError,
     errors,
 )
+from asyncrollout.trajectories import Group, Limits, StopReason, Trajectory
 from asyncrollout.types import STEP_REWARDS, Durations, exact_sum, total_reward
 
 EXPORTED: list[str] = vars(asyncrollout)["__all__"]
@@ -186,3 +189,31 @@ def test_generation_of_a_numeric_policy_needs_no_text() -> None:
     generation = Generation(action=1)
     assert (generation.text, generation.action) == ("", 1)
     assert msgspec.json.decode(msgspec.json.encode(generation), type=Generation) == generation
+
+
+def test_valid_of_a_group_is_the_old_name_of_completed() -> None:
+    played = Trajectory("g0.0", "env", 0, [], 1.0, StopReason.TERMINATED)
+    failed = Trajectory("g0.1", "env", 0, [], 0.0, StopReason.ENV_ERROR, error=EnvError("broken"))
+    group = Group("g0", [played, failed])
+    assert group.completed == [played]
+    with pytest.warns(DeprecationWarning, match=r"use Group\.completed"):
+        assert group.valid == group.completed
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Sampling(temperature=-0.1), "Sampling: temperature=-0.1 must be at least 0"),
+        (lambda: Sampling(temperature=math.nan), "temperature=nan must be at least 0"),
+        (lambda: Sampling(temperature=math.inf), "temperature=inf must be finite"),
+        (lambda: Sampling(top_p=0), "top_p=0 must be above 0 and at most 1"),
+        (lambda: Sampling(top_p=1.5), r"top_p=1\.5 must be above 0 and at most 1"),
+        (lambda: Sampling(max_tokens=0), "max_tokens=0 must be at least 1"),
+        (lambda: Limits(turns=0), "Limits: turns=0 must be at least 1"),
+        (lambda: Limits(invalid=-1), "invalid=-1 must be at least 1"),
+        (lambda: Limits(seconds=0), "seconds=0 must be above 0"),
+    ],
+)
+def test_bounds_hold_for_what_is_made_in_python(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()

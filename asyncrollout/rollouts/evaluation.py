@@ -37,7 +37,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     def mean_reward(self) -> float:
         """Over tasks, of the mean over a task's rollouts."""
         return _mean(
-            [float(np.mean([member.reward for member in group.valid])) for group in self.groups if group.valid]
+            [float(np.mean([member.reward for member in group.completed])) for group in self.groups if group.completed]
         )
 
     @property
@@ -54,7 +54,7 @@ class Evaluation(msgspec.Struct, frozen=True):
         if not 1 <= k <= self.k:
             raise UsageError(f"pass@{k} of {self.k} rollouts for each task: k is from 1 to {self.k}")
         won = succeeded(self.trajectories)
-        return _mean([_pass_at(group.valid, won, k) for group in self.groups if len(group.valid) >= k])
+        return _mean([_pass_at(group.completed, won, k) for group in self.groups if len(group.completed) >= k])
 
     def summary(self) -> dict[str, float]:
         figures = {"tasks": len(self.groups), "failed": self.failed, "mean_reward": self.mean_reward}

@@ -56,7 +56,7 @@ class EvaluationProgress:
         """The means over the tasks so far: rewards and pass@1."""
         if self._known[0] != len(self._groups):
             won = succeeded(one for group in self._groups for one in group.trajectories)
-            valid = [group.valid for group in self._groups if group.valid]
+            valid = [group.completed for group in self._groups if group.completed]
             rewards = [sum(one.reward for one in members) / len(members) for members in valid]
             passed = [sum(one.uid in won for one in members) / len(members) for members in valid]
             means = [sum(values) / len(values) if values else None for values in (rewards, passed)]

@@ -47,7 +47,7 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def verdict(self, group: Group) -> Verdict | None:
         """A verdict on a group that cannot be used, whatever a filter would say."""
-        valid, size = len(group.valid), len(group.trajectories)
+        valid, size = len(group.completed), len(group.trajectories)
         if valid == size or (self.min_valid is not None and valid >= self.min_valid):
             return None
         return Verdict(keep=False, reason=FAILED)

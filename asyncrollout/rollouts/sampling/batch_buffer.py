@@ -81,7 +81,7 @@ class BatchBuffer:
             is_complete = (self._taken + len(self.kept)) % self.needed == 0
             return self.start_next_batch() if is_complete else []
         self._note_gone(group.id, self._round)
-        if self._on_exhausted != "fill" or group.verdict.reason == FAILED or not group.valid:
+        if self._on_exhausted != "fill" or group.verdict.reason == FAILED or not group.completed:
             return [group]
         self.rejected.append(group)
         return [self.rejected.popleft()] if len(self.rejected) > self.needed else []

@@ -27,8 +27,8 @@ class BatchSums:
         self.groups += 1
         if group.verdict is not None and not group.verdict.keep:
             self.dropped[group.verdict.reason or "dropped"] += 1
-        self.failed += len(group.trajectories) - len(group.valid)
-        for trajectory in group.valid:
+        self.failed += len(group.trajectories) - len(group.completed)
+        for trajectory in group.completed:
             self.rollouts += 1
             self.reward += trajectory.reward
             self.turns += len(trajectory.turns)

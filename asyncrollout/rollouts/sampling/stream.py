@@ -272,8 +272,8 @@ class GroupStream:
             raise
 
     def _count_failures(self, group: Group) -> None:
-        self._failed_in_a_row = 0 if group.valid else self._failed_in_a_row + 1
-        self._had_valid |= bool(group.valid)
+        self._failed_in_a_row = 0 if group.completed else self._failed_in_a_row + 1
+        self._had_valid |= bool(group.completed)
         self._last_error = error_of(group) or self._last_error
         if self._failed_in_a_row >= self._most_failures():
             raise self._dead(f"all rollouts of {self._failed_in_a_row} groups in a row failed")
