@@ -279,7 +279,7 @@ def test_verdicts_of_numpy_are_those_of_python() -> None:
     assert (type(verdict.keep), type(verdict.reason)) == (bool, str)
     bare = all_of(lambda group: rewards.std() > 0, any_of(lambda group: rewards.std() < 0, reward_varies))
     assert bare(group(1.0, 2.0)).keep
-    with pytest.raises(TypeError, match="keep=1 is neither True nor False"):
+    with pytest.raises(TypeError, match="keep=1 must be True or False"):
         Verdict(1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"the filter .*<lambda> returned None: return a Verdict"):
         all_of(lambda group: None)(group(1.0, 2.0))  # type: ignore[arg-type, return-value]

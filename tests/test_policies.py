@@ -86,7 +86,7 @@ async def test_script_may_have_actions(action: Any) -> None:
 
 
 async def test_script_without_a_reply() -> None:
-    with pytest.raises(UsageError, match="None for a reply"):
+    with pytest.raises(UsageError, match="the reply is None"):
         await ScriptedPolicy(lambda _: None).generate(ASKED)
 
 

@@ -148,7 +148,7 @@ def test_batch_filter_judges_whole_rounds() -> None:
     ("keep", "told"),
     [
         (lambda group: 1 / 0, "raised ZeroDivisionError"),
-        (lambda group: None, "gives a Verdict"),
+        (lambda group: None, "return a Verdict"),
         (BatchFilter(lambda groups: []), "returned 0 verdicts for 1 groups"),
     ],
 )
