@@ -226,7 +226,7 @@ def test_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path: Path) -> No
         _wait_for(process, tmp_path / "runs" / "slow" / "journal.jsonl", b'"dispatched"')
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        assert "stopping, once the replies under way are in" in process.stderr.readline()
+        assert "stopping once replies in flight have arrived" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
@@ -283,7 +283,7 @@ async def test_replies_under_way_at_ctrl_c_are_recorded(tmp_path: Path) -> None:
             await server.until(lambda: bool(server.requests))
             process.send_signal(signal.SIGINT)
             told = await anyio.to_thread.run_sync(process.stderr.readline)
-            assert "stopping, once the replies under way are in" in told
+            assert "stopping once replies in flight have arrived" in told
             go.set()
             await anyio.to_thread.run_sync(process.communicate)
     assert process.returncode == 130

@@ -50,7 +50,7 @@ def _bare_structlog() -> Iterator[None]:
         pytest.param("pass", rf"{DIED}\d\n", id="nothing"),
         pytest.param(
             "import structlog; logging.basicConfig(format='%(levelname)s|%(name)s|%(message)s')",
-            rf"WARNING\|asyncrollout\.pool\.supervisor\|{DIED}\d\n",
+            rf"WARNING\|asyncrollout\.pool\.process\.supervisor\|{DIED}\d\n",
             id="basicConfig",
         ),
         pytest.param("logging.getLogger('asyncrollout').setLevel(logging.ERROR)", "", id="silenced"),
