@@ -31,7 +31,7 @@ def tmux(*arguments: str) -> str:
 
 
 def play_demo(home: Path) -> str:
-    """The terminal in the middle of a demo, with its colours; the demo then goes on to its end."""
+    """The terminal in the middle of a demo, with its colours; the demo then runs to its end."""
     command = f"exec {sys.executable} -m asyncrollout demo"
     tmux("new-session", "-d", "-s", SESSION, "-c", str(home), "-x", str(COLUMNS), "-y", str(LINES), command)
     tmux("set-option", "-t", SESSION, "remain-on-exit", "on")
@@ -43,17 +43,17 @@ def play_demo(home: Path) -> str:
             if AT_BATCH in Text.from_ansi(shown).plain:
                 seen = seen or shown
             if time.monotonic() > deadline:
-                raise SystemExit(f"the demo did not come to an end:\n{shown}")
+                raise SystemExit(f"the demo did not end:\n{shown}")
             time.sleep(0.1)
     finally:
         tmux("kill-session", "-t", SESSION)
     if not seen:
-        raise SystemExit(f"the live table never told{AT_BATCH}")
+        raise SystemExit(f"the live view never showed{AT_BATCH}")
     return seen
 
 
 def as_html(terminal: str) -> str:
-    """What the terminal shows below the command's first words: the live table."""
+    """The terminal as HTML."""
     console = Console(record=True, width=COLUMNS, file=Path("/dev/null").open("w"), force_terminal=True)  # noqa: SIM115
     console.print(Text.from_ansi(terminal.rstrip()), end="")
     return console.export_html(theme=MONOKAI, inline_styles=True, code_format=TERMINAL)
