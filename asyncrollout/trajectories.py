@@ -124,10 +124,20 @@ class Turn(msgspec.Struct, frozen=True):
     @property
     def anchor(self) -> Any:
         """A key of the env's state in which the turn was played, for GiGPO."""
-        seen = self.observation.observation if isinstance(self.observation, Remembered) else self.observation
+        seen = self.seen
         if isinstance(seen, Observation):
             return seen.key
         return seen.tolist() if isinstance(seen, np.ndarray) else seen
+
+    @property
+    def seen(self) -> Any:
+        """The env's observation, without the agent's memory."""
+        return self.observation.observation if isinstance(self.observation, Remembered) else self.observation
+
+    @property
+    def state(self) -> Any:
+        """The state of the agent's memory before the turn; None if it had none yet, or has no memory."""
+        return self.observation.state if isinstance(self.observation, Remembered) else None
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -145,7 +155,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Video(msgspec.Struct, frozen=True):
-    """The film of a rollout: its file's name, and for each turn the frame in which it begins and that in which it ends.
+    """The video of a rollout: its file's name, and the first and last frame of each turn.
 
     Frame 0 is the state after the reset; an invalid reply ends where it begins. One that is `partial` lacks frames, or
     all, and tells nothing of turns if its env was lost.
