@@ -1,4 +1,4 @@
-"""Pictures as files: PNG without an image library."""
+"""Images as files and data URLs: PNG without an image library."""
 
 import base64
 import io
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from asyncrollout.errors import UsageError
 
 IMAGE_MARK = "<image>"
-"""Where a picture belongs in a text; such marks count if there is one for each picture."""
+"""Marks the place of an image in a text; marks count if there is one per image."""
 
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 
@@ -31,24 +31,24 @@ def encode_png(picture: NDArray[np.uint8]) -> bytes:
 
 
 def is_picture(value: Any) -> bool:
-    """Whether `data_url` takes it: an array, a PIL image, or the bytes of a file."""
+    """Whether `data_url` accepts it: an array, a PIL image, or the bytes of a file."""
     return isinstance(value, np.ndarray | bytes) or is_pil(value)
 
 
 def is_pil(value: Any) -> bool:
-    """Whether it is an image of PIL, which need not be installed."""
+    """Whether it is a PIL image; PIL need not be installed."""
     return any(base.__module__ == "PIL.Image" and base.__name__ == "Image" for base in type(value).__mro__)
 
 
 def raw_size(picture: Any) -> int:
-    """How many values there are to encode; none if it is encoded already."""
+    """How many values there are to encode; 0 if it is encoded already."""
     if isinstance(picture, np.ndarray):
         return picture.size
     return int(picture.width * picture.height * len(picture.getbands())) if is_pil(picture) else 0
 
 
 def data_url(picture: Any) -> str:
-    """A picture as it travels in a message: the bytes of a file as they are, all else as a PNG."""
+    """An image as a data URL for messages: the bytes of a file as they are, anything else as PNG."""
     if isinstance(picture, bytes):
         kind = next((kind for signature, kind in _SIGNATURES.items() if picture.startswith(signature)), None)
         if kind is None or (kind == "webp" and picture[8:12] != b"WEBP"):
@@ -67,7 +67,7 @@ def data_url(picture: Any) -> str:
 
 
 def pil_png(image: Any) -> bytes:
-    """An image of PIL as the bytes of a PNG file."""
+    """A PIL image as the bytes of a PNG file."""
     target = io.BytesIO()
     try:
         image.save(target, "PNG")

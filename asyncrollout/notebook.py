@@ -1,4 +1,4 @@
-"""How batches, groups and trajectories show themselves: in one line, and as a table in a notebook (all escaped)."""
+"""Reprs of batches, groups and trajectories: one line, and an escaped HTML table for notebooks."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -41,7 +41,7 @@ def group_html(group: Any) -> str:
 
 def trajectory_html(trajectory: Any) -> str:
     rows = (
-        (number, _seen(turn.observation), _played(turn), f"{turn.reward:g}", "" if turn.valid else "invalid")
+        (number, _seen(turn.seen), _played(turn), f"{turn.reward:g}", "" if turn.valid else "invalid")
         for number, turn in enumerate(trajectory.turns, start=1)
     )
     columns = ("turn", "observation", "reply", "reward", "")

@@ -1,9 +1,9 @@
 """Any value of a record as JSON and back, without pickle.
 
-What JSON has stays as it is. All else is an object whose key `"$"` names its kind: `{"$": "tuple", "items": [1, 2]}`,
-`{"$": "Turn", "observation": ...}`. Only the kinds that are listed here can be made from a file. Values of these kinds
-are read back exactly, values of their subclasses (a Counter, a named tuple, an IntEnum) as their base. Whatever else an
-env's `info`, or an error, holds is a text: `{"$": "text", "type": "datetime.date", "text": "2024-05-01"}`.
+JSON's own types stay as they are. Anything else is an object whose key `"$"` names its kind: `{"$": "tuple", "items":
+[1, 2]}`, `{"$": "Turn", "observation": ...}`. Only the kinds listed here can be read from a file. Their values are
+read back exactly, those of subclasses (a Counter, a named tuple, an IntEnum) as their base. Whatever else an env's
+`info`, or an error, holds becomes a text: `{"$": "text", "type": "datetime.date", "text": "2024-05-01"}`.
 """
 
 import base64
@@ -34,17 +34,17 @@ Place = tuple[Any, ...]
 
 
 def to_plain(value: Any, *, exact: bool = False) -> Any:
-    """The value as `msgspec.json.encode` takes it; a `UsageError` names the type of what cannot be written, and where.
+    """The value in the form of `msgspec.json.encode`; a `UsageError` says what cannot be written, and where.
 
-    What an env puts into `info` can always be written: it is not needed to play an episode again. An error of a class
-    that is not in `asyncrollout.errors` becomes the nearest of its bases that is, an image of PIL the bytes of its PNG
-    file. With `exact`, values of subclasses are refused, too, but for such images.
+    What an env puts into `info` can always be written: a replay does not need it. An error of a class that is not in
+    `asyncrollout.errors` becomes the nearest of its bases that is, a PIL image the bytes of its PNG file. With `exact`,
+    values of subclasses are refused, too, except for such images.
     """
     return _plain(value, (_EXACT,) if exact else ())
 
 
 def from_plain(plain: Any) -> Any:
-    """The value that `to_plain` was given; a `UsageError` says what makes no sense, and where."""
+    """The value that `to_plain` was given; a `UsageError` says what is wrong, and where."""
     try:
         return _value(plain, ())
     except RecursionError as error:
@@ -62,7 +62,7 @@ _ERRORS: dict[str, type[RolloutError]] = _members(RolloutError)
 
 
 def _checked(hint: Any) -> Any:
-    """What a field's value is checked for; the keys of an env's info can be anything."""
+    """The type to check a field for; an env's info may have keys of any type."""
     origin = typing.get_origin(hint)
     return origin if origin in (dict, list) and "Any" in repr(hint) else hint
 
@@ -73,7 +73,7 @@ _HINTS: dict[type, dict[str, Any]] = {
 
 
 def _sure(hint: Any) -> frozenset[Any]:
-    """The types whose values are right as they are; to check them takes longer than to read them."""
+    """The types that need no check, which would take longer than reading the value."""
     options = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
     return frozenset(np.ndarray if typing.get_origin(option) is np.ndarray else option for option in options)
 
@@ -142,7 +142,7 @@ def _is_exact(place: Place) -> bool:
 
 
 def _unwritable(value: Any, place: Place, told: str) -> dict[str, str]:
-    """The value as a marked text, where that will do; else an error."""
+    """The value as a marked text where that is allowed, else an error."""
     if not any(type(part) is _Lenient for part in place):
         raise UsageError(_shown(place) + told)
     value = value.value if type(value) is _Deep else value
@@ -173,7 +173,7 @@ def _plain_leaf(value: Any, _place: Place = ()) -> Any:
 
 
 def _make_plain(parts: Any, entries: Iterable[tuple[Any, Any]], place: Place) -> None:
-    """Each part of a list or dict, in its place; a run has millions of them, so that what is plain costs no call."""
+    """Convert the parts of a list or dict in place; there are millions in a run, so plain ones cost no call."""
     if len(place) > _DEEPEST and len(place) - _is_exact(place) > _DEEPEST:
         raise UsageError(f"{_shown(place[:3])}...: nested more than {_DEEPEST} deep")
     for key, value in entries:
@@ -227,7 +227,7 @@ def _plain_struct(value: msgspec.Struct, place: Place) -> dict[str, Any]:
 
 
 def _plain_info(info: Any, place: Place) -> Any:
-    """As it is, or what is nested too deeply (perhaps in itself) as a text."""
+    """The info, with values that are nested too deeply (perhaps in themselves) as texts."""
     try:
         return _plain(info, place)
     except UsageError:
@@ -235,7 +235,7 @@ def _plain_info(info: Any, place: Place) -> Any:
 
 
 class _Deep:
-    """Stands for a value of which only the text is written."""
+    """Marks a value to be written as text only."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -369,7 +369,7 @@ def _struct(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any], Place], Any
 
 
 def _python(value: Any) -> Any:
-    """Numpy's numbers as Python's, which is what a check of types knows."""
+    """Numpy numbers as Python numbers, for the type check."""
     if isinstance(value, np.generic):
         return value.item()
     return {key: _python(item) for key, item in value.items()} if type(value) is dict else value
@@ -410,7 +410,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any], Place], Any]] = {
 
 
 def _shown(place: Place) -> str:
-    """The place as the start of a message."""
+    """The place, as the start of an error message."""
     told = ""
     for part in place[_is_exact(place) :]:
         if isinstance(part, str) and part.isidentifier():

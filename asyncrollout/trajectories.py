@@ -124,10 +124,20 @@ class Turn(msgspec.Struct, frozen=True):
     @property
     def anchor(self) -> Any:
         """A key of the env's state in which the turn was played, for GiGPO."""
-        seen = self.observation.observation if isinstance(self.observation, Remembered) else self.observation
+        seen = self.seen
         if isinstance(seen, Observation):
             return seen.key
         return seen.tolist() if isinstance(seen, np.ndarray) else seen
+
+    @property
+    def seen(self) -> Any:
+        """The env's observation, without the agent's memory."""
+        return self.observation.observation if isinstance(self.observation, Remembered) else self.observation
+
+    @property
+    def state(self) -> Any:
+        """The state of the agent's memory before the turn; None if it had none yet, or has no memory."""
+        return self.observation.state if isinstance(self.observation, Remembered) else None
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from asyncrollout.journal.events import Began, Dispatched, Evaluated, Evaluating
 from asyncrollout.report.compared_run import decide, read_side
 from asyncrollout.report.page import write_report
 from asyncrollout.stats import pass_at
-from asyncrollout.viewer.run_index import standing
+from asyncrollout.viewer.run_index import status_of
 from tests.llm_faults import Hold, Reply
 from tests.llm_server import llm_server
 from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run
@@ -225,15 +225,15 @@ def test_report_and_figures_of_an_evaluation_agree(tmp_path: Path) -> None:
     assert (tiles["Reward"], tiles["Tasks"], tiles["Rollouts"]) == (scores.reward.mean, 3, 6)
     assert written.totals.reward == scores.reward
     assert "Complete: all 3 tasks" in summary["state"]
-    assert standing("run", run).state == "complete"
+    assert status_of("run", run).state == "complete"
 
 
 def test_groups_of_which_some_members_play_do_not_count(tmp_path: Path) -> None:
     groups = [group_of_rewards("eval0-g0", [0.0, 1.0], keep=None), group_of_rewards("eval0-g1", [1.0], keep=None)]
     run = evaluation_of(tmp_path / "run", *groups, complete=False)
     assert read_evaluated(run, 3).scores[0].tasks == 1
-    assert standing("run", run).state != "complete"
-    assert "1 of 3 tasks are over" in data_of(write_report(run).path, "summary")["state"]
+    assert status_of("run", run).state != "complete"
+    assert "1 of 3 tasks finished" in data_of(write_report(run).path, "summary")["state"]
 
 
 def test_evaluations_are_compared_by_pairs_and_stay_out_of_the_figures_of_training(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_evaluations_are_compared_by_pairs_and_stay_out_of_the_figures_of_traini
     summary = data_of(write_report(run).path, "summary")
     assert {tile["label"]: tile["value"] for tile in summary["tiles"]}["Reward"] == 2.0
     assert {tile["label"]: tile["value"] for tile in summary["tiles"]}["Rollouts"] == 4
-    (row,) = part_of(summary, "What was evaluated")["rows"]
+    (row,) = part_of(summary, "Evaluations")["rows"]
     assert (row[:4], row[4][0]) == (["eval0", "not complete", 3, 2], 0.5)
     assert [group.id for group in read_side(run, "both").groups] == ["g0", "g1"]
 

@@ -30,10 +30,10 @@ from asyncrollout.journal.events import (
     Evaluating,
     Updated,
 )
+from asyncrollout.journal.recorded_run import read_run
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
 from asyncrollout.report.blocks import Blocks, embedded
 from asyncrollout.report.formatting import as_number, as_text, pictures_in
-from asyncrollout.report.history import read_history
 from asyncrollout.report.page import write_report
 from asyncrollout.report.statistics import (
     Span,
@@ -199,7 +199,7 @@ def test_blocks_clip_what_is_long_and_leave_out_what_is_no_picture() -> None:
     blocks.flush()
     shown = json.loads(zlib.decompress(base64.b64decode(written[0])))["a"]
     assert len(shown["reply"]) < 201_000
-    assert "800,000 characters are left out here" in shown["reply"]
+    assert "800,000 characters omitted" in shown["reply"]
     assert shown["pictures"] == ["data:image/png;base64,AAAA", None, None]
     assert blocks.clipped == 3
 
@@ -209,7 +209,7 @@ def test_blocks_clip_what_is_long_and_leave_out_what_is_no_picture() -> None:
     (b"\x00\xff", "b'\\x00\\xff'"), (np.float32(0.5), "0.5"), (math.inf, "inf"), ({"x": math.nan}, '{"x":"nan"}'),
     (2**70, "0x400000000000000000"), (np.arange(3), "[0,1,2]"), (np.array([math.nan]), '["NaN"]'),
     (np.zeros((20, 20)), "[array of float64, 20 x 20]"), ("\ud800", "?"), ({"$": 1}, '{"$":1}'),
-    (np.zeros((2, 2, 3), dtype=np.uint8), '"[picture]"'), (frozenset({1}), "[1]"), (np.str_("x"), "x"),
+    (np.zeros((2, 2, 3), dtype=np.uint8), '"[image]"'), (frozenset({1}), "[1]"), (np.str_("x"), "x"),
     (np.str_("\ud800"), "?"), (np.array(["\ud800"]), '["?"]'),
 ])  # fmt: skip
 def test_values_are_shown_without_their_kinds(value: Any, text: str) -> None:
@@ -253,7 +253,7 @@ def test_numbers_too_large_for_arithmetic_and_values_too_deep_are_no_trouble(tmp
 
 def test_reward_that_became_infinite_can_be_read_again(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", [group_of_rewards("g0", [math.inf, 1.0])])
-    assert read_history(directory).finished.keys() == {"g0.0", "g0.1"}
+    assert read_run(directory).finished.keys() == {"g0.0", "g0.1"}
 
 
 def test_members_that_ended_first_do_not_stand_for_their_group(tmp_path: Path) -> None:
@@ -285,12 +285,12 @@ def test_every_group_has_one_fate(tmp_path: Path) -> None:
         Cancelled(at=BEGAN + 21, group="g5"), Evaluating(at=BEGAN + 22, name="eval0", what=0),
     ]  # fmt: skip
     directory = write_run(tmp_path / "run", groups, [*events, *more])
-    history = read_history(directory)
+    history = read_run(directory)
     assert [str(history.fate(group.id)) for group in groups] == [
         "delivered", "dropped: constant_reward", "waiting", "incomplete", "stale", "cancelled", "evaluation",
     ]  # fmt: skip
     summary = data_of(write_report(directory).path, "summary")
-    rows = part_of(summary, "What was kept, and what was dropped")["rows"]
+    rows = part_of(summary, "Kept and dropped")["rows"]
     assert sum(row[1] for row in rows) == len(groups)
     assert sum(row[4] or 0 for row in rows) == 10 * sum(len(group.trajectories) for group in groups)
     assert sum(row[5] for row in rows) == pytest.approx(1)
@@ -302,7 +302,7 @@ def test_group_that_was_given_up_begins_anew(tmp_path: Path) -> None:
     given_up: list[AnyEvent] = [*events, Cancelled(at=BEGAN + 9, group="g0"), Cancelled(at=BEGAN + 9, group="g1")]
     again: list[AnyEvent] = [*given_up, Dispatched(at=BEGAN + 10, uid="g1.0")]
     for told, fates in ((given_up, ["cancelled", "cancelled"]), (again, ["cancelled", "incomplete"])):
-        history = read_history(write_run(tmp_path / "run", groups, told))
+        history = read_run(write_run(tmp_path / "run", groups, told))
         assert [str(history.fate(group.id)) for group in groups] == fates
 
 
@@ -313,7 +313,7 @@ def test_batches_that_are_delivered_again_count_once_and_pauses_do_not(tmp_path:
         first, *rest, Delivered(at=BEGAN + 4, batch=0, groups=["g0"]), Delivered(at=BEGAN + 5, batch=1, groups=["g1"]),
         Began(at=BEGAN + 1005, batch=1), Dispatched(at=BEGAN + 1006, uid="g2.0"),
     ]  # fmt: skip
-    history = read_history(write_run(tmp_path / "run", groups, events))
+    history = read_run(write_run(tmp_path / "run", groups, events))
     assert [str(history.fate(group)) for group in ("g0", "g1", "g2")] == ["delivered", "waiting", "incomplete"]
     assert history.clock(BEGAN + 5) == 5
     assert history.clock(BEGAN + 1006) == 6
@@ -338,14 +338,14 @@ def test_figures_are_those_of_the_groups(tmp_path: Path) -> None:
     assert by_env["maze"][:3] == ["maze", 2, 4]
     assert (by_env["maze"][3][0], by_env["maze"][4][0]) == (0.75, 0.5)
     assert (by_env["maze"][6][0], by_env["lake"][6][0], by_env["lake"][10]) == (1.0, 1.0, 1)
-    rewards = series_of(summary, "Reward of each batch")
+    rewards = series_of(summary, "Reward by batch")
     assert rewards["all groups"][0][:2] == [0, pytest.approx(6.5 / 4)]
     assert rewards["delivered"][0][:2] == [0, pytest.approx(5.5 / 3)]
     lengths = series_of(summary, "Length of a rollout")
     assert [(left + right) / 2 for left, right, _ in lengths["all played"]] == [0, 1, 2, 3]
     assert [share for *_, share in lengths["all played"]] == pytest.approx([1 / 8, 6 / 8, 0, 1 / 8])
     assert [share for *_, share in lengths["delivered"]] == pytest.approx([1 / 6, 4 / 6, 0, 1 / 6])
-    (llm, env, _, rollout) = part_of(summary, "How long it took")["rows"]
+    (llm, env, _, rollout) = part_of(summary, "Durations")["rows"]
     assert (llm[1:4], env[1:4], rollout[1]) == ([9, 0.5, 0.5], [9, 0.25, 0.25], 8)
     bars = {bar[0]: bar for bar in part_of(summary, "Timeline")["bars"]}
     assert bars["g3.0"][2:] == [3.0, [[2, 0.25], *[[0, 0.5], [1, 0.25]] * 3]]
@@ -359,7 +359,7 @@ def test_lag_is_the_distance_to_the_weights_at_delivery(tmp_path: Path) -> None:
     group = Group("g0", [played("g0", 0, turns=turns), played("g0", 1, turns=turns[1:])], "maze", Verdict(keep=True))
     *events, delivered = events_of([group])
     directory = write_run(tmp_path / "run", [group], [*events, Updated(at=BEGAN, weights=4), delivered])
-    lag = series_of(data_of(write_report(directory).path, "summary"), "Lag of each batch")
+    lag = series_of(data_of(write_report(directory).path, "summary"), "Lag by batch")
     assert lag == {"oldest rollout": [[0, 2]], "mean": [[0, 1.5]]}
 
 
@@ -405,7 +405,7 @@ def test_run_that_has_no_trajectories_yet_has_a_report(tmp_path: Path) -> None:
     drawn = Drawn(at=BEGAN, group="g0", index=0, seed=0, tag="maze")
     directory = write_run(tmp_path / "run", [], [Began(at=BEGAN), drawn, Dispatched(at=BEGAN, uid="g0.0")])
     (directory / TRAJECTORIES).unlink()
-    assert "No rollout is finished yet, and 1 under way" in data_of(write_report(directory).path, "summary")["state"]
+    assert "No rollouts have finished yet, 1 are in flight" in data_of(write_report(directory).path, "summary")["state"]
 
 
 def test_rollout_whose_end_is_just_being_written_is_over(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_rollout_whose_end_is_just_being_written_is_over(tmp_path: Path) -> None
         Dispatched(at=BEGAN, uid="g0.0"),
     ]
     summary = data_of(write_report(write_run(tmp_path / "run", [group], events)).path, "summary")
-    rows = part_of(summary, "What was kept, and what was dropped")["rows"]
+    rows = part_of(summary, "Kept and dropped")["rows"]
     assert [row[:3] for row in rows] == [["incomplete", 1, 1]]
 
 
@@ -432,7 +432,7 @@ def test_what_is_no_run_is_told_in_one_message(tmp_path: Path, capsys: pytest.Ca
         (tmp_path / "nothing", "holds no run: it has no journal.jsonl"),
         (newer, "journal.jsonl, line 1: a journal of format 'asyncrollout.run', version 99: this asyncrollout reads"),
         (junk, "trajectories.jsonl, line 1: "), (headless, "the first line does not say what run this is"),
-        (empty, "is empty: nothing has begun"),
+        (empty, "is empty: the run has not begun"),
     ):  # fmt: skip
         assert main(["report", str(directory)]) == 2
         told = capsys.readouterr()
@@ -496,5 +496,5 @@ def test_time_of_a_step_is_waiting_for_the_env_and_its_work(tmp_path: Path) -> N
     names = [kind["name"] for kind in timeline["legend"]]
     [(_, _, _, parts)] = timeline["bars"]
     found = [(names[kind], round(seconds, 6)) for kind, seconds in parts if seconds > 1e-9]
-    llm, waiting, work = ("waiting for the LLM", 0.5), ("waiting for the env", 0.3), ("env at work", 0.4)
-    assert found == [("reset, and what is left", 0.3), llm, waiting, ("env at work", 0.1), llm, work, llm, work]
+    llm, waiting, work = ("waiting for the LLM", 0.5), ("waiting for the env", 0.3), ("env working", 0.4)
+    assert found == [("reset and other", 0.3), llm, waiting, ("env working", 0.1), llm, work, llm, work]

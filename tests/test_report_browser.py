@@ -206,25 +206,25 @@ async def test_odd_contents_are_readable(tmp_path: Path) -> None:
     group = Group("g0", [played("g0", 0, turns=turns)], "maze", Verdict(keep=True))
     directory = write_run(tmp_path / "run", [group])
     (directory / "videos").mkdir()
-    (directory / "videos" / "g0.0.mp4").write_bytes(b"not a film")
+    (directory / "videos" / "g0.0.mp4").write_bytes(b"not a video")
     async with opened(write_report(directory).path.as_uri() + "#g0.0") as page:
         await page.wait_for("dialog.open")
         told = await page.run("dialog.innerText")
         assert "Show all" in told
         assert len(told) < 20_000
         await page.run("document.querySelector('dialog .fold').click()")
-        assert "are left out here" in await page.run("dialog.textContent")
+        assert "characters omitted" in await page.run("dialog.textContent")
         for part in ("␛[31mred␇ ␀", "⟨202E⟩abc⟨202C⟩", "[array of float64, 100 x 100]", "(256 bytes)"):
             assert part in told
         assert await page.wait_for("dialog.querySelector('img').naturalWidth") == 8
         assert await page.run("dialog.querySelector('video').getAttribute('src')") == "videos/g0.0.mp4"
-        assert await page.wait_for("dialog.querySelector('video').error?.code") == 4  # it was read, and is no film
+        assert await page.wait_for("dialog.querySelector('video').error?.code") == 4  # it was read, and is not a video
         assert [Path(url).name for url in wrong(page)] == ["g0.0.mp4"]
 
 
-async def test_each_turn_plays_its_part_of_the_film(tmp_path: Path) -> None:
-    film = Video("g0.0.mp4", 4.0, [[0, 2], [2, 2], [2, 9]])
-    one = played("g0", 0, [0.0, 0.0, 1.0], video=film)
+async def test_each_turn_plays_its_part_of_the_video(tmp_path: Path) -> None:
+    recorded = Video("g0.0.mp4", 4.0, [[0, 2], [2, 2], [2, 9]])
+    one = played("g0", 0, [0.0, 0.0, 1.0], video=recorded)
     gone = played("g0", 1, [0.0], video=Video("g0.1.mp4", 4.0, [[0, 1]], partial=True))
     directory = write_run(tmp_path / "run", [Group("g0", [one, gone], "maze", Verdict(keep=True))])
     with VideoWriter(directory / "videos" / "g0.0.mp4", fps=4) as writer:
@@ -248,14 +248,14 @@ async def test_each_turn_plays_its_part_of_the_film(tmp_path: Path) -> None:
         await page.run("openTrajectory('g0.1')")
         await page.wait_for("document.getElementById('trajectory-name').textContent === 'g0.1'")
         assert await page.run("dialog.querySelectorAll('video, [data-frames]').length") == 0
-        assert "not whole" in await page.run("dialog.innerText")
+        assert "incomplete" in await page.run("dialog.innerText")
         assert {Path(url).name for url in wrong(page)} == {"g0.0.mp4"}
 
 
 async def test_run_without_an_end_to_show_has_a_page(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", [], [Began(at=BEGAN)])
     async with opened(write_report(directory).path.as_uri()) as page:
-        assert "No rollout is finished yet, and 0 under way" in await page.run("document.body.innerText")
+        assert "No rollouts have finished yet, 0 are in flight" in await page.run("document.body.innerText")
         assert wrong(page) == []
 
 

@@ -118,7 +118,7 @@ async def test_report_is_that_of_the_run_as_it_is_now(tmp_path: Path) -> None:
     groups = [group_of_rewards("g0", [0.0, 1.0])]
     directory = write_run(tmp_path / "run", groups)
     (directory / "videos").mkdir()
-    (directory / "videos" / "g0.0.mp4").write_bytes(b"film")
+    (directory / "videos" / "g0.0.mp4").write_bytes(b"video")
     (tmp_path / "secret.mp4").write_bytes(b"secret")
     (directory / "videos" / "link.mp4").symlink_to(tmp_path / "secret.mp4")
     async with viewing(directory) as (_, session):
@@ -126,9 +126,9 @@ async def test_report_is_that_of_the_run_as_it_is_now(tmp_path: Path) -> None:
         assert (status, '"id":"g0"' in page, "g0.0.mp4" in page, "link.mp4" in page) == (200, True, True, False)
         write_run(directory, [*groups, group_of_rewards("g1", [1.0])])
         assert '"id":"g1"' in (await read(session, "/runs/run/"))[1]
-        assert await read(session, "/runs/run/videos/g0.0.mp4") == (200, "film")
+        assert await read(session, "/runs/run/videos/g0.0.mp4") == (200, "video")
         async with session.get("/runs/run/videos/g0.0.mp4", headers={"Range": "bytes=1-2"}) as part:
-            assert (part.status, await part.read()) == (206, b"il")
+            assert (part.status, await part.read()) == (206, b"id")
         for outside in ("link.mp4", "..%2F..%2Fsecret.mp4", "nothing.mp4", "a%00b"):
             assert (await read(session, f"/runs/run/videos/{outside}"))[0] in (400, 404), outside
     assert not (directory / "report.html").exists()
@@ -197,7 +197,7 @@ async def test_runs_are_compared_in_one_page(tmp_path: Path) -> None:
     parts = {part["title"]: part for section in summary["sections"] for part in section["parts"]}
     assert status == 200
     assert [row[:3] for row in parts["Reward"]["rows"]] == [["one", 0, 0.5], ["two", 1, 1.5]]
-    assert parts["More than one"]["rows"][0][:4] == ["all", "two", "3 pairs", "+1.000 [-0.242, +2.242]"]
+    assert parts["Difference from one"]["rows"][0][:4] == ["all", "two", "3 pairs", "+1.000 [-0.242, +2.242]"]
 
 
 def test_last_figures_are_the_last_that_make_sense(tmp_path: Path) -> None:

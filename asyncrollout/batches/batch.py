@@ -10,6 +10,7 @@ from asyncrollout import notebook
 from asyncrollout.batches.advantage import GIGPO, Advantage, Normalization, normalized, turn_advantages
 from asyncrollout.batches.files import read, write
 from asyncrollout.batches.flat_turns import FlatTurns, flatten
+from asyncrollout.batches.samples import has_ids
 from asyncrollout.batches.steps import step_arrays
 from asyncrollout.batches.texts import text_arrays
 from asyncrollout.batches.tokens import Pad, token_arrays
@@ -105,7 +106,7 @@ def _form(flat: FlatTurns) -> Form:
 
 
 def _form_of(trajectory: Trajectory) -> Form:
-    if any(turn.prompt_ids is not None and turn.token_ids is not None for turn in trajectory.turns):
+    if any(map(has_ids, trajectory.turns)):
         return "tokens"
     return "texts" if trajectory.messages or any(turn.reply for turn in trajectory.turns) else "steps"
 

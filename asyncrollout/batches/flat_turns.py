@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrollout.batches.samples import has_ids
 from asyncrollout.errors import UsageError
 from asyncrollout.trajectories import Group, Trajectory, Turn
 
@@ -45,7 +46,7 @@ class FlatTurns:
     @property
     def has_ids(self) -> NDArray[np.bool_]:
         """Which turns have token ids."""
-        return np.array([turn.prompt_ids is not None and turn.token_ids is not None for turn in self.turns])
+        return np.array([has_ids(turn) for turn in self.turns])
 
     def name(self, row: int) -> str:
         """The turn as error messages name it."""

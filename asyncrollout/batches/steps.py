@@ -18,11 +18,9 @@ def step_arrays(flat: FlatTurns, advantages: Floats | None) -> dict[str, Any]:
     """One row per step, in order; only `final_observations` has one per trajectory."""
     last = np.diff(flat.trajectory, append=-1) != 0
     by_itself = np.array([each.stop_reason is StopReason.TERMINATED for each in flat.trajectories])
-    seen = [_raw(turn.observation) for turn in flat.turns]
-    finals = [_raw(trajectory.final) for trajectory in flat.trajectories]
-    remembered = [turn.observation for turn in flat.turns if isinstance(turn.observation, Remembered)]
-    states = [each.state for each in remembered]
-    if 0 < len(states) < len(seen):
+    seen = [_data(turn.seen) for turn in flat.turns]
+    finals = [_data(trajectory.final) for trajectory in flat.trajectories]
+    if 0 < sum(isinstance(turn.observation, Remembered) for turn in flat.turns) < len(seen):
         raise UsageError("the batch mixes agents that record the state of their memory with others: split it")
     observations = _stacked("observation", seen, flat.name)
     arrays = {
@@ -36,6 +34,7 @@ def step_arrays(flat: FlatTurns, advantages: Floats | None) -> dict[str, Any]:
         "final_observations": _finals(flat, finals, _pick(observations, 0)),
         **flat.columns(flat.trajectory),
     }
+    states = [turn.state for turn in flat.turns]
     known = next((state for state in states if state is not None), None)
     if known is not None:
         begin = _zeros(known)  # before its first step an episode has no state yet
@@ -48,9 +47,7 @@ def step_arrays(flat: FlatTurns, advantages: Floats | None) -> dict[str, Any]:
     return arrays
 
 
-def _raw(observation: Any) -> Any:
-    if isinstance(observation, Remembered):
-        observation = observation.observation
+def _data(observation: Any) -> Any:
     return observation.data if isinstance(observation, Observation) else observation
 
 

@@ -5,11 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asyncrollout.batches.flat_turns import FlatTurns, Floats
-from asyncrollout.errors import UsageError
+from asyncrollout.batches.samples import Messages, conversations
 from asyncrollout.trajectories import Trajectory, Turn
-from asyncrollout.types import Observation, total_reward
-
-Messages = list[dict[str, Any]]
+from asyncrollout.types import total_reward
 
 
 class _Row(NamedTuple):
@@ -49,46 +47,11 @@ def _earned(turns: list[Turn]) -> float:
 
 
 def _rows(trajectory: Trajectory, start: int, *, by_turn: bool) -> list[_Row]:
-    """The rows of a trajectory whose first turn is number `start`: one, or one for each turn."""
-    messages = trajectory.messages or _conversation(trajectory)
-    replies = _places_of_replies(trajectory, messages)
-    system = messages[:1] if messages[0].get("role") == "system" else []
-    firsts = [max(turn.first_message, len(system)) for turn in trajectory.turns]
-    if not by_turn and all(first == len(system) for first in firsts):
-        return [_Row(messages[: replies[-1] + 1], replies, slice(start, start + len(replies)))]
-    seen = [system + messages[first : reply + 1] for first, reply in zip(firsts, replies, strict=True)]
-    return [_Row(said, [len(said) - 1], slice(start + turn, start + turn + 1)) for turn, said in enumerate(seen)]
-
-
-def _places_of_replies(trajectory: Trajectory, messages: Messages) -> list[int]:
-    """Where the turns' own replies are: an assistant also speaks in the examples of a prompt."""
-    places = [turn.message for turn in trajectory.turns]
-    if trajectory.messages and min(places) >= 0:
-        if all(place < len(messages) for place in places):
-            return places
-        raise UsageError(f"trajectory {trajectory.uid!r} has a turn whose reply is not among its messages")
-    found = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    if len(found) < len(places):
-        raise UsageError(
-            f"trajectory {trajectory.uid!r} has {len(places)} turns, "
-            f"but {len(found)} replies in its messages: form='texts' cannot show it"
-        )
-    if len(found) > len(places) + (not trajectory.valid):  # what a failure left behind is a reply at most
-        raise UsageError(
-            f"trajectory {trajectory.uid!r} has {len(places)} turns and {len(found)} messages of an assistant, and "
-            "does not say which of them are its replies: Turn(message=...) is the place of each"
-        )
-    return found[: len(places)]
-
-
-def _conversation(trajectory: Trajectory) -> Messages:
-    """Messages for an agent that keeps none: what each turn showed, and the reply."""
-    messages = []
-    for turn in trajectory.turns:
-        seen = turn.observation.text if isinstance(turn.observation, Observation) else turn.observation
-        if not isinstance(seen, str):
-            raise UsageError(
-                f"trajectory {trajectory.uid!r} has no messages, and saw a {type(seen).__name__}: try form='steps'"
-            )
-        messages += [{"role": "user", "content": seen}, {"role": "assistant", "content": turn.reply}]
-    return messages
+    """The rows of a trajectory whose first turn is number `start`: one, or one per turn."""
+    seen = conversations(trajectory)
+    if not by_turn and all(each.is_whole for each in seen):
+        replies = [len(each.messages) - 1 for each in seen]
+        return [_Row(seen[-1].messages, replies, slice(start, start + len(seen)))]
+    return [
+        _Row(each.messages, [len(each.messages) - 1], slice(row, row + 1)) for row, each in enumerate(seen, start=start)
+    ]

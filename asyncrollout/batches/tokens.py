@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.batches.flat_turns import FlatTurns, Floats, Ints
+from asyncrollout.batches.samples import samples
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 
@@ -28,7 +29,7 @@ def token_arrays(
     logprobs = [turn.logprobs if has_ids else None for turn, has_ids in zip(flat.turns, known, strict=True)]
     parts = _parts(flat, known, logprobs)
     sizes = np.array([len(part) for part in parts], dtype=np.intp).reshape(-1, 2)
-    starts = np.flatnonzero((flat.turn == 0) | (known & np.array([not turn.joined for turn in flat.turns])))
+    starts = _sample_starts(flat)
     lengths = np.add.reduceat(sizes.sum(axis=1), starts)
     owners = flat.trajectory[starts]
     lengths, owners = lengths[lengths > 0], owners[lengths > 0]  # a sample without tokens has no row
@@ -52,6 +53,15 @@ def token_arrays(
     if advantages is not None:
         arrays["advantages"] = _filled(spoken, np.repeat(advantages, counts), 0)
     return arrays
+
+
+def _sample_starts(flat: FlatTurns) -> NDArray[np.intp]:
+    """The turns, among all, that start a sample."""
+    starts, first = [], 0
+    for trajectory in flat.trajectories:
+        starts += [first + sample.start for sample in samples(trajectory)]
+        first += len(trajectory.turns)
+    return np.array(starts, dtype=np.intp)
 
 
 def _filled(places: NDArray[np.bool_], values: NDArray[Any], otherwise: float) -> NDArray[Any]:

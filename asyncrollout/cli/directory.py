@@ -13,9 +13,9 @@ from asyncrollout.config import Config, read_config, to_redacted_yaml
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.files import whole_lines
+from asyncrollout.journal.recorded_run import RecordedRun, read_run
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock
 from asyncrollout.redaction import hide_in_document, known_secrets, named_secrets
-from asyncrollout.report.history import RecordedRun, read_history
 from asyncrollout.rollouts.resume import MANIFEST
 
 GIVEN = "config.yaml"
@@ -41,7 +41,7 @@ def new_directory(runs: Path, name: str | None, fallback: str) -> Iterator[Path]
 
 def _taken(directory: Path) -> str:
     """Why the name of a run is taken, and what to do."""
-    history = read_history(directory)
+    history = read_run(directory)
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(history.last))
     other = "choose another name (name=...), or leave it out for a numbered one"
     if _is_complete(directory, history):

@@ -14,7 +14,7 @@ from asyncrollout.pool.wire.digest import digest
 from asyncrollout.redaction import HIDDEN
 from asyncrollout.registry import EnvSpec, allowed_env
 from asyncrollout.serialization import from_plain, to_plain
-from asyncrollout.trajectories import Remembered, Trajectory, Turn
+from asyncrollout.trajectories import Trajectory, Turn
 from asyncrollout.types import Observation, Outcome
 
 _SHOWN = 2_000
@@ -73,7 +73,7 @@ async def _compare(spec: EnvSpec, kwargs: dict[str, Any], trajectory: Trajectory
         outcome = await env.reset(seed=trajectory.seed, task=trajectory.task, member=trajectory.member)
         for number, turn in enumerate(trajectory.turns):
             _show(number, turn, output)
-            if not _is_same(outcome, turn.observation):
+            if not _is_same(outcome, turn.seen):
                 return f"before turn {number} the env shows {_text(outcome.observation)!r:.200}"
             outcome = await env.step(_played(turn, is_text=is_text))
             if outcome.reward != turn.reward:
@@ -94,8 +94,6 @@ def _played(turn: Turn, *, is_text: bool) -> Any:
 
 def _is_same(outcome: Outcome, recorded: Any) -> bool:
     """Pictures are not recorded with observations, since they are in the messages."""
-    if isinstance(recorded, Remembered):
-        recorded = recorded.observation
     shown = from_plain(to_plain(outcome.observation))  # a record has a subclass of a plain type as its base
     if isinstance(recorded, Observation) and isinstance(shown, Observation):
         return (shown.text, digest(shown.data)) == (recorded.text, digest(recorded.data))
@@ -106,14 +104,12 @@ def _show(number: int, turn: Turn, output: Output) -> None:
     said = turn.reply or f"{turn.action!r}"
     if turn.reply and turn.action is not None:
         said += f"\n(played: {turn.action!r:.500})"
-    output.say(f"\nturn {number}\n{_indented(_text(turn.observation))}")
+    output.say(f"\nturn {number}\n{_indented(_text(turn.seen))}")
     output.say(_indented(said, "  > "))
     output.say(f"  reward {turn.reward:g}{'' if turn.valid else ', not valid'}")
 
 
 def _text(observation: Any) -> str:
-    if isinstance(observation, Remembered):
-        observation = observation.observation
     if isinstance(observation, Observation):
         return observation.text
     return observation if isinstance(observation, str) else np.array2string(np.asarray(observation), threshold=20)

@@ -47,7 +47,7 @@ from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.logs import get_logger
 from asyncrollout.redaction import hide_in_error, known_secrets
 from asyncrollout.report.page import REPORT, WrittenReport
-from asyncrollout.report.videos import recordings
+from asyncrollout.report.videos import videos_of
 from asyncrollout.rollouts.api import Rollouts
 from asyncrollout.telemetry import RunMetrics
 from asyncrollout.video.files import VIDEOS
@@ -241,7 +241,7 @@ async def play(
     state = "stopped" if has_stopped else "done"
     log.info("run_ended", state=state)
     notes = [f"files     {directory}"]
-    notes += [f"videos    {videos}, in {directory / VIDEOS}"] if (videos := len(recordings(directory))) else []
+    notes += [f"videos    {videos}, in {directory / VIDEOS}"] if (videos := len(videos_of(directory))) else []
     notes += [f"report    {report.path}"] if report is not None else []
     notes += [f"resume    {how_to_resume}"] if has_stopped else []
     if config.evaluate is not None and report is not None:

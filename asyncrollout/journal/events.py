@@ -17,16 +17,16 @@ VERSION = 1
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """Something that happened; `at` is in seconds since 1970."""
+    """Something that happened; `at` is in seconds since 1970. `history` has the table of what each one means."""
 
     at: float = msgspec.field(default_factory=time.time)
 
 
 class Began(Event, frozen=True, tag="began"):
-    """The first line, and one for each time that the run is resumed and something happens.
+    """The first line, and one for each resume after which something happened.
 
-    `given` stays the same, but for changes of agent and policy that were accepted. `batch` is where the run was told to
-    resume: from there on, nothing has been delivered.
+    `given` stays the same, but for accepted changes of agent and policy. `batch` is where the run was told to resume:
+    from there on, nothing has been delivered.
     """
 
     format: str = FORMAT
@@ -65,18 +65,18 @@ class Replied(Event, frozen=True, tag="turn"):
 
 
 class Failed(Event, frozen=True, tag="failed"):
-    """A rollout that will be played again, from its beginning."""
+    """A rollout failed, and will be retried from its beginning."""
 
     uid: str
     error: str
 
 
 class Finished(Event, frozen=True, tag="finished"):
-    """A rollout's end; the trajectory itself is in the file of trajectories by then."""
+    """A rollout ended; its trajectory is in the file of trajectories by then."""
 
     uid: str
     reward: float | None
-    """None if it is no finite number: JSON has no other."""
+    """None if it is not finite: JSON has no such numbers."""
     stop_reason: StopReason
     turns: int
     tokens: int
@@ -85,13 +85,13 @@ class Finished(Event, frozen=True, tag="finished"):
 
 
 class Cancelled(Event, frozen=True, tag="cancelled"):
-    """A group that was given up, and will be drawn again: nothing of it counts any more."""
+    """A group was cancelled, and will be drawn again: nothing of it counts any more."""
 
     group: str
 
 
 class Judged(Event, frozen=True, tag="judged"):
-    """A verdict, and how many `more` follow of groups that were judged with this one: without those, it is none."""
+    """A verdict, and how many `more` follow of groups judged together with it: it is void without those."""
 
     group: str
     keep: bool
@@ -100,38 +100,38 @@ class Judged(Event, frozen=True, tag="judged"):
 
 
 class Delivered(Event, frozen=True, tag="delivered"):
-    """A batch, the groups that were dropped on the way to it, and its `Batch.stats`."""
+    """A batch, the groups dropped on the way to it, and its `Batch.stats`."""
 
     batch: int
     groups: list[str]
     dropped: list[str] = []
     stats: dict[str, int | float | None] = {}
-    """None is a number that is not finite: JSON has no other."""
+    """None is a number that is not finite: JSON has no such numbers."""
 
 
 class TakenBack(Event, frozen=True, tag="taken_back"):
-    """A batch that was recorded as delivered, and that nobody has had: its groups are delivered later."""
+    """A batch that was recorded as delivered never reached its taker: its groups are delivered later."""
 
     batch: int
 
 
 class Dropped(Event, frozen=True, tag="dropped"):
-    """Groups that were dropped, and led to no batch: too few were kept."""
+    """Groups were dropped without a batch: too few were kept."""
 
     groups: list[str]
 
 
 class Updated(Event, frozen=True, tag="weights"):
-    """The policy has new weights, of this number."""
+    """The policy has new weights, with this version."""
 
     weights: int
 
 
 class Evaluating(Event, frozen=True, tag="evaluating"):
-    """An evaluation begins; its groups' ids begin with its name. `what` is a digest of all that it was asked for.
+    """An evaluation starts; the ids of its groups begin with its name. `what` is a digest of its arguments.
 
-    `env_kwargs` are those that were added to the env's own; None if they could not be recorded. Each of its `tasks` is
-    played `k` times; journals of older versions do not say so.
+    `env_kwargs` are those added to the env's own; None if they could not be recorded. Each of its `tasks` is played `k`
+    times; journals of older versions do not say so.
     """
 
     name: str
@@ -166,13 +166,35 @@ _generations = msgspec.json.Decoder(Generation)
 _AS_PLAIN = f'{{"{KIND}"'.encode()
 
 
+class VerdictRound:
+    """Verdicts of groups that were judged together: none counts before all of them are on record."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Judged] = {}
+
+    def add(self, event: Judged) -> list[Judged]:
+        """The verdicts that count now."""
+        self._pending[event.group] = event
+        if event.more:
+            return []
+        complete = [*self._pending.values()]
+        self._pending.clear()
+        return complete
+
+    def discard(self, group: str) -> None:
+        self._pending.pop(group, None)
+
+    def clear(self) -> None:
+        self._pending.clear()
+
+
 def encode(event: AnyEvent) -> bytes:
     """A line, with its end."""
     return msgspec.json.encode(event) + b"\n"
 
 
 def decode(line: bytes) -> AnyEvent:
-    """The event of a line; a `UsageError` if it is none, or of a newer format."""
+    """The event of a line; a `UsageError` if it is not an event, or of a newer format."""
     try:
         event: AnyEvent = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -186,7 +208,7 @@ def decode(line: bytes) -> AnyEvent:
 
 
 def encode_reply(generation: Generation) -> msgspec.Raw:
-    """Exactly as it is; what JSON does not have (arrays, infinite logprobs) as in the files of trajectories."""
+    """The reply, exactly; what JSON does not have (arrays, infinite logprobs) as in files of trajectories."""
     is_plain = generation.action is None and generation.state is None and not generation.tool_calls
     if is_plain and (generation.logprobs is None or math.isfinite(sum(generation.logprobs))):
         try:
@@ -198,7 +220,7 @@ def encode_reply(generation: Generation) -> msgspec.Raw:
 
 
 def _as_list(numbers: Any) -> list[Any] | None:
-    """As the type says: a model in this process may have given an array, or numbers of numpy."""
+    """As the type says: a model in this process may have given an array or numpy numbers."""
     return None if numbers is None else np.asarray(numbers).tolist()
 
 

@@ -1,13 +1,15 @@
-"""The files of a run, line by line."""
+"""The files of a run, line by line, as every reader of them needs it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from asyncrollout.batches.records import located_at
-from asyncrollout.errors import JournalError
+from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.journal.events import AnyEvent, Began, decode
+from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.logs import get_logger
 
 log = get_logger(__name__)
@@ -16,7 +18,7 @@ _BLOCK = 65_536  # bytes that are read at a time, from the end
 
 
 class JournalLine(NamedTuple):
-    """A whole line, and where it stands: in words, and in bytes from the beginning."""
+    """A complete line, and where it is: for error messages, and in bytes from the start of the file."""
 
     place: str
     start: int
@@ -24,14 +26,14 @@ class JournalLine(NamedTuple):
 
 
 class RecordHead(msgspec.Struct):
-    """As much of a trajectory's record as tells whose it is."""
+    """The fields of a trajectory's record that say whose it is."""
 
     uid: str
     group: str
 
 
 def whole_lines(path: Path) -> Iterator[JournalLine]:
-    """All but a last line that was not written to its end; none if there is no such file."""
+    """All lines but an unfinished last one; none if there is no such file."""
     start = 0
     try:
         with path.open("rb") as file:
@@ -46,7 +48,7 @@ def whole_lines(path: Path) -> Iterator[JournalLine]:
 
 
 def cut_torn_end(path: Path) -> None:
-    """Remove a last line that was not written to its end, so that others can be written after it."""
+    """Remove an unfinished last line, so that others can be appended."""
     try:
         with path.open("rb+") as file:
             size = end = file.seek(0, 2)
@@ -63,6 +65,41 @@ def cut_torn_end(path: Path) -> None:
         return
     except OSError as error:
         raise JournalError(f"cannot mend {path}: {error.strerror or error}") from error
+
+
+def read_events(directory: Path, add: Callable[[AnyEvent], None]) -> None:
+    """Call `add` with each event of a run, in order; a `UsageError` says which line is wrong, or that there is no run.
+
+    Nothing is locked or changed: the run may still be playing.
+    """
+    if not (directory / JOURNAL).is_file():
+        raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
+    for line in whole_lines(directory / JOURNAL):
+        with located_at(line.place):
+            event = decode(line.content)
+            if not line.start and not isinstance(event, Began):
+                raise UsageError("the first line does not say what run this is")
+            add(event)
+
+
+class TrajectoryFile:
+    """The records of finished rollouts on disk, by group and uid; of several of one rollout, the last counts."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / TRAJECTORIES
+        self.groups: dict[str, dict[str, JournalLine]] = {}
+        for line in whole_lines(self.path):
+            head = read_head(line)
+            self.groups.setdefault(head.group, {})[head.uid] = line._replace(content=b"")
+
+    def read(self, line: JournalLine) -> bytes:
+        """The content of a record."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(line.start)
+                return file.readline()
+        except OSError as error:
+            raise JournalError(f"cannot read {self.path}: {error.strerror or error}") from error
 
 
 def read_head(line: JournalLine) -> RecordHead:

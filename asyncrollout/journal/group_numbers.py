@@ -1,12 +1,14 @@
-"""Numbers of groups: a run has many, and keeps them for as long as it lasts."""
+"""Sets of group numbers: a run has many, and keeps them as long as it lasts."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from asyncrollout.trajectories import DRAWN
+from asyncrollout.trajectories import DRAWN, group_of
 
 
 class GroupNumbers:
-    """A set of whole numbers from 0 that mostly come in order: a mark below which all are in it, and the few others."""
+    """A set of whole numbers that come mostly in order: a mark below which all are in it, and the few above."""
 
     def __init__(self, numbers: Iterable[int] = ()) -> None:
         self._mark = 0
@@ -28,6 +30,17 @@ class GroupNumbers:
 
 
 def number_of(group: str) -> int | None:
-    """The number of a group that was drawn; None of any other, as of an evaluation."""
+    """The number of a drawn group; None for others, such as those of evaluations."""
     number = group.removeprefix(DRAWN)
     return int(number) if number != group and number.isdecimal() else None
+
+
+def unfinished(groups: Iterable[str], finished: Iterable[str], given: Mapping[str, Any]) -> Iterator[str]:
+    """The groups to play anew when agent or policy have changed: no group may be of both.
+
+    `finished` are the uids of rollouts that are over. Evaluations are begun anew as a whole.
+    """
+    over = Counter(map(group_of, finished))
+    for group in groups:
+        if number_of(group) is None or over[group] < given.get("group_size", 1):
+            yield group

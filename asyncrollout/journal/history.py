@@ -1,7 +1,27 @@
-"""What a journal tells of a run that was broken off."""
+"""The state from which an interrupted run resumes, rebuilt from its journal.
+
+`RunHistory` and `recorded_run.RecordedRun` (for reports and records) read the same events, and give each the same
+meaning:
+
+| event | effect |
+|---|---|
+| began | the settings are those given now; nothing is in flight; a round of verdicts that is not complete is void. If agent or policy have changed, groups that are not finished count as cancelled. From `batch` on, nothing has been delivered: what was, is delivered again as it was |
+| drawn | the group exists, with its seed, tag and task |
+| dispatched | the rollout is in flight; a second time in one process, it starts over, and what was recorded of it is void; after a resume, it continues |
+| turn | one more reply of a rollout in flight |
+| failed | the rollout will start over; its replies are void, and the group has used one retry |
+| finished | the rollout is over, and its record is in the other file. A record without this event counts the same: the process was killed in between |
+| cancelled | nothing of the group counts any more, its verdict included; it is drawn again |
+| judged | a verdict, once the other verdicts of its round (`more`) are there |
+| delivered | the batch is delivered, its groups and those dropped on the way to it are settled |
+| taken_back | the batch was not delivered after all; a batch that was delivered before the last resume is delivered again as it was, another one's groups come in a later batch |
+| dropped | the groups are settled without a batch |
+| weights | replies are by these weights from here on |
+| evaluating | the evaluation begins, or continues |
+| evaluated | the evaluation is complete |
+"""  # noqa: E501
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,12 +47,12 @@ from asyncrollout.journal.events import (
     Replied,
     TakenBack,
     Updated,
-    decode,
+    VerdictRound,
 )
-from asyncrollout.journal.files import JournalLine, read_head, whole_lines
-from asyncrollout.journal.group_numbers import GroupNumbers, number_of
+from asyncrollout.journal.files import JournalLine, read_events, read_head, whole_lines
+from asyncrollout.journal.group_numbers import GroupNumbers, number_of, unfinished
+from asyncrollout.journal.settings import changes
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
-from asyncrollout.redaction import HIDDEN, without_secrets
 from asyncrollout.serialization import to_plain
 from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_of
 
@@ -51,7 +71,7 @@ class RecordedReply(NamedTuple):
 
 
 class RedeliveredBatch(NamedTuple):
-    """A batch that was delivered, and is to be delivered once more as it was."""
+    """A batch that was delivered, and is to be delivered again as it was."""
 
     batch: int
     groups: list[Group]
@@ -60,7 +80,7 @@ class RedeliveredBatch(NamedTuple):
 
 
 class SettledGroup(NamedTuple):
-    """A group that need not be looked at again; one that became stale may have no verdict."""
+    """A group that needs no further work; a stale one may have no verdict."""
 
     tag: str
     verdict: Verdict | None
@@ -74,49 +94,49 @@ class _DeliveredBatch(NamedTuple):
 
 
 class RunHistory:
-    """What is known: groups that are settled, finished rollouts of all others, and replies of those under way."""
+    """Which groups are settled, the finished rollouts of all others, and the replies of those in flight."""
 
     def __init__(self) -> None:
         self.attempts = 0
         self.given: dict[str, Any] = {}
         self.drawn: dict[int, Drawn] = {}
         self.settled = GroupNumbers()
-        """Groups that need not be looked at again: delivered, or dropped on the way to a batch."""
+        """Numbers of groups that need no further work: delivered, or dropped."""
         self.settled_groups: list[SettledGroup] = []
         self.judged_at: dict[str, int] = {}
         """How many groups had been drawn when a group was first judged."""
         self.delivered = self.kept = 0
         self.dropped: Counter[str] = Counter()
-        """How many of the groups that are settled were dropped, by reason; not of batches that are delivered again."""
+        """How many settled groups were dropped, by reason; without those of batches to deliver again."""
         self.redelivered: list[RedeliveredBatch] = []
         self.finished: dict[str, Trajectory] = {}
         self.unlogged: list[Trajectory] = []
-        """Those of which the journal does not tell: the process was killed in between."""
+        """Finished rollouts without an event: the process was killed in between."""
         self.undrawn: list[Drawn] = []
-        """Of groups of which it does not tell that they were drawn."""
+        """The draws of their groups, if those have no event either."""
         self.replies: defaultdict[str, list[RecordedReply]] = defaultdict(list)
         self.verdicts: dict[str, Verdict] = {}
-        self._partial_round: dict[str, Verdict] = {}  # verdicts of a round, until all of them are there
+        self._partial_round = VerdictRound()
         self.retries: Counter[str] = Counter()
         self.weights: int | None = None
         self.evaluations = 0
         self.evaluating: dict[str, Evaluating] = {}
         self.next_batch = 0
-        """The first one that was not delivered, or is to be delivered again."""
+        """The first batch that is still to be delivered, or to be delivered again."""
         self._batches: list[_DeliveredBatch] = []
         self._redelivered: list[Delivered] = []
         self._skipped: set[str] = set()
         self._members: defaultdict[str, set[str]] = defaultdict(set)
         self._ends: Counter[str] = Counter()
         self._over: set[str] = set()
-        self._under_way: set[str] = set()  # since the run was last begun or resumed
+        self._in_flight: set[str] = set()  # dispatched since the run was last begun or resumed
         self._most_drawn = 0
 
     def add(self, event: AnyEvent) -> None:  # noqa: PLR0912 (one case for each event)
         match event:
             case Began():
                 self.attempts += 1
-                self._under_way.clear()
+                self._in_flight.clear()
                 self._partial_round.clear()
                 if changes(self.given, event.given):
                     self.play_anew()
@@ -141,13 +161,10 @@ class RunHistory:
                 self._over.add(uid)
             case Cancelled(group=group):
                 self.forget(group)
-            case Judged(group=group, keep=keep, reason=reason, more=more):
-                self._partial_round[group] = Verdict(keep, reason)
-                if not more:
-                    self.verdicts.update(self._partial_round)
-                    for name in self._partial_round:
-                        self.judged_at.setdefault(name, self._most_drawn)
-                    self._partial_round.clear()
+            case Judged():
+                for judged in self._partial_round.add(event):
+                    self.verdicts[judged.group] = Verdict(judged.keep, judged.reason)
+                    self.judged_at.setdefault(judged.group, self._most_drawn)
             case Delivered():
                 self._deliver(event)
             case TakenBack(batch=batch):
@@ -163,7 +180,7 @@ class RunHistory:
                 self.evaluating.pop(name, None)
 
     def go_back_to(self, batch: int) -> None:
-        """Deliver this batch, and those after it, once more."""
+        """Deliver this batch, and those after it, again."""
         if batch > self.next_batch:
             raise UsageError(f"batch {batch} is not the next one: {self.next_batch} have been delivered")
         while self.next_batch > batch:
@@ -172,11 +189,10 @@ class RunHistory:
             self.next_batch = self._batches[-1].delivered.batch + 1 if self._batches else 0
 
     def play_anew(self) -> None:
-        """Forget all groups that are not finished: agent or policy are others now, and no group is of both."""
-        finished = Counter(group_of(uid) for uid in self._over)
-        for group in {*map(group_of, self.replies), *finished, *self.retries}:
-            if number_of(group) is None or finished[group] < self.given.get("group_size", 1):
-                self.forget(group)
+        """Agent or policy have changed: forget all groups that are not finished."""
+        begun = {*map(group_of, self.replies), *map(group_of, self._over), *self.retries}
+        for group in [*unfinished(begun, self._over, self.given)]:
+            self.forget(group)
         self.evaluating.clear()
 
     def _deliver(self, event: Delivered) -> None:
@@ -188,7 +204,7 @@ class RunHistory:
         self.next_batch = max(self.next_batch, event.batch + 1)
 
     def _take_back(self, number: int) -> None:
-        """Nobody has had this batch; one of an earlier process is delivered again as it was."""
+        """Nobody got this batch; one of an earlier process is delivered again as it was."""
         taken_back = [batch for batch in self._batches if batch.delivered.batch == number]
         self._batches = [batch for batch in self._batches if batch.delivered.batch != number]
         self._redelivered = [*(batch.delivered for batch in taken_back if batch.is_repeated), *self._redelivered]
@@ -196,7 +212,7 @@ class RunHistory:
             self.next_batch = number
 
     def settle(self) -> None:
-        """Find out which groups need not be looked at again."""
+        """Find out which groups need no further work."""
         done = [batch.delivered for batch in self._batches]
         self.delivered = sum(len(one.groups) for one in done)
         dropped = self._skipped.union(*(one.dropped for one in (*done, *self._redelivered)))
@@ -218,7 +234,7 @@ class RunHistory:
         ]
 
     def add_trajectories(self, lines: Iterable[JournalLine]) -> None:
-        """Finished rollouts of groups that are not settled, or delivered again."""
+        """Add the finished rollouts of groups that are not settled, or are delivered again."""
         wanted_again = {group for delivered in self._redelivered for group in delivered.groups}
         records, latest = Counter[str](), dict[str, JournalLine]()
         for line in lines:
@@ -227,15 +243,15 @@ class RunHistory:
             if head.group in wanted_again or self._is_open(head.group):
                 latest[head.uid] = line
         for uid, line in latest.items():
-            is_unlisted = records[uid] > self._ends[uid]
+            is_unlogged = records[uid] > self._ends[uid]
             is_again = group_of(uid) in wanted_again
-            if is_unlisted or uid in self._over or is_again:
+            if is_unlogged or uid in self._over or is_again:
                 if is_again:
                     self._members[group_of(uid)].add(uid)
                 with located_at(line.place):
                     _, tag, self.finished[uid] = decode_record(line.content)
-                if is_unlisted:
-                    self._list(self.finished[uid], tag)
+                if is_unlogged:
+                    self._add_unlogged(self.finished[uid], tag)
         lost = [uid for uid in self._over - self.finished.keys() if self._is_open(group_of(uid))]
         if lost:
             raise JournalError(
@@ -247,45 +263,45 @@ class RunHistory:
         ]
 
     def let_go(self) -> None:
-        """Drop what was kept of groups that are settled: a run may have millions."""
+        """Free what belongs to settled groups: a run may have millions."""
         settled = [group for group in self._members if number_of(group) in self.settled]
         for group in settled:
             self.forget(group)
         self.verdicts = {group: one for group, one in self.verdicts.items() if number_of(group) not in self.settled}
         self._members = defaultdict(set, self._members)
-        for kept in (self._batches, self._redelivered, self._skipped, self._ends, self._over, self._under_way):
+        for kept in (self._batches, self._redelivered, self._skipped, self._ends, self._over, self._in_flight):
             kept.clear()
 
     def forget_beginning(self) -> None:
-        """Drop what only the beginning of a resumed run needs: draws, what was judged, batches to deliver again."""
+        """Free what only the start of a resumed run needs: draws, judged groups, batches to deliver again."""
         for kept in (self.drawn, self.judged_at, self.settled_groups, self.redelivered):
             kept.clear()
 
     def forget(self, group: str) -> None:
-        """Nothing of it counts any more."""
+        """Nothing of the group counts any more."""
         for uid in self._members.pop(group, ()):
             self.replies.pop(uid, None)
             self.finished.pop(uid, None)
             self._over.discard(uid)
         self.retries.pop(group, None)
         self.verdicts.pop(group, None)
-        self._partial_round.pop(group, None)
+        self._partial_round.discard(group)
 
     def unfinished_groups(self) -> set[str]:
-        """Groups that were drawn, and of which something is recorded, but not settled."""
+        """Drawn groups that are recorded in part, and not settled."""
         groups = {group_of(uid) for uid in (*self.replies, *self.finished)}
         return {group for group in groups if group.startswith(DRAWN)}
 
     def _begin(self, uid: str) -> None:
-        """A rollout that is begun twice by one process is played anew; after a resume, it goes on."""
-        if uid in self._under_way:
+        """A rollout that one process begins twice starts over; after a resume, it continues."""
+        if uid in self._in_flight:
             self.replies.pop(uid, None)
             self._over.discard(uid)
-        self._under_way.add(uid)
+        self._in_flight.add(uid)
         self._members[group_of(uid)].add(uid)
 
-    def _list(self, trajectory: Trajectory, tag: str) -> None:
-        """A record without events: what they would have told is in it."""
+    def _add_unlogged(self, trajectory: Trajectory, tag: str) -> None:
+        """Do what the missing events would have done."""
         group = group_of(trajectory.uid)
         self.unlogged.append(trajectory)
         self.replies.pop(trajectory.uid, None)
@@ -318,58 +334,14 @@ class RunHistory:
         return "stale" if verdict is None or verdict.keep else verdict.reason or "dropped"
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names of what is another now; what is said on one side alone, as by another version, is not compared."""
-    return [name for name, value in now.items() if name in then and _differs(name, then[name], value)]
-
-
-def _differs(name: str, then: Any, now: Any) -> bool:
-    """Secrets may differ; an older version may have written what is hidden now."""
-    return bool(then != now) and not _fits(without_secrets({name: then}), without_secrets({name: now}))
-
-
-def _fits(then: Any, now: Any) -> bool:
-    """Whether they are equal where nothing is hidden: which texts are depends on the variables of the day."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        return then.keys() == now.keys() and all(_fits(value, now[name]) for name, value in then.items())
-    if isinstance(then, list) and isinstance(now, list):
-        return len(then) == len(now) and all(map(_fits, then, now))
-    if isinstance(then, str) and isinstance(now, str):
-        return _fits_text(then, now) or _fits_text(now, then)
-    return bool(then == now)
-
-
-def _fits_text(hidden: str, text: str) -> bool:
-    pattern = "(?s:.*)".join(map(re.escape, hidden.split(HIDDEN)))
-    return re.fullmatch(pattern, text) is not None
-
-
 def _numbers(stats: Mapping[str, float | None]) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in stats.items()}
 
 
-def read_given(directory: Path) -> dict[str, Any]:
-    """What a run was last given; nothing if it was killed before it had begun."""
-    given: dict[str, Any] = {}
-    for line in whole_lines(directory / JOURNAL):
-        if b'"event":"began"' in line.content:
-            with located_at(line.place):
-                event = decode(line.content)
-            given |= event.given if isinstance(event, Began) else {}
-    return given
-
-
 def read_past(directory: Path, batch: int | None = None) -> RunHistory:
-    """The past of a run, up to the batch; what is wrong with it is told, and nothing is changed."""
-    if not (directory / JOURNAL).exists():
-        raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
+    """The history of a run, up to the batch; changes nothing. Errors say which line is wrong."""
     past = RunHistory()
-    for line in whole_lines(directory / JOURNAL):
-        with located_at(line.place):
-            event = decode(line.content)
-            if not past.attempts and not isinstance(event, Began):
-                raise UsageError("the first line does not say what run this is")
-            past.add(event)
+    read_events(directory, past.add)
     if batch is not None:
         past.go_back_to(batch)
     past.settle()

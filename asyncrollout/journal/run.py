@@ -27,7 +27,8 @@ from asyncrollout.journal.events import (
 )
 from asyncrollout.journal.files import cut_torn_end, whole_lines
 from asyncrollout.journal.group_numbers import GroupNumbers
-from asyncrollout.journal.history import RunHistory, changes, read_given, read_past
+from asyncrollout.journal.history import RunHistory, read_past
+from asyncrollout.journal.settings import changes, read_given
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.redaction import hide, hide_in_error, known_secrets, named_secrets, without_secrets

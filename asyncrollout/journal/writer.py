@@ -1,4 +1,4 @@
-"""One task that writes: whatever has been queued meanwhile goes to disk at once, in order."""
+"""Writes the files of a run from one task: all that is queued goes to disk together, in order."""
 
 import errno
 import fcntl
@@ -25,10 +25,10 @@ _LINGER = 0.02  # seconds; each trip to the disk costs as much as a turn
 
 
 class Writer:
-    """Appends to the two files of a run: its events, and the trajectories that are finished.
+    """Appends to the two files of a run: its events, and its finished trajectories.
 
-    A trajectory is in its file before the event that says so is in the other. Once `flush` returns, the operating
-    system has everything, so that a kill of this process loses nothing. The disk's failure is raised by each method.
+    A trajectory is in its file before its event is in the other. Once `flush` returns, the operating system has
+    everything, so that killing this process loses nothing. Every method raises a failure of the disk.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -38,7 +38,7 @@ class Writer:
         self._held: list[bytes] = []
         self._queued = self._written = 0  # bytes
         self._failure: JournalError | None = None
-        self._is_failure_told = self._closing = False
+        self._is_failure_raised = self._closing = False
         self._hurry = anyio.Event()
         self._changed = anyio.Event()
         self._background = Background()
@@ -49,14 +49,14 @@ class Writer:
                 self._journal = await files.enter_async_context(_appending(self._directory / JOURNAL))
                 self._records = await files.enter_async_context(_appending(self._directory / TRAJECTORIES))
             except OSError as error:
-                raise _told(self._directory, error) from error
+                raise _write_error(self._directory, error) from error
             self._files = files.pop_all()
         await self._background.open()
         self._background.start_soon(self._write_to_the_end)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        """All that is queued is written first; if that fails, and nobody has been told, it is told now."""
+        """Write all that is queued; raise a failure of the disk that no method has raised yet."""
         self._closing = True
         self._hurry.set()
         self._notify()
@@ -64,11 +64,11 @@ class Writer:
             await self._background.close(error, cancel=False)
         finally:
             await run_to_end(self._files.aclose)  # bounded by the disk, as is what was written last
-        if kind is None and not self._is_failure_told:
+        if kind is None and not self._is_failure_raised:
             self._check()
 
     def hold(self, event: AnyEvent) -> None:
-        """Keep an event back until another one is queued: without that, it means nothing."""
+        """Hold an event back until another one is queued: without that, it means nothing."""
         self._held.append(encode(event))
 
     def put(self, event: AnyEvent, trajectory: bytes = b"") -> None:
@@ -112,10 +112,10 @@ class Writer:
                 await self._changed.wait()
         if waiting.cancelled_caught:
             left = self._queued - self._written
-            raise JournalError(f"{self._directory} has not taken {left} bytes in {_LONGEST_WRITE} s")
+            raise JournalError(f"{self._directory}: {left} bytes could not be written in {_LONGEST_WRITE} s")
 
     async def _write_to_the_end(self) -> None:
-        """Until it is closed, and not only until somebody is cancelled: what was played by then is recorded."""
+        """Write until closed, even if cancelled: what was played by then is recorded."""
         with anyio.CancelScope(shield=True):
             await self._write_all()
 
@@ -137,12 +137,12 @@ class Writer:
                 self._written += len(lines) + len(trajectories)
                 self._notify()
         except OSError as error:
-            self._failure = _told(self._directory, error)
+            self._failure = _write_error(self._directory, error)
             self._notify()
 
     def _check(self) -> None:
         if self._failure is not None:
-            self._is_failure_told = True
+            self._is_failure_raised = True
             raise self._failure
 
     def _notify(self) -> None:
@@ -155,13 +155,13 @@ def _appending(path: Path) -> Any:
 
 
 async def _append(file: Any, content: bytes) -> None:
-    """All of it: a nearly full disk takes a part, and refuses the rest."""
+    """Write all of it: a nearly full disk takes a part, and refuses the rest."""
     rest = memoryview(content)
     while rest:
         rest = rest[await file.write(rest) :]
 
 
-def _told(directory: Path, error: OSError) -> JournalError:
+def _write_error(directory: Path, error: OSError) -> JournalError:
     return JournalError(f"cannot write to {directory}: {error.strerror or error}")
 
 
@@ -171,25 +171,25 @@ class Lock:
     def __init__(self, directory: Path, name: str = ".lock") -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self.file = (directory / name).open("ab")  # which changes nothing if the directory is another's
+            self.file = (directory / name).open("ab")  # changes nothing if another process owns the directory
         except OSError as error:
-            raise _told(directory, error) from error
+            raise _write_error(directory, error) from error
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.file.close()
             if isinstance(error, BlockingIOError):
                 raise UsageError(f"{directory} is in use by another process") from error
-            raise _told(directory, error) from error
+            raise _write_error(directory, error) from error
         _held.add(self)
 
     def release(self) -> None:
-        fcntl.flock(self.file, fcntl.LOCK_UN)  # a process that was forked meanwhile may have it open, too
+        fcntl.flock(self.file, fcntl.LOCK_UN)  # a forked process may have it open, too
         self.file.close()
 
     @staticmethod
     def forget_all() -> None:
-        """In a forked process, which outlives this one and must not keep its locks."""
+        """Called in a forked process, which may outlive this one and must not keep its locks."""
         for lock in _held:
             lock.file.close()
 

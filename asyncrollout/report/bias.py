@@ -1,11 +1,11 @@
-"""Bias and waste: what became of all that was played, and how what was delivered differs from it."""
+"""Bias and waste: what became of everything that was played, and how what was delivered differs from it."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from asyncrollout.journal.recorded_run import FATES, RecordedRun
 from asyncrollout.report.charts import BLUE, ORANGE, Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup, mean_reward
-from asyncrollout.report.history import FATES, RecordedRun
 from asyncrollout.report.statistics import Point, edges, point, shares
 from asyncrollout.stats import average
 
@@ -13,7 +13,7 @@ _MOST_FATES = 24
 
 
 def bias_and_waste(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
-    """What became of all that was played, and how what the trainer saw differs from it."""
+    """The section: what became of everything that was played, and how what the trainer saw differs from it."""
     trained = [group for group in groups if history.evaluation_of(group.id) is None]
     members = [member for group in trained for member in group.members]
     delivered = [member for group in groups if group.fate.kind == "delivered" for member in group.members]
@@ -27,21 +27,21 @@ def bias_and_waste(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str,
         _compared("Sampled tokens of a rollout", "tokens", [one.tokens for one in members],
                   [one.tokens for one in delivered], whole=True),
     ]  # fmt: skip
-    open_now = list(history.under_way.values())
-    text = "Filtering changes what a trainer sees. Here is all that was played, next to what was delivered."
+    open_now = list(history.in_flight.values())
+    text = "Filtering changes what the trainer sees. Compare everything that was played with what was delivered."
     if open_now:
         mean = sum(one.turns for one in open_now) / len(open_now)
         text += (
-            f" {len(open_now):,} rollouts had begun and not ended (after {mean:.1f} turns on average): they are "
-            "missing from the distributions, and the longest are the likeliest to be."
+            f" {len(open_now):,} rollouts are unfinished, after {mean:.1f} turns on average. The distributions "
+            "leave them out, which favors short rollouts."
         )
     if not any(batch.weights for batch in history.batches.values()):
-        text += " The weights never changed, so that no batch lags behind them."
+        text += " The weights never changed, so no batch lags behind."
     return {"id": "bias", "title": "Bias and waste", "text": text, "parts": [part for part in parts if part]}
 
 
 def _fates(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
-    """A filter may have a reason of its own for each group: those beyond the first many are one row."""
+    """A row per fate; a filter may give each group its own reason, so that the last row collects the rest."""
     by_fate: dict[str, list[PlayedGroup]] = {}
     for group in sorted(groups, key=lambda group: FATES.index(group.fate.kind)):
         name = str(group.fate)
@@ -52,18 +52,18 @@ def _fates(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
         members = [member for group in chosen for member in group.members]
         tokens = sum(one.tokens for one in members) or None
         rows.append([fate, len(chosen), len(members), sum(one.turns for one in members), tokens])
-    if history.under_way:
-        turns = sum(one.turns for one in history.under_way.values())
-        rows.append(["rollouts without an end", None, len(history.under_way), turns, None])
+    if history.in_flight:
+        turns = sum(one.turns for one in history.in_flight.values())
+        rows.append(["unfinished", None, len(history.in_flight), turns, None])
     spent = 4 if any(row[4] for row in rows) else 3
     total = sum(row[spent] or 0 for row in rows) or 1
     unit = "tokens" if spent == 4 else "turns"
     rows = [[*row, (row[spent] or 0) / total] for row in rows]
     columns: list[tuple[str, Kind]] = [
-        ("what became of it", "text"), ("groups", "count"), ("rollouts", "count"), ("turns", "count"),
+        ("status", "text"), ("groups", "count"), ("rollouts", "count"), ("turns", "count"),
         ("tokens", "count"), (f"share of {unit}", "bar"),
     ]  # fmt: skip
-    return table("What was kept, and what was dropped", columns, rows)
+    return table("Kept and dropped", columns, rows)
 
 
 def _by_batch(history: RecordedRun, groups: dict[str, PlayedGroup]) -> list[dict[str, Any]]:
@@ -87,16 +87,16 @@ def _by_batch(history: RecordedRun, groups: dict[str, PlayedGroup]) -> list[dict
         return []
     x = axis("batch", "count")
     lag = plot(
-        "Lag of each batch", x, axis("versions behind", "count", low=0),
+        "Lag by batch", x, axis("versions behind", "count", low=0),
         [line("oldest rollout", ORANGE, oldest), line("mean", BLUE, mean)],
-        "By how many versions of the weights its rollouts were behind when it was delivered.",
+        "How many versions its rollouts were behind the current weights at delivery.",
     )  # fmt: skip
     return [
-        plot("Reward of each batch", x, axis("mean reward"),
+        plot("Reward by batch", x, axis("mean reward"),
              [line("all groups", ORANGE, unfiltered), line("delivered", BLUE, filtered)],
-             "All groups that were played on the way to a batch, next to those that were delivered."),
-        plot("Groups kept for each batch", x, axis("share kept", "share", low=0, high=1), [line("kept", BLUE, keep)],
-             "Of the groups that were played on the way to it."),
+             "All groups that were played for a batch, and those that were delivered."),
+        plot("Groups kept by batch", x, axis("share kept", "share", low=0, high=1), [line("kept", BLUE, keep)],
+             "Share of the groups that were played for the batch."),
         *([lag] if any(batch.weights for batch in history.batches.values()) else []),
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a page carries as data: JSON that nothing can break out of, and trajectories in compressed blocks."""
+"""The data in a page: JSON that nothing can break out of, and trajectories in compressed blocks."""
 
 import base64
 import re
@@ -21,14 +21,14 @@ _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 def embedded(value: Any) -> str:
-    """JSON to stand in a script element: no text in it can end the element or begin another."""
+    """JSON for a script element: no text in it can end the element or start another."""
     return msgspec.json.encode(value).decode().translate(_ESCAPES)
 
 
 class Blocks:
-    """Gathers trajectories; each full block is given away at once, so that a report of any size needs little memory.
+    """Collects trajectories; each full block is written at once, so that a report of any size needs little memory.
 
-    What is long is clipped, and everything more so when there is too much of it: the files of the run have all of it.
+    Long texts are shortened, more so when there are many: the files of the run have all of them.
     """
 
     def __init__(self, write: Callable[[int, str], object]) -> None:
@@ -37,9 +37,9 @@ class Blocks:
         self._size = 0
         self._total = self._pictures = 0
         self.number = 0
-        """Of the block that the next trajectory goes into."""
+        """The number of the block for the next trajectory."""
         self.clipped = 0
-        """How many texts and pictures are not there, or not whole."""
+        """How many texts and images are left out or shortened."""
 
     def add(self, uid: str, shown: dict[str, Any]) -> None:
         encoded = msgspec.json.encode(shown)
@@ -50,7 +50,7 @@ class Blocks:
         self._total += len(encoded)
 
     def end_group(self) -> None:
-        """Members of one group are in one block."""
+        """Close the block if it is full; the members of a group stay in one block."""
         if self._size >= _BLOCK_BYTES:
             self.flush()
 
@@ -82,10 +82,10 @@ class Blocks:
             return text
         self.clipped += 1
         head, tail = text[: longest * 3 // 4], text[-longest // 4 :]
-        return f"{head}\n[... {len(text) - longest:,} characters are left out here ...]\n{tail}"
+        return f"{head}\n[... {len(text) - longest:,} characters omitted ...]\n{tail}"
 
     def _fitted_pictures(self, urls: list[str]) -> list[str | None]:
-        """Pictures as they are, and None for one that is left out."""
+        """Images as they are; None for those left out."""
         return [url if self._has_room(url) else None for url in urls]
 
     def _has_room(self, url: str) -> bool:

@@ -1,13 +1,13 @@
-"""What the page can draw, as plain data: plots and tables. The page itself computes nothing."""
+"""Plots and tables as plain data: Python computes, the page only draws."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 Kind = Literal["text", "count", "number", "share", "seconds", "bar"]
-"""How a number is written; a bar is a share, drawn."""
+"""How a number is formatted; a bar is a share, drawn as one."""
 
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, GREY = range(7)
-"""Places in the page's palette."""
+"""Indices into the page's palette."""
 
 
 def axis(label: str, kind: Kind = "number", **more: Any) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from typing import Any
 import msgspec
 
 from asyncrollout.errors import UsageError
+from asyncrollout.journal.files import TrajectoryFile
+from asyncrollout.journal.recorded_run import EvaluationRecord, RecordedRun, read_run
 from asyncrollout.report.formatting import shown_path
 from asyncrollout.report.groups import PlayedGroup, decided, played_group, successes
-from asyncrollout.report.history import EvaluationRecord, RecordedRun, read_history
-from asyncrollout.report.rollouts import Records, Rollout
+from asyncrollout.report.rollouts import Rollout, read_rollouts
 from asyncrollout.stats import ComparedGroup
 
 
 class ComparedRun:
-    """A run, as far as it is compared: its groups that were judged; without any, those of its last evaluation."""
+    """The compared part of a run: its judged groups; if it only evaluates, those of its last evaluation."""
 
     def __init__(
         self, name: str, history: RecordedRun, groups: list[PlayedGroup], evaluation: EvaluationRecord | None = None
@@ -47,16 +48,16 @@ class ComparedRun:
 
 
 def read_side(directory: Path, name: str, proceed: Callable[[], None] = lambda: None) -> ComparedRun:
-    """Read a run, which may still go on; a `UsageError` says that the directory is none.
+    """Read a run, which may still be playing; a `UsageError` says that the directory holds none.
 
-    `proceed` is called for each group; what it raises ends the matter.
+    `proceed` is called for each group; what it raises ends the reading.
     """
-    history, records = read_history(directory), Records(directory)
+    history, records = read_run(directory), TrajectoryFile(directory)
     groups = []
     for group in records.groups if history.evaluates_only else history.verdicts:
         proceed()
         if group in records.groups:
-            groups.append(played_group(history, group, [rollout for rollout, _ in records.read(group)]))
+            groups.append(played_group(history, group, [rollout for rollout, _ in read_rollouts(records, group)]))
     return side_of(name, history, decided(groups))
 
 
@@ -77,20 +78,20 @@ def evaluation_side(
 
 
 def decide(sides: Sequence[ComparedRun]) -> None:
-    """Say which members passed, by what their envs report in any of the runs: all are measured alike."""
+    """Decide which members passed, by what their envs report in any of the runs, so that all are measured alike."""
     known = successes(group for side in sides for group in side.groups)
     for side in sides:
         side.groups = decided(side.groups, known)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Their last parts, if these tell them apart."""
+    """The last part of each path, if these differ."""
     short = [shown_path(path.resolve().name) for path in paths]
     return short if len({*short}) == len(short) else [shown_path(path) for path in paths]
 
 
 def which_k(sides: Sequence[ComparedRun], k: int | None = None) -> list[int]:
-    """The k of pass@k: 1, and the one that is asked for, or else the size of the smallest group."""
+    """The k of pass@k: 1, and the given one, or else the size of the smallest group."""
     most = min(side.group_size for side in sides)
     if k is not None and not 1 <= k <= most:
         raise UsageError(f"--k {k}: it must be a whole number from 1 to {most}, the size of the smallest group")
@@ -98,7 +99,7 @@ def which_k(sides: Sequence[ComparedRun], k: int | None = None) -> list[int]:
 
 
 def as_played(history: RecordedRun, group: PlayedGroup) -> ComparedGroup:
-    """Two groups are of the same task if id, env, options, seed and task are the same."""
+    """The figures of a group; two runs share one if id, env, options, seed and task are equal."""
     envs, valid = history.given.get("envs"), group.valid
     setting: Any = envs.get(group.env) if isinstance(envs, dict) else None
     what = [group.id.rpartition("-")[2], group.env, group.members[0].start, setting]

@@ -1,3 +1,3 @@
-// Several runs together: all of it was computed.
+// Several runs on one page, as computed.
 
 showSummary(data("summary"));

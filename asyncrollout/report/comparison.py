@@ -1,4 +1,4 @@
-"""Several runs in one page: what differs, how sure that is, and the plots of each of them together."""
+"""Several runs on one page: how they differ, how certain that is, and their plots side by side."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ MOST_SIDES = 7
 
 
 class RunComparison:
-    """All runs, or what they played of one env: figures of each, and what the others have more than the first."""
+    """All envs or one: the figures of each run, and the differences of the others from the first."""
 
     def __init__(self, env: str, sides: Sequence[ComparedRun], ks: Sequence[int]) -> None:
         self.env = env
@@ -30,7 +30,7 @@ class RunComparison:
 
 
 def compared(sides: Sequence[ComparedRun], ks: Sequence[int]) -> list[RunComparison]:
-    """All that was played, and if there are several envs, each of them."""
+    """All envs together, and if there are several, each of them."""
     envs = _envs(sides)
     return [RunComparison(env, sides, ks) for env in ([_ALL, *envs] if len(envs) > 1 else [_ALL])]
 
@@ -46,7 +46,7 @@ def comparison_page(
     summary = {
         "name": ", ".join(names),
         "what": f"{len(sides)} runs, {sum(len(side.members) for side in sides):,} rollouts",
-        "state": "" if sections else "No group is judged yet: compare them again later.",
+        "state": "" if sections else "No groups have been judged yet. Compare again later.",
         "tiles": [],
         "note": "",
         "sections": sections,
@@ -59,7 +59,7 @@ def _envs(sides: Sequence[ComparedRun]) -> list[str]:
 
 
 def _outcomes(found: Sequence[RunComparison]) -> dict[str, Any]:
-    """Rewards of each env on a scale of their own; pass rates of all on one."""
+    """Rewards of each env on their own scale; pass rates of all on one."""
     parts = [_intervals(f"Reward: {one.env}" if one.env else "Reward", "mean reward", "number", _rewards(one))
              for one in found]  # fmt: skip
     parts += [
@@ -68,8 +68,8 @@ def _outcomes(found: Sequence[RunComparison]) -> dict[str, Any]:
     ]
     parts += [_differences(found)] if found[0].differences else []
     text = (
-        "Means with 95% intervals, over groups: members of a group share a task and a seed. All groups count that were "
-        "judged, dropped ones, too. Rollouts that failed are left out."
+        "Means with 95% confidence intervals over groups, because members of a group share a task and a seed. All "
+        "judged groups count, including dropped ones. Failed rollouts are left out."
     )
     return {"id": "outcomes", "title": "Rewards and pass rates", "text": text, "parts": parts}
 
@@ -103,9 +103,9 @@ def _differences(found: Sequence[RunComparison]) -> dict[str, Any]:
             rows.append([one.env or "all", name, how, *map(_signed, values)])
     note = (
         "Groups that both runs played, from the same seed and task, are compared as pairs. "
-        "A difference whose interval holds 0 may be chance."
+        "A difference whose interval contains 0 may be due to chance."
     )
-    return table(f"More than {first}", columns, rows, note)
+    return table(f"Difference from {first}", columns, rows, note)
 
 
 def _signed(estimate: Estimate) -> str:
@@ -123,7 +123,7 @@ def _over_time(sides: Sequence[ComparedRun]) -> dict[str, Any]:
         parts.append(_curves(f"Reward over the run{where}", axis("mean reward"), sides, env, mean_reward))
         rate = axis("pass rate", "share", low=0, high=1)
         parts.append(_curves(f"Pass rate over the run{where}", rate, sides, env, pass_rate))
-    text = "By the number of groups that were judged, so that a fast run and a slow one can be compared."
+    text = "By number of judged groups, so that fast and slow runs can be compared."
     return {"id": "time", "title": "Over the run", "text": text, "parts": parts}
 
 
@@ -188,7 +188,7 @@ def _costs(sides: Sequence[ComparedRun]) -> dict[str, Any]:
         ("LLM p95", "seconds"), ("env p50", "seconds"), ("env p95", "seconds"),
     ]  # fmt: skip
     rows = [_cost(side) for side in sides]
-    return {"id": "costs", "title": "Costs", "text": "", "parts": [table("What it took", columns, rows)]}
+    return {"id": "costs", "title": "Costs", "text": "", "parts": [table("Cost of each run", columns, rows)]}
 
 
 def _cost(side: ComparedRun) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Values as `plain` wrote them, as text for people: nothing is built from them, and what is odd is shown as it is."""
+"""Recorded values as text for people: no objects are built from them, and odd ones are shown as they are."""
 
 import json
 import math
@@ -14,18 +14,18 @@ from asyncrollout.serialization import KIND, from_plain
 
 _MOST_NUMBERS = 256
 _SHORT = 100
-_DEEPEST = 200  # what `plain` writes is less deep
+_DEEPEST = 200  # `serialization` writes less
 
 
 class Picture:
-    """A picture on its way to the page, as a data URL."""
+    """An image for the page, as a data URL."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
 
 def readable(plain: Any, deep: int = 0) -> Any:
-    """Without kinds: lists, dicts with texts as keys, texts, numbers and pictures."""
+    """Without tags: lists, dicts with text keys, texts, numbers and images."""
     if not isinstance(plain, list | dict):
         return plain
     if deep == _DEEPEST:
@@ -48,7 +48,7 @@ def readable(plain: Any, deep: int = 0) -> Any:
 
 
 def as_text(plain: Any) -> str:
-    """A text as it is; all else as JSON, on one line if it is short."""
+    """A text as it is; anything else as JSON, on one line if short."""
     value = plain if type(plain) is str else readable(plain)
     if value is None or isinstance(value, str):
         return value or ""
@@ -57,7 +57,7 @@ def as_text(plain: Any) -> str:
 
 
 def as_line(plain: Any) -> str:
-    """A text as it is; all else as JSON on one line."""
+    """A text as it is; anything else as JSON on one line."""
     value = readable(plain)
     return (
         value or ""
@@ -67,12 +67,12 @@ def as_line(plain: Any) -> str:
 
 
 def shown_path(path: Path | str) -> str:
-    """A name of the file system, which need not be text."""
+    """A path as text, which file names need not be."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def as_number(plain: Any) -> float:
-    """A number, however it was written; what is none is not a number."""
+    """A number, however it was recorded; NaN for anything else."""
     try:
         return float(plain if type(plain) is float else readable(plain))
     except (TypeError, ValueError, OverflowError):
@@ -80,7 +80,7 @@ def as_number(plain: Any) -> float:
 
 
 def pictures_in(plain: Any, deep: int = 0) -> list[str]:
-    """The pictures in a value, in order, as data URLs."""
+    """The images in a value, in order, as data URLs."""
     if not isinstance(plain, list | dict) or deep == _DEEPEST:
         return []
     if isinstance(plain, dict) and plain.get(KIND) == "array":
@@ -100,7 +100,7 @@ def _key(plain: Any) -> str:
 
 
 def _as_shown(value: Any) -> str:
-    return "[picture]" if isinstance(value, Picture) else str(value)
+    return "[image]" if isinstance(value, Picture) else str(value)
 
 
 def _of_bytes(plain: dict[str, Any]) -> Any:
@@ -123,5 +123,5 @@ def _of_bytes(plain: dict[str, Any]) -> Any:
 
 
 def _whole(text: str) -> str:
-    """Without halves of characters, which no file can have."""
+    """Without lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()

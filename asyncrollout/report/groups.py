@@ -1,10 +1,10 @@
-"""Groups, with the figures of their members and what became of them."""
+"""Groups, with the figures of their members, and their fate."""
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from asyncrollout.report.history import Fate, RecordedRun
+from asyncrollout.journal.recorded_run import Fate, RecordedRun
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.stats import Estimate, mean, share
 from asyncrollout.successes import Successes
@@ -17,7 +17,7 @@ class PlayedGroup(msgspec.Struct, frozen=True):
     env: str
     fate: Fate
     at: float | None
-    """In seconds of running: when it was judged, or else the end of its last member; None if there is none."""
+    """In seconds of running: when it was judged, or else when its last member ended; None if none has."""
     members: list[Rollout]
 
     @property
@@ -26,7 +26,7 @@ class PlayedGroup(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> bool:
-        """Whether its mean is one of a run's: the members of a group that have ended first are no fair sample of it."""
+        """Whether its mean counts: the members of a group that end first are not a fair sample of it."""
         return self.fate.kind not in ("incomplete", "cancelled") and bool(self.valid)
 
     @property
@@ -39,7 +39,7 @@ class PlayedGroup(msgspec.Struct, frozen=True):
 
 
 def played_group(history: RecordedRun, group: str, members: list[Rollout]) -> PlayedGroup:
-    """The members of a group, with what the journal tells of it."""
+    """The members of a group, with what the journal says about it."""
     env = history.groups.get(group) or (members[0].env if members else "")
     verdict = history.verdicts.get(group)
     ends = [history.finished[member.uid] for member in members if member.uid in history.finished]
@@ -58,7 +58,7 @@ def pass_rate(groups: Sequence[PlayedGroup]) -> Estimate:
 
 
 def decided(groups: Sequence[PlayedGroup], known: Successes | None = None) -> list[PlayedGroup]:
-    """With which members passed, over all of these groups, or by what is `known` from more of them."""
+    """The groups with `passed` set, by what their envs report in all of them, or in `known`."""
     found = successes(groups) if known is None else known
     return [
         msgspec.structs.replace(

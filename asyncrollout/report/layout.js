@@ -1,4 +1,4 @@
-// What every page has: its data, tables and sections, the summary at its top, light and dark.
+// What every page has: its data, tables and sections, the summary at the top, light and dark themes.
 
 const data = (name) => JSON.parse(document.getElementById(name).textContent);
 const main = document.getElementById("main");
@@ -44,7 +44,7 @@ setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 const tile = ({ label, value, kind, note }) => el("div", { class: "card" }, el("div", { class: "label" }, label),
   el("div", { class: "value" }, shown(value, kind)), el("div", { class: "note" }, note));
 
-/** Name and state, the figures that one looks at first, and all sections that were computed. */
+/** Name and state, the headline figures, and all computed sections. */
 function showSummary({ name, what, state, tiles, note, sections }) {
   for (const [id, told] of Object.entries({ name, what, state })) document.getElementById(id).textContent = visible(told);
   if (tiles.length) main.append(el("div", { class: "tiles" }, tiles.map(tile)));

@@ -1,13 +1,13 @@
-// The report of a run: figures as they were computed, the table of groups, and one trajectory at a time.
+// The report of a run: the computed figures, the table of groups, and one trajectory at a time.
 
 const summary = data("summary"), groups = data("groups"), videos = data("videos");
 const dialog = el("dialog", { id: "trajectory", "aria-labelledby": "trajectory-name" });
 const ROWS = 50, LONG = 1500, LONG_LINES = 24, PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,/;
 
-// The table: groups that pass the filter, those of them on this page, and the members of opened ones.
+// The table: groups that match the filter, a page at a time, and the members of open ones.
 
 const columns = [
-  ["group", "text"], ["env", "text"], ["what became of it", "text"], ["batch", "count"], ["passed", "text"],
+  ["group", "text"], ["env", "text"], ["status", "text"], ["batch", "count"], ["passed", "text"],
   ["reward", "number"], ["turns", "count"], ["tokens", "count"], ["seconds", "number"],
 ].map(([label, kind]) => ({ label, kind }));
 const chosen = { env: "", fate: "", result: "", error: "", from: "", to: "", uid: "" };
@@ -72,7 +72,7 @@ function drawRows(focused) {
   const rollouts = shown(total(found.map((one) => one.members.length)), "count");
   told.value = found.length
     ? `Groups ${first + 1}–${first + rows.length} of ${shown(found.length, "count")}, with ${rollouts} rollouts`
-    : "Nothing fits the filter.";
+    : "No groups match the filter.";
   document.getElementById("previous").disabled = first === 0;
   document.getElementById("next").disabled = first + ROWS >= found.length;
   const current = [...body.rows].find((one) => focused !== undefined && one.dataset.group === focused) ?? body.rows[0];
@@ -113,16 +113,16 @@ function trajectories() {
   const clear = () => { for (const name of Object.keys(chosen)) chosen[name] = ""; applyFilter(); };
   const filter = el("form", { "aria-label": "Filter", submit: (event) => event.preventDefault(), reset: clear },
     choice("env", "env", different(groups.map((group) => group.env))),
-    choice("fate", "what became of it", different(groups.map(fate))),
+    choice("fate", "status", different(groups.map(fate))),
     choice("result", "outcome", ["passed", "not passed", ...different(members.map(ended))]),
     choice("error", "error", ["none", "any", ...different(members.map((one) => one.error))]),
-    entry("from", "reward from", "number"), entry("to", "to", "number"), entry("uid", "uid has", "search"),
+    entry("from", "reward from", "number"), entry("to", "to", "number"), entry("uid", "uid contains", "search"),
     el("button", { type: "reset" }, "Clear"));
   const pages = [["previous", "Previous", -ROWS], ["next", "Next", ROWS]].map(([id, label, by]) =>
     el("button", { id, type: "button", click: () => { first += by; drawRows(); } }, label));
   const rows = el("table", { class: "rows", role: "treegrid", "aria-label": "Groups" }, head(columns), body);
   section("trajectories", "Groups and trajectories",
-    "A group opens into its rollouts, and a rollout into its turns. With the keyboard: arrows, Enter, Escape.",
+    "Open a group to see its rollouts, and a rollout to see its turns. Keyboard: arrow keys, Enter, Escape.",
     el("div", { class: "card wide" }, filter, el("div", { class: "scroll" }, rows),
       el("div", { class: "pager" }, told, pages)));
   body.addEventListener("click", (event) => { const one = event.target.closest("tr"); if (one) activate(one); });
@@ -130,7 +130,7 @@ function trajectories() {
   applyFilter();
 }
 
-// One trajectory. Its block is unpacked when it is opened; the last one is kept.
+// One trajectory. Its block is unpacked when it is opened; the last block stays unpacked.
 
 const homes = new Map(groups.flatMap((group) => group.members.map((member) => [member.uid, group])));
 let unpacked = { number: -1, content: null };
@@ -145,7 +145,7 @@ async function block(number) {
   return unpacked.content;
 }
 
-/** A text in full if it is short; else its beginning, and a button. */
+/** A short text in full; the beginning of a long one, with a button. */
 function text(content) {
   const lines = content.split("\n", LONG_LINES + 1);
   const short = (lines.length > LONG_LINES ? lines.slice(0, LONG_LINES).join("\n") : content).slice(0, LONG);
@@ -161,7 +161,7 @@ function text(content) {
 }
 
 const picture = (url) => (url !== null && PICTURE.test(url)
-  ? el("img", { src: url, alt: "what the env showed" }) : el("p", { class: "note" }, "[a picture that is not shown]"));
+  ? el("img", { src: url, alt: "image from the env" }) : el("p", { class: "note" }, "[image not shown]"));
 const folded = (label, content) => (content
   ? el("details", {}, el("summary", { class: "role" }, label), text(content)) : null);
 
@@ -174,29 +174,29 @@ function said(role, content, kind = role, pictures = []) {
 const prompt = (part) => (part.role === "system" && !part.pictures.length
   ? folded("system prompt", part.text) : said(part.role, part.text, part.role, part.pictures));
 
-const film = el("div", { class: "film" });
+const videoBox = el("div", { class: "video" });
 
-/** The film on record; of a run that tells of none, the files that are named after the rollout. */
-function filmsOf(uid, { video }) {
+/** The recorded video; in runs that record none, the files named after the rollout. */
+function videosOf(uid, { video }) {
   if (video) return videos.filter((name) => name === video.file);
   return videos.filter((name) => name.startsWith(uid) && /^[._-]/.test(name.slice(uid.length)));
 }
 
 /** From the first frame to the last one, and no further. */
 function playFrames([from, to], fps) {
-  const player = film.querySelector("video"), end = (to + 0.5) / fps;
+  const player = videoBox.querySelector("video"), end = (to + 0.5) / fps;
   const look = () => {
     if (player.currentTime >= end) player.pause();
     if (!player.paused) requestAnimationFrame(look);
   };
   player.pause();
   player.currentTime = (from + 0.5) / fps;
-  player.play().then(look, () => {}); // a browser that cannot play it says so in its place
+  player.play().then(look, () => {}); // a browser that cannot play it shows that in its place
 }
 
-function filmButton(turn, video) {
+function videoButton(turn, video) {
   const frames = video?.turns[turn];
-  if (!frames || !film.children.length) return null;
+  if (!frames || !videoBox.children.length) return null;
   const label = frames[0] === frames[1] ? `▶ frame ${frames[0]}` : `▶ frames ${frames[0]} to ${frames[1]}`;
   return el("button", { type: "button", class: "fold", "data-frames": turn, click: () => playFrames(frames, video.fps) },
     label);
@@ -205,17 +205,17 @@ function filmButton(turn, video) {
 function turnCard(turn, video) {
   const figures = [
     turn.tokens ? `${shown(turn.tokens, "count")} tokens` : "", `LLM ${seconds(turn.policy_seconds)}`,
-    `env ${seconds(turn.env_seconds)}, at work ${seconds(turn.env_work_seconds)}`, turn.version ? `weights ${turn.version}` : "",
+    `env ${seconds(turn.env_seconds)} (working ${seconds(turn.env_work_seconds)})`, turn.version ? `weights ${turn.version}` : "",
     turn.finish === "stop" ? "" : `finish: ${turn.finish}`,
   ].filter((part) => part);
   const worth = turn.reward > 0 ? "good" : turn.reward < 0 ? "bad" : null;
   return el("section", { class: "card turn" },
     el("h3", {}, `Turn ${turn.turn}`, el("span", { class: worth }, `reward ${shown(turn.reward, "number")}`),
-      figures.map((part) => el("span", {}, part)), filmButton(turn.turn, video)),
-    turn.hidden ? el("p", { class: "note" }, `The model saw the messages from number ${turn.hidden} on.`) : null,
+      figures.map((part) => el("span", {}, part)), videoButton(turn.turn, video)),
+    turn.hidden ? el("p", { class: "note" }, `The model saw only messages ${turn.hidden} and later.`) : null,
     turn.prompt.map(prompt), said("reasoning", turn.reasoning), said("reply", turn.reply),
     said("tool calls", turn.calls, "reply"), said("action", turn.action, "reply"),
-    turn.valid ? said("read as", turn.parsed, "parse") : said("not valid", turn.parsed || "no reason given", "error"),
+    turn.valid ? said("parsed as", turn.parsed, "parse") : said("invalid", turn.parsed || "no reason given", "error"),
     folded("info", turn.info));
 }
 
@@ -225,7 +225,7 @@ function overview(group, member, content) {
   return el("div", { class: "card" },
     pairs([["env", group.env], ["seed", content.seed], ["outcome", outcome(member)],
       ["reward", shown(member.reward, "number")], ["group", `${group.id}, ${fate(group)}`], ["length", length],
-      ["metrics", content.metrics], ["film", content.video?.partial ? "not whole" : ""]]),
+      ["metrics", content.metrics], ["video", content.video?.partial ? "incomplete" : ""]]),
     error ? [said(error.name, error.message || "no message", "error"), folded("where", error.where),
       folded("traceback", error.notes)] : null,
     said("task", content.task));
@@ -242,14 +242,14 @@ async function openTrajectory(uid) {
     return el("button", { type: "button", "data-step": by, disabled: !goal, click: go }, label);
   };
   const last = said("env", content.final, "env", content.pictures);
-  film.replaceChildren(...filmsOf(uid, content).map((name) =>
+  videoBox.replaceChildren(...videosOf(uid, content).map((name) =>
     el("video", { src: `videos/${encodeURIComponent(name)}`, controls: true, muted: true })));
   dialog.replaceChildren(
     el("div", { class: "top" }, el("h2", { id: "trajectory-name" }, uid), step("← Previous", -1), step("Next →", 1),
-      el("button", { type: "button", autofocus: true, click: () => dialog.close() }, "Close"), film),
+      el("button", { type: "button", autofocus: true, click: () => dialog.close() }, "Close"), videoBox),
     el("div", { class: "in" }, overview(group, group.members.find((one) => one.uid === uid), content),
       content.turns.map((turn) => turnCard(turn, content.video)),
-      last ? el("section", { class: "card" }, el("h3", {}, "In the end"), last) : null));
+      last ? el("section", { class: "card" }, el("h3", {}, "Final observation"), last) : null));
   if (!dialog.open) dialog.showModal();
   dialog.querySelector("[autofocus]").focus();
   dialog.scrollTop = 0;
@@ -257,7 +257,7 @@ async function openTrajectory(uid) {
 }
 
 dialog.addEventListener("close", () => {
-  film.replaceChildren();
+  videoBox.replaceChildren();
   history.replaceState(null, "", "#trajectories");
 });
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
@@ -270,7 +270,7 @@ main.addEventListener("click", ({ target }) => openTrajectory(target.closest(".p
 document.body.append(dialog);
 showSummary(summary);
 if (groups.length) trajectories();
-section("run", "What was run", "", el("div", { class: "card wide" }, pairs(summary.facts),
-  folded("configuration, as understood", summary.config)));
+section("run", "Run details", "", el("div", { class: "card wide" }, pairs(summary.facts),
+  folded("resolved configuration", summary.config)));
 const linked = [...homes.keys()].find((uid) => location.hash === `#${encodeURIComponent(uid)}`);
 if (linked !== undefined) openTrajectory(linked);

@@ -10,17 +10,18 @@ import msgspec
 import yaml
 
 from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.journal.files import TrajectoryFile
+from asyncrollout.journal.recorded_run import EvaluationRecord, RecordedRun, read_run
 from asyncrollout.report.bias import bias_and_waste
 from asyncrollout.report.blocks import Blocks, embedded
 from asyncrollout.report.compared_run import ComparedRun, evaluation_side, side_of
 from asyncrollout.report.document import data, replacing, skeleton
 from asyncrollout.report.formatting import as_line, shown_path
 from asyncrollout.report.groups import PlayedGroup, decided, played_group
-from asyncrollout.report.history import EvaluationRecord, RecordedRun, read_history
-from asyncrollout.report.rollouts import Records, Rollout, shown
+from asyncrollout.report.rollouts import Rollout, read_rollouts, shown
 from asyncrollout.report.summary import Totals, evaluations, rewards, tiles, totals
 from asyncrollout.report.timeline import where_time_went
-from asyncrollout.report.videos import recordings
+from asyncrollout.report.videos import videos_of
 
 REPORT = "report.html"
 
@@ -31,14 +32,14 @@ _LONGEST_CONFIG = 50_000
 
 
 class LiveUpdates(msgspec.Struct, frozen=True):
-    """What is more in a page that is served, and can ask for what has come since: a script, and its data."""
+    """What a served page has in addition, to ask for updates: a script, and its data."""
 
     script: str
     known: dict[str, Any]
 
 
 class WrittenReport(msgspec.Struct, frozen=True):
-    """A report that was written, and how much of the run is in it. `totals` are the figures that it begins with."""
+    """A written report, and how much of the run is in it. `totals` are its headline figures."""
 
     path: Path
     groups: int
@@ -54,9 +55,9 @@ def write_report(
     *,
     served: LiveUpdates | None = None,
 ) -> WrittenReport:
-    """Write the report of a run, which may still go on; takes as long as it takes, so call it in a thread.
+    """Write the report of a run, which may still be playing; blocks, so call it in a thread.
 
-    `progress` is told how many groups of how many are written; what it raises ends the matter.
+    `progress` is called with the number of groups written, and of all; what it raises ends the report.
     """
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a run directory")
@@ -73,7 +74,7 @@ def write_report(
 def _write(
     file: IO[bytes], directory: Path, progress: Progress, served: LiveUpdates | None
 ) -> tuple[list[PlayedGroup], Totals]:
-    history, records = read_history(directory), Records(directory)
+    history, records = read_run(directory), TrajectoryFile(directory)
     scripts = [_SCRIPT] if served is None else [_SCRIPT, served.script]
     head, tail = skeleton(shown_path(directory.resolve().name), *scripts, asks_server=served is not None)
     file.write(head.encode())
@@ -85,9 +86,9 @@ def _write(
         progress(len(groups), len(names))
         members: list[Rollout] = []
         places[group] = blocks.number
-        for rollout, record in records.read(group):
+        for rollout, record in read_rollouts(records, group):
             blocks.add(rollout.uid, shown(record))
-            history.under_way.pop(rollout.uid, None)  # its end is just being written
+            history.in_flight.pop(rollout.uid, None)  # its end is just being written
             members.append(rollout)
         blocks.end_group()
         groups.append(played_group(history, group, members))
@@ -96,7 +97,7 @@ def _write(
     carried = {
         "summary": _summary(directory, history, groups, blocks.clipped),
         "groups": [_row(group, places[group.id]) for group in groups],
-        "videos": [*map(shown_path, recordings(directory))],
+        "videos": [*map(shown_path, videos_of(directory))],
         "served": {} if served is None else served.known,
     }
     for name, value in carried.items():
@@ -106,14 +107,14 @@ def _write(
 
 
 def _own(history: RecordedRun, groups: list[PlayedGroup]) -> list[PlayedGroup]:
-    """Those that the run was made for: evaluations only if there is nothing else."""
+    """The groups of the run itself: those of evaluations only if there are no others."""
     if history.evaluates_only:
         return [group for group in groups if history.evaluation_of(group.id) is history.last_evaluation]
     return [group for group in groups if history.evaluation_of(group.id) is None]
 
 
 def _row(group: PlayedGroup, block: int) -> dict[str, Any]:
-    """A group in the table."""
+    """A row of the table of groups."""
     members = [
         {
             "uid": one.uid, "reward": one.reward, "passed": one.passed,
@@ -143,7 +144,7 @@ def _summary(directory: Path, history: RecordedRun, groups: list[PlayedGroup], c
         "facts": _facts(directory, history),
         "config": config,
         "sections": sections,
-        "note": f"{clipped:,} long texts or pictures are not shown whole; the run's files have them."
+        "note": f"{clipped:,} long texts or images are shortened or left out; the run's files have all of them."
         if clipped
         else "",
     }
@@ -160,13 +161,18 @@ def _sections(history: RecordedRun, groups: list[PlayedGroup], side: ComparedRun
 
 def _state(history: RecordedRun, side: ComparedRun, played: list[PlayedGroup], wanted: int | None) -> str:
     if not played:
-        return f"No rollout is finished yet, and {len(history.under_way):,} under way: make the report again later."
+        return (
+            f"No rollouts have finished yet, {len(history.in_flight):,} are in flight. Create the report again later."
+        )
     if side.evaluation is not None:
         return _state_of_evaluation(history, side, side.evaluation)
     if wanted is not None and len(history.batches) >= wanted:
         return f"Complete: all {wanted:,} batches were delivered."
-    done = f"{len(history.batches):,} batches were delivered" + ("" if wanted is None else f" of {wanted:,}")
-    return f"{done}; the last event is of {_time(history.last)}, and this report of {_time(time.time())}."
+    of = "" if wanted is None else f" of {wanted:,}"
+    return (
+        f"{len(history.batches):,}{of} batches delivered. Last event: {_time(history.last)}. "
+        f"Report created: {_time(time.time())}."
+    )
 
 
 def _state_of_evaluation(history: RecordedRun, side: ComparedRun, evaluation: EvaluationRecord) -> str:
@@ -174,13 +180,13 @@ def _state_of_evaluation(history: RecordedRun, side: ComparedRun, evaluation: Ev
     if evaluation.is_complete:
         return f"Complete: all {len(side.groups):,} tasks were evaluated."
     return (
-        f"{len(side.groups):,}{of} tasks are over; the last event is of {_time(history.last)}. Tasks that end quickly "
-        "come first: the figures of all may be others."
+        f"{len(side.groups):,}{of} tasks finished. Last event: {_time(history.last)}. Short tasks finish first: "
+        "the final figures may differ."
     )
 
 
 def _what(directory: Path, history: RecordedRun) -> str:
-    """What was run, in a line."""
+    """What was run, on one line."""
     given, command = history.given, _manifest(directory).get("command")
     envs = given.get("envs")
     parts = [
@@ -188,7 +194,7 @@ def _what(directory: Path, history: RecordedRun) -> str:
         ", ".join(envs) if isinstance(envs, dict) else "",
         f"groups of {as_line(given['group_size'])}" if "group_size" in given else "",
         f"seed {as_line(given['seed'])}" if "seed" in given else "",
-        f"began {_time(history.attempts[0][0])}",
+        f"started {_time(history.attempts[0][0])}",
     ]
     return " · ".join(part for part in parts if part)
 
@@ -212,7 +218,7 @@ def _facts(directory: Path, history: RecordedRun) -> list[list[str]]:
 
 
 def _listed(plain: Any) -> str:
-    """Names and values on a line, without those that are not set."""
+    """Names and values on one line, without unset ones."""
     if not isinstance(plain, dict):
         return as_line(plain)
     return ", ".join(f"{name} {as_line(value)}" for name, value in plain.items() if value not in (None, {}, []))
@@ -229,7 +235,7 @@ def _manifest(directory: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode((directory / "manifest.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return {}  # it explains the run, and is no part of it
+        return {}  # it only describes the run
 
 
 def _text_of(path: Path) -> str:

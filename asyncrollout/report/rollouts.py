@@ -1,16 +1,13 @@
-"""Finished rollouts, as their records tell: figures for the statistics, and what the page shows of them."""
+"""Finished rollouts, from their records: figures for statistics, and what the page shows."""
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from asyncrollout.batches.records import located_at
-from asyncrollout.errors import JournalError
-from asyncrollout.journal.files import JournalLine, read_head, whole_lines
-from asyncrollout.journal.writer import TRAJECTORIES
+from asyncrollout.journal.files import TrajectoryFile
 from asyncrollout.report.formatting import as_number, as_text, pictures_in, readable
 from asyncrollout.report.videos import shown_video
 from asyncrollout.serialization import KIND
@@ -18,7 +15,7 @@ from asyncrollout.successes import RolloutResult
 
 
 class _TurnRecord(msgspec.Struct):
-    """A turn as it is on file; logprobs and prompt ids are passed over."""
+    """A turn as recorded, without logprobs and prompt ids."""
 
     observation: Any = None
     reply: Any = ""
@@ -40,7 +37,7 @@ class _TurnRecord(msgspec.Struct):
 
 
 class RolloutRecord(msgspec.Struct):
-    """A rollout as it is on file."""
+    """A rollout as recorded."""
 
     uid: str
     group: str
@@ -66,7 +63,7 @@ class Rollout(msgspec.Struct, frozen=True):
     group: str
     env: str
     start: str
-    """What it began from: env, seed and task; equal in rollouts of the same."""
+    """What it started from: env, seed and task; equal in rollouts of the same task and seed."""
     reward: float
     success: bool | None
     stop: str
@@ -79,7 +76,7 @@ class Rollout(msgspec.Struct, frozen=True):
     policy_seconds: list[float]
     env_seconds: list[float]
     env_work_seconds: list[float]
-    """As long as the step itself where it is not known."""
+    """As long as the step itself where unknown."""
     passed: bool = False
 
     @property
@@ -95,32 +92,14 @@ _decoder = msgspec.json.Decoder(RolloutRecord)
 _LARGEST_REWARD = 1e100  # squares of many times more could not be added up
 
 
-class Records:
-    """The records of a run on disk; of several of one rollout, the last counts."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / TRAJECTORIES
-        self.groups: dict[str, dict[str, JournalLine]] = {}
-        for line in whole_lines(self._path):
-            head = read_head(line)
-            self.groups.setdefault(head.group, {})[head.uid] = line._replace(content=b"")
-
-    def read(self, group: str) -> Iterator[tuple[Rollout, RolloutRecord]]:
-        """The members of a group: their figures, and their records."""
-        members = self.groups.get(group, {})
-        for uid in sorted(members, key=_member):
-            line = members[uid]
-            with located_at(line.place):
-                record = _decoder.decode(self._read(line.start))
-            yield _figures(record), record
-
-    def _read(self, start: int) -> bytes:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(start)
-                return file.readline()
-        except OSError as error:
-            raise JournalError(f"cannot read {self._path}: {error.strerror or error}") from error
+def read_rollouts(file: TrajectoryFile, group: str) -> Iterator[tuple[Rollout, RolloutRecord]]:
+    """The members of a group: their figures, and their records."""
+    members = file.groups.get(group, {})
+    for uid in sorted(members, key=_member):
+        line = members[uid]
+        with located_at(line.place):
+            record = _decoder.decode(file.read(line))
+        yield _figures(record), record
 
 
 def _member(uid: str) -> tuple[int, str]:
@@ -160,7 +139,7 @@ def _reported(turns: list[_TurnRecord]) -> bool | None:
 
 
 def _info(turn: _TurnRecord) -> dict[str, Any]:
-    """By name; what is no dict has none."""
+    """By name; empty if it is not a dict."""
     if not isinstance(turn.info, dict):
         return {}
     info = readable(turn.info)
@@ -241,7 +220,7 @@ def _number_or_none(plain: Any) -> float | None:
 
 
 def _prompts(record: RolloutRecord) -> list[list[dict[str, Any]]]:
-    """What was new to the policy in each turn, messages, or what the env showed."""
+    """What was new to the policy in each turn: messages, or what the env showed."""
     messages = record.messages if isinstance(record.messages, list) else []
     prompts: list[list[dict[str, Any]]] = [[]]
     for message in messages:
@@ -277,7 +256,7 @@ def _said(message: Any) -> dict[str, Any]:
 
 
 def _seen(observation: Any) -> str:
-    """An observation's text; of one without a text, its value."""
+    """An observation's text, or else its value."""
     while isinstance(observation, dict) and observation.get(KIND) == "Remembered":
         observation = observation.get("observation")
     if isinstance(observation, dict) and observation.get(KIND) == "Observation":

@@ -1,4 +1,4 @@
-"""The figures of a run that one looks at first, and its rewards."""
+"""The headline figures of a run, and its rewards."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from asyncrollout.journal.recorded_run import RecordedRun
 from asyncrollout.report.charts import Kind, axis, line, plot, table
 from asyncrollout.report.compared_run import ComparedRun, which_k
 from asyncrollout.report.groups import PlayedGroup, mean_reward, pass_rate
-from asyncrollout.report.history import RecordedRun
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.report.statistics import Point, estimates_over
 from asyncrollout.stats import Estimate, RunFigures, summarize
@@ -21,7 +21,7 @@ _SPENT = ("delivered", "evaluation")
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """All of a run, over all of its attempts. `errors` counts rollouts that ended with one, by whom they blame."""
+    """A run over all of its attempts. `errors` counts failed rollouts, by what is to blame."""
 
     seconds: float
     rollouts: int
@@ -34,7 +34,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 def totals(side: ComparedRun, groups: Iterable[PlayedGroup]) -> Totals:
-    """Of all that the groups' members did; rewards and pass rates are those of the side, as `compare` has them."""
+    """Totals over the groups' members; reward and pass rate are those of the side, as in `compare`."""
     members = [member for group in groups for member in group.members]
     found = summarize(side.played, [1])
     return Totals(
@@ -57,17 +57,17 @@ def _blamed(one: Rollout) -> str:
 
 
 def tiles(side: ComparedRun, groups: list[PlayedGroup], wanted: int | None) -> list[dict[str, Any]]:
-    """The figures that one looks at first: label, value, kind, and a note below."""
+    """The headline figures: label, value, kind, and a note below."""
     history, whole = side.history, totals(side, groups)
     first = [
-        _tile("Reward", whole.reward.mean, "number", _between(whole.reward, "number", "over whole groups")),
+        _tile("Reward", whole.reward.mean, "number", _between(whole.reward, "number", "over complete groups")),
         _tile("Pass rate", whole.pass_rate.mean, "share", _between(whole.pass_rate, "share", "pass@1")),
     ]
     turns, tokens, pace = whole.turns, whole.tokens, max(whole.seconds, 1e-9)
     last = [
-        _tile("Rollouts", whole.rollouts, "count", f"{sum(whole.errors.values()):,} with an error"),
-        _tile("Turns", turns, "count", f"{turns / pace:,.1f} a second"),
-        _tile("Tokens", tokens, "count", f"{tokens / pace:,.0f} a second" if tokens else "none counted"),
+        _tile("Rollouts", whole.rollouts, "count", f"{sum(whole.errors.values()):,} failed"),
+        _tile("Turns", turns, "count", f"{turns / pace:,.1f}/s"),
+        _tile("Tokens", tokens, "count", f"{tokens / pace:,.0f}/s" if tokens else "none counted"),
         _tile("Time", whole.seconds, "seconds", _attempts(history)),
     ]
     if side.evaluation is not None:
@@ -93,7 +93,7 @@ def _tile(label: str, value: float | None, kind: Kind, note: str) -> dict[str, A
 def _evaluation_tiles(side: ComparedRun) -> list[dict[str, Any]]:
     evaluation = side.evaluation
     assert evaluation is not None
-    of = "whole" if evaluation.tasks is None else f"of {evaluation.tasks:,}, each played {evaluation.k} times"
+    of = "complete" if evaluation.tasks is None else f"of {evaluation.tasks:,}, each played {evaluation.k} times"
     tasks = _tile("Tasks", len(side.groups), "count", of)
     if side.group_size == 1:
         return [tasks]
@@ -111,11 +111,11 @@ def _between(found: Estimate, kind: Kind, what: str) -> str:
 
 def _attempts(history: RecordedRun) -> str:
     count = len(history.attempts)
-    return "in one go" if count == 1 else f"in {count} attempts; pauses left out"
+    return "one attempt" if count == 1 else f"{count} attempts, without pauses"
 
 
 def _cost(member: Rollout, tokens: int) -> int:
-    """In tokens; in turns if nobody counted tokens."""
+    """In tokens, or in turns if no tokens were counted."""
     return member.tokens if tokens else member.turns
 
 
@@ -133,15 +133,15 @@ def rewards(side: ComparedRun) -> dict[str, Any]:
         ),
         _by_env(side),
     ]  # fmt: skip
-    kind = "judged" if side.evaluation is None else "over"
-    text = f"Means of the groups that were {kind} in each stretch of time, with 95% intervals."
+    kind = "judged" if side.evaluation is None else "finished"
+    text = f"Means over the groups {kind} in each time bin, with 95% confidence intervals."
     if len({group.env for group in played}) > len(envs):
-        text += f" The {len(envs)} envs that were played most are drawn."
+        text += f" Only the {len(envs)} most played envs are shown."
     return {"id": "rewards", "title": "Rewards", "text": text, "parts": parts}
 
 
 def colours(groups: list[PlayedGroup]) -> dict[str, int]:
-    """The envs that are drawn, most played first, each with a colour."""
+    """The envs to show, most played first, each with a colour."""
     counts: dict[str, int] = {}
     for group in groups:
         counts[group.env] = counts.get(group.env, 0) + 1
@@ -175,7 +175,7 @@ def _estimates_over(
 
 
 def _by_env(side: ComparedRun) -> dict[str, Any]:
-    """The figures are those that `compare` has."""
+    """The same figures as in `compare`."""
     names, ks = side.envs, which_k([side])
     rows = []
     for name in names if len(names) == 1 else [*names, ""]:
@@ -187,9 +187,9 @@ def _by_env(side: ComparedRun) -> dict[str, Any]:
     columns: list[tuple[str, Kind]] = [("env", "text"), ("groups", "count"), ("rollouts", "count")]
     columns += _columns(ks, side)
     note = (
-        "With 95% intervals over groups that are whole, because members of a group share a seed. A rollout passes if "
-        "its env reports success; if the env never does, if its reward is above 0. Turns and tokens are those of "
-        "rollouts that have an outcome."
+        "95% confidence intervals are over complete groups, because members of a group share a seed. A rollout passes "
+        "if its env reports success or, for envs that never report it, if its reward is above 0. Turns and tokens are "
+        "those of rollouts with an outcome."
     )
     return table("By environment", columns, rows, note)
 
@@ -215,7 +215,7 @@ def _cell(found: Estimate) -> list[float | None] | None:
 
 
 def evaluations(sides: list[ComparedRun]) -> dict[str, Any]:
-    """A row for each evaluation beside the training, which counts in no other figure."""
+    """A row per evaluation during training; they are not part of any other figure."""
     rows = []
     for side in sides:
         assert side.evaluation is not None
@@ -227,8 +227,8 @@ def evaluations(sides: list[ComparedRun]) -> dict[str, Any]:
         ("evaluation", "text"), ("state", "text"), ("tasks", "count"), ("k", "count"), ("reward", "number"),
         ("pass@1", "share"), ("pass@k", "share"), ("failed", "count"),
     ]  # fmt: skip
-    note = "With 95% intervals, over tasks. Evaluations count in no figure of the training."
+    note = "95% confidence intervals are over tasks. Evaluations are not part of any figure of the training."
     return {
         "id": "evaluations", "title": "Evaluations", "text": "",
-        "parts": [table("What was evaluated", columns, rows, note)],
+        "parts": [table("Evaluations", columns, rows, note)],
     }  # fmt: skip

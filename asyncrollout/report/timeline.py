@@ -1,10 +1,10 @@
-"""Where the time went: what every rollout waited for, one by one and all together."""
+"""Where the time went: what rollouts waited for, one by one and all together."""
 
 from typing import Any
 
+from asyncrollout.journal.recorded_run import RecordedRun
 from asyncrollout.report.charts import BLUE, GREEN, GREY, ORANGE, SKY, Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup
-from asyncrollout.report.history import RecordedRun
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.report.statistics import Span, at_once, distribution, every_nth, lanes, percentiles
 
@@ -14,28 +14,28 @@ _COLOURS = {"LLM": BLUE, "worker": SKY, "env": ORANGE, "reset": GREEN, "no end y
 _NOTES = {
     "LLM": "waiting for the LLM",
     "worker": "waiting for the env",
-    "env": "env at work",
-    "reset": "reset, and what is left",
-    "no end yet": "begun, no end recorded",
+    "env": "env working",
+    "reset": "reset and other",
+    "no end yet": "unfinished",
 }
 
 
 def spans(history: RecordedRun, rollouts: list[Rollout]) -> dict[str, Span]:
-    """Each rollout in seconds of running, in the order in which they began."""
+    """Each rollout's span in seconds of running, by start time."""
     found: dict[str, Span] = {}
     for rollout in rollouts:
         at = history.finished.get(rollout.uid)
         if at is not None:
             end = history.clock(at)
             found[rollout.uid] = Span(max(end - rollout.seconds, 0.0), end, _parts(rollout))
-    for uid, open_one in history.under_way.items():
+    for uid, open_one in history.in_flight.items():
         start, end = history.clock(open_one.began), history.clock(history.last)
         found[uid] = Span(start, end, [("no end yet", end - start)])
     return dict(sorted(found.items(), key=lambda item: item[1].start))
 
 
 def _parts(rollout: Rollout) -> list[tuple[str, float]]:
-    """What is not in its turns is the reset, or the call that failed in the end."""
+    """Time outside of turns is that of the reset, or of the call that failed."""
     turns = [
         part
         for policy, env, work in zip(rollout.policy_seconds, rollout.env_seconds, rollout.env_work_seconds, strict=True)
@@ -47,7 +47,7 @@ def _parts(rollout: Rollout) -> list[tuple[str, float]]:
 
 
 def where_time_went(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
-    """A section: what limits the run, the rollouts in flight, a bar for each of them, and how long calls took."""
+    """The section: what limits the run, the rollouts in flight, a bar for each, and durations of calls."""
     found = spans(history, [member for group in groups for member in group.members])
     end = history.clock(history.last)
     parts = [_in_flight(found, end), _bars(found, end)] if found else []
@@ -63,7 +63,7 @@ def _limit(found: dict[str, Span]) -> str:
     if known <= 0:
         return ""
     told = ", ".join(f"{total[what] / known:.1%} {_NOTES[what]}" for what in _COLOURS if what != "no end yet")
-    return f"Of the time of all rollouts that are over: {told}."
+    return f"Time of all finished rollouts: {told}."
 
 
 def _in_flight(found: dict[str, Span], end: float) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _in_flight(found: dict[str, Span], end: float) -> dict[str, Any]:
         above = [low + more for low, more in zip(below, at_once(*edges[what], end, _BINS), strict=True)]
         series.append(line(_NOTES[what], colour, zip(middles, below, above, strict=True), "area"))
         below = above
-    note = "What the rollouts in flight were doing, on average over each moment; all of them are counted."
+    note = "What the rollouts in flight were doing, averaged over each time bin."
     time = axis("time", "seconds", low=0, high=end)
     return plot("Rollouts in flight", time, axis("rollouts", "number", low=0), series, note)
 
@@ -101,9 +101,9 @@ def _bars(found: dict[str, Span], end: float) -> dict[str, Any]:
         ]
         for uid, lane in zip(chosen, rows, strict=True)
     ]
-    note = "Each bar is a rollout; click one to read it."
+    note = "Each bar is a rollout. Click one to open it."
     if len(chosen) < len(uids):
-        note += f" {len(chosen):,} of {len(uids):,} are drawn, evenly chosen in the order in which they began."
+        note += f" {len(chosen):,} of {len(uids):,} are shown, evenly sampled by start time."
     legend = [{"name": _NOTES[what], "colour": _COLOURS[what]} for what in kinds]
     return {"type": "timeline", "title": "Timeline", "note": note, "end": end, "bars": bars, "legend": legend}
 
@@ -114,7 +114,7 @@ def _latencies(groups: list[PlayedGroup]) -> list[dict[str, Any]]:
     taken: dict[str, list[float]] = {
         "LLM call": [value for one in members for value in one.policy_seconds],
         "env step": [value for one in members for value in one.env_seconds],
-        "env at work": [value for one in members for value in one.env_work_seconds],
+        "env working": [value for one in members for value in one.env_work_seconds],
         "rollout": [one.seconds for one in members],
     }
     names = ("count", "mean", "p50", "p90", "p95", "p99", "max")
@@ -126,7 +126,7 @@ def _latencies(groups: list[PlayedGroup]) -> list[dict[str, Any]]:
         for (what, values), colour in zip(taken.items(), (BLUE, SKY, ORANGE, GREEN), strict=True)
     ]
     return [
-        table("How long it took", columns, rows),
-        plot("How long it took: distribution", axis("at most this long", "seconds", log=True),
+        table("Durations", columns, rows),
+        plot("Durations: distribution", axis("duration", "seconds", log=True),
              axis("share", "share", low=0, high=1), series),
     ]  # fmt: skip

@@ -10,8 +10,8 @@ from asyncrollout.video.files import VIDEOS
 _KINDS = (".mp4", ".webm")
 
 
-def recordings(directory: Path) -> dict[str, Path]:
-    """Videos of a run by name, and none that lies elsewhere."""
+def videos_of(directory: Path) -> dict[str, Path]:
+    """The videos in a run's directory, by name."""
     home = (directory / VIDEOS).resolve()
     try:
         found = sorted(path for path in home.iterdir() if path.suffix in _KINDS)
@@ -21,7 +21,7 @@ def recordings(directory: Path) -> dict[str, Path]:
 
 
 def shown_video(plain: Any) -> dict[str, Any] | None:
-    """What a record tells of its film, for the page: the file, frames a second, and first and last frame of turns."""
+    """A record's video, for the page: its file, frames per second, and the first and last frame of each turn."""
     if not isinstance(plain, dict) or not isinstance(plain.get("file"), str):
         return None
     fps, frames = as_number(plain.get("fps")), plain.get("frames")

@@ -1,4 +1,4 @@
-"""The figures of a run while it goes on, and where they go."""
+"""Metrics and traces of a live run, and where they go."""
 
 from asyncrollout.telemetry.collector import MetricsCollector
 from asyncrollout.telemetry.prometheus import prometheus_text

@@ -1,4 +1,4 @@
-"""Counts what is played while a run goes on."""
+"""Collects the metrics of a live run."""
 
 import math
 import time
@@ -26,7 +26,7 @@ _MOST_REASONS = 32  # a filter may give each group one of its own
 
 
 class MetricsCollector:
-    """Counts what is played."""
+    """Counts turns, rollouts, groups and batches as they happen."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class MetricsCollector:
         self._dropped: Counter[str] = Counter()
         self._reward = 0.0
         self._group_rewards: deque[float] = deque(maxlen=2 * _RECENT_GROUPS)
-        self._history = _RecentPace()
+        self._history = _MeanHistory()
         self._kept_at = deque([self._began], maxlen=1 + _RECENT_KEPT)
         self._recalled: set[str] = set()
         self._batches = self._delivered = self._lag = 0
@@ -62,7 +62,7 @@ class MetricsCollector:
         self._env_seconds.append(turn.env_seconds)
 
     def ended(self, trajectory: Trajectory) -> None:
-        """A rollout is over, with an outcome or an error; it may be played again."""
+        """A rollout is over, with an outcome or an error; it may be retried."""
         self._rollouts += 1
         if trajectory.error is not None:
             self._errors[trajectory.stop_reason.blame or "other"] += 1
@@ -70,11 +70,11 @@ class MetricsCollector:
             self._successes.add(result_of(trajectory))
 
     def evaluated(self) -> None:
-        """A rollout of an evaluation is over, which counts in no other figure."""
+        """A rollout of an evaluation is over; it counts in no other figure."""
         self._evaluated += 1
 
     def recalled(self, trajectory: Trajectory) -> None:
-        """A rollout was over before this run began, which says nothing of the pace at which it goes on."""
+        """A rollout was over before the run resumed: it says nothing about the present pace."""
         self.ended(trajectory)
         self._recalled.add(trajectory.uid)
 
@@ -101,20 +101,20 @@ class MetricsCollector:
             self._history.add(mean)
 
     def dropped_stale(self, group: Group) -> None:
-        """A group became stale: one that was kept is not any more, one that was never judged is one more."""
+        """A group became stale: a kept one no longer counts as kept, an unjudged one counts as judged."""
         if group.verdict is None:
             self._groups += 1
         else:
             self._kept -= 1
 
     def begin_at(self, *, batches: int, delivered: int, kept: int, dropped: Mapping[str, int]) -> None:
-        """Count what an earlier process has done; nothing of it tells how fast this one is."""
+        """Count what an earlier process has done; it says nothing about the present pace."""
         self._batches, self._delivered, self._kept = batches, delivered, kept
         self._groups = kept + sum(dropped.values())
         self._dropped.update(dropped)
 
     def delivered(self, groups: int, lag: int) -> None:
-        """A batch was handed out; `lag` is how many versions of the weights its oldest turn was behind."""
+        """A batch was delivered; `lag` is how many versions behind its oldest turn was."""
         self._batches += 1
         self._delivered += groups
         self._lag = lag
@@ -158,7 +158,7 @@ class MetricsCollector:
         self._second = math.floor(now)
 
     def _rates(self, now: float) -> tuple[float, float]:
-        """Turns and tokens a second, over the whole seconds that were recent and the one that has begun."""
+        """Turns and tokens per second, over the recent whole seconds and the current one."""
         first = math.floor(now) - _RECENT_SECONDS + 1
         recent = [counts for counts in self._by_second if counts[0] >= first]
         if self._second >= first:
@@ -169,7 +169,7 @@ class MetricsCollector:
         return sum(turns for _, turns, _ in recent) / span, sum(tokens for _, _, tokens in recent) / span
 
     def _eta(self, now: float, kept: int, wanted: int | None) -> float | None:
-        """As long as it takes to keep the groups that are still wanted, at the pace of the recent ones."""
+        """Seconds until all wanted groups are kept, at the recent pace."""
         since = len(self._kept_at) - 1
         if wanted is None or since < _FEWEST_KEPT:
             return None
@@ -177,8 +177,8 @@ class MetricsCollector:
         return left * (now - self._kept_at[0]) / since
 
 
-class _RecentPace:
-    """Means of equally many values each, from the first value on; as there come more, neighbours are joined."""
+class _MeanHistory:
+    """A history of bounded length: means of equally many values; when it is full, neighbours are merged."""
 
     def __init__(self) -> None:
         self._sums: list[float] = []
@@ -203,9 +203,9 @@ class _RecentPace:
 
 
 def compare(values: Sequence[float]) -> tuple[float | None, float | None, Trend | None]:
-    """The mean of the later half, how much it is above that of the earlier half, and whether that means anything.
+    """The mean of the later half, how far it is above that of the earlier half, and whether that is significant.
 
-    Each value must be independent of the others, as means of groups are and rewards within a group are not.
+    Values must be independent, as means of groups are and rewards within a group are not.
     """
     half = len(values) // 2
     if not half:

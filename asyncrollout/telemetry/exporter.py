@@ -1,4 +1,4 @@
-"""Figures on their way to sinks, off the event loop: a sink that is slow or fails never hurts the run."""
+"""Exports metrics to sinks, off the event loop: a slow or failing sink never affects the run."""
 
 import threading
 import time
@@ -18,15 +18,15 @@ from asyncrollout.telemetry.sinks import Sink
 log = get_logger(__name__)
 
 _EVERY = 2.0  # seconds
-_MOST_WAITING = 1_000  # figures of batches, for a sink that is slow; about 5 MB
-_CLOSING_SECONDS = 15.0  # for one write; a sink that sends to a server has something left to send
+_MOST_WAITING = 1_000  # writes queued for a slow sink; about 5 MB
+_CLOSING_SECONDS = 15.0  # for one write; a sink may still have to send to a server
 _LAST_SECONDS = 120.0  # for all that is left to write
 
 
 class MetricsExporter:
-    """Writes figures to each sink every few seconds, whenever `write` is called (with each batch), and at the end.
+    """Writes metrics to each sink every few seconds, on each `write` (once per batch), and at the end.
 
-    A sink that is slow gets all of `write`, up to `_MOST_WAITING` of them late; of what is between, only the newest.
+    A slow sink gets every `write`, up to `_MOST_WAITING` of them late; of the periodic ones, only the newest.
     """
 
     def __init__(self, sinks: Sequence[Sink], read: Callable[[], RunMetrics]) -> None:
@@ -53,7 +53,7 @@ class MetricsExporter:
                 await run_to_end(anyio.to_thread.run_sync, _close, self._threads)  # bounded by itself
 
     def write(self) -> None:
-        """Let the sinks have the figures of this moment."""
+        """Send the current metrics to the sinks."""
         self._offer(passing=False)
 
     def _offer(self, *, passing: bool) -> None:
@@ -69,7 +69,7 @@ class MetricsExporter:
 
 
 class _SinkThread:
-    """A daemon: a sink that never returns must not keep the process alive."""
+    """A daemon thread per sink: one that never returns must not keep the process alive."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -77,7 +77,7 @@ class _SinkThread:
         self._wake = threading.Condition()
         self._closing = self._failed = self._behind = False
         self.moved = time.monotonic()
-        """When it last finished something."""
+        """When it last finished a call."""
         self._thread = threading.Thread(target=self._run, name=f"sink {self.name}", daemon=True)
         self._thread.start()
 
@@ -86,7 +86,7 @@ class _SinkThread:
         return type(self._sink).__name__
 
     def offer(self, figures: Mapping[str, float], *, passing: bool) -> None:
-        """Figures that are only `passing` give way to newer ones."""
+        """Queue figures; those that are only `passing` are replaced by newer ones."""
         with self._wake:
             if self._waiting and self._waiting[-1][1]:
                 self._waiting.pop()
@@ -96,12 +96,14 @@ class _SinkThread:
                 if not self._behind:
                     self._behind = True
                     log.warning(
-                        "sink_behind", sink=self.name, hint=f"more than {_MOST_WAITING} writes wait: some are lost"
+                        "sink_behind",
+                        sink=self.name,
+                        hint=f"more than {_MOST_WAITING} writes are queued: the oldest are lost",
                     )
             self._wake.notify()
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write what is queued, and end."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -121,7 +123,7 @@ class _SinkThread:
             return self._waiting.popleft()[0] if self._waiting else None
 
     def _call(self, method: Callable[..., object], *arguments: object) -> None:
-        """It is called again after a failure, which may be over by then; but only the first one is told."""
+        """A failing sink is called again, since the failure may pass; only the first one is logged."""
         try:
             method(*arguments)
         except Exception as error:  # noqa: BLE001 (anything may be wrong with a sink, and the run goes on)
@@ -138,11 +140,11 @@ def _close(threads: Sequence[_SinkThread]) -> None:
     for thread in threads:
         while not thread.has_ended(_patience(thread, began)):
             if _patience(thread, began) <= 0:
-                log.warning("sink_left", sink=thread.name, hint=f"it did not end within {_CLOSING_SECONDS:g} seconds")
+                log.warning("sink_left", sink=thread.name, hint=f"it did not close within {_CLOSING_SECONDS:g} seconds")
                 break
 
 
 def _patience(thread: _SinkThread, began: float) -> float:
-    """How much longer to wait for a sink: as long as it finishes writes, but not for ever."""
+    """How much longer to wait for a sink: as long as it makes progress, within a bound."""
     stuck = max(thread.moved, began) + _CLOSING_SECONDS
     return min(stuck, began + _LAST_SECONDS) - time.monotonic()

@@ -1,55 +1,55 @@
-"""Figures in the text format of Prometheus."""
+"""Metrics in the text format of Prometheus."""
 
 import re
 from collections.abc import Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# By the name of a figure, without what follows a slash: its type, the name of the label for what follows, its help.
-# What is counted since the run began is a counter; what was kept is none, since groups that grow stale are not kept.
+# By the name of a metric, up to a slash: its type, the name of the label for what follows the slash, its help.
+# `kept` is not a counter, since groups that become stale no longer count.
 _METRICS: dict[str, tuple[str, str, str]] = {
     "wanted_batches": ("gauge", "", "Batches that the run is to deliver."),
     "wanted_groups": ("gauge", "", "Groups that the run is to deliver."),
-    "playing": ("gauge", "", "Groups under way."),
-    "buffered": ("gauge", "", "Groups that wait to be delivered."),
-    "stale": ("counter", "", "Groups that were kept and then grew too old."),
-    "waiting_policy": ("gauge", "", "Rollouts that wait for the policy."),
-    "waiting_env": ("gauge", "", "Rollouts that wait for their env."),
-    "waiting_else": ("gauge", "", "Rollouts that wait for something else."),
-    "queued": ("gauge", "", "Calls that wait for a worker."),
-    "restarts": ("counter", "", "Workers that were replaced."),
-    "retries": ("counter", "", "Calls and rollouts that were tried again."),
+    "playing": ("gauge", "", "Groups in flight."),
+    "buffered": ("gauge", "", "Groups waiting for delivery."),
+    "stale": ("counter", "", "Groups that were kept and then became stale."),
+    "waiting_policy": ("gauge", "", "Rollouts waiting for the policy."),
+    "waiting_env": ("gauge", "", "Rollouts waiting for their env."),
+    "waiting_else": ("gauge", "", "Rollouts waiting for something else."),
+    "queued": ("gauge", "", "Calls waiting for a worker."),
+    "restarts": ("counter", "", "Workers replaced."),
+    "retries": ("counter", "", "Calls and rollouts retried."),
     "version": ("gauge", "", "Version of the policy's weights."),
-    "keep_rate": ("gauge", "", "Share of the judged groups that were kept."),
+    "keep_rate": ("gauge", "", "Share of judged groups that were kept."),
     "seconds": ("gauge", "", "Seconds since the run began or was resumed."),
-    "eta": ("gauge", "", "Seconds until the run is done."),
+    "eta": ("gauge", "", "Estimated seconds until the run is complete."),
     "batches": ("counter", "", "Batches delivered."),
     "delivered": ("counter", "", "Groups delivered."),
     "groups": ("counter", "", "Groups judged."),
     "kept": ("gauge", "", "Groups kept."),
     "dropped": ("counter", "reason", "Groups dropped."),
-    "lag": ("gauge", "", "Versions of the weights that the last batch was behind."),
-    "rollouts": ("counter", "", "Rollouts that came to an end or failed."),
+    "lag": ("gauge", "", "How many versions of the weights the last batch was behind."),
+    "rollouts": ("counter", "", "Rollouts that ended or failed."),
     "evaluated_rollouts": ("counter", "", "Rollouts of evaluations, which count in no other figure."),
     "errors": ("counter", "blame", "Rollouts that failed."),
-    "success_rate": ("gauge", "", "Share of rollouts that succeeded, of those whose env reports it."),
+    "success_rate": ("gauge", "", "Share of rollouts that succeeded, among those whose env reports success."),
     "turns": ("counter", "", "Turns played."),
-    "invalid": ("counter", "", "Turns whose reply was not valid."),
+    "invalid": ("counter", "", "Turns with an invalid reply."),
     "tokens": ("counter", "", "Tokens sampled."),
-    "turns_per_second": ("gauge", "", "Turns a second, recently."),
-    "tokens_per_second": ("gauge", "", "Tokens a second, recently."),
-    "policy_seconds": ("gauge", "of", "Seconds that recent calls of the policy took."),
-    "env_seconds": ("gauge", "of", "Seconds that recent steps of envs took."),
+    "turns_per_second": ("gauge", "", "Recent turns per second."),
+    "tokens_per_second": ("gauge", "", "Recent tokens per second."),
+    "policy_seconds": ("gauge", "of", "Seconds that recent policy calls took."),
+    "env_seconds": ("gauge", "of", "Seconds that recent env steps took."),
     "reward_mean": ("gauge", "", "Mean reward of the run."),
     "reward_recent": ("gauge", "", "Mean reward of recent groups."),
     "reward_change": ("gauge", "", "Mean reward of recent groups less that of as many before them."),
-    "reward_trend": ("gauge", "", "1 if the reward goes up, -1 if down, 0 if neither is clear."),
+    "reward_trend": ("gauge", "", "1 if the reward goes up, -1 if down, 0 if the change is not significant."),
 }
 _ESCAPES = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
 
 
 def prometheus_text(runs: Mapping[str, Mapping[str, float]]) -> str:
-    """By the name of each run, its figures as `flat` gives them; what is not known is left out."""
+    """The metrics of each run, as `flat` gives them, by its name; unknown ones are left out."""
     lines: list[str] = []
     for name, (kind, label, told) in _METRICS.items():
         family = f"asyncrollout_{name}_total" if kind == "counter" else f"asyncrollout_{name}"
@@ -70,7 +70,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _escaped(value: str) -> str:
-    """A lone surrogate, which no encoding takes, is shown as an escape."""
+    """Lone surrogates, which cannot be encoded, are shown as escapes."""
     shown = value.encode("utf-8", "backslashreplace").decode()
     return re.sub(r'[\\"\n]', lambda code: _ESCAPES[code[0]], shown)
 

@@ -1,4 +1,4 @@
-"""The figures of a run at one moment, and as plain numbers by name."""
+"""The metrics of a run at one moment, and as plain numbers by name."""
 
 from typing import Literal
 
@@ -10,10 +10,10 @@ Trend = Literal["up", "down", "level"]
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
-    """How things stand at one moment: what only those know who play. `retries` are of calls and of rollouts.
+    """The state of the rollouts at one moment. `retries` are those of calls and of rollouts.
 
-    `stale` counts groups that were kept and then grew too old; `queued` the calls that wait for a worker. The wanted
-    batches, and the groups in all of them, are None if there is no end to them.
+    `stale` counts groups that were kept and then became too old, `queued` calls waiting for a worker. The wanted
+    batches, and the groups in all of them, are None if the run has no end.
     """
 
     wanted_batches: int | None = None
@@ -31,13 +31,13 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunMetrics(Gauges, frozen=True, kw_only=True):
-    """A run at one moment; what is not known yet is None. Evaluations count in `evaluated_rollouts` alone.
+    """A run at one moment; what is unknown is None. Evaluations count in `evaluated_rollouts` alone.
 
-    `groups` counts all that were judged, or became stale before: those `kept`, and those `dropped`, by reason;
+    `groups` counts those that were judged, or became stale before: `kept` ones, and `dropped` ones by reason;
     `keep_rate` is the share kept.
-    `success_rate` is of the rollouts whose env reports success; one that was cut off without a report is no success.
-    Rewards are those of judged groups. `reward_change` is the mean of the recent groups less that of as many before
-    them; `reward_trend` is "up" or "down" if chance alone would change it as much in one case of a hundred at most.
+    `success_rate` is over rollouts whose env reports success; one that was cut off without a report is a failure.
+    Rewards are those of judged groups. `reward_change` is the mean of the recent groups minus that of as many before
+    them; `reward_trend` is "up" or "down" if that is significant at the 1% level.
     """
 
     seconds: float = 0.0
@@ -71,7 +71,7 @@ _SIGNS: dict[Trend, int] = {"down": -1, "level": 0, "up": 1}
 
 
 def flat(figures: RunMetrics) -> dict[str, float]:
-    """Numbers by name, such as `dropped/constant_reward` and `env_seconds/p95`; what is not known is left out."""
+    """Numbers by name, such as `dropped/constant_reward` and `env_seconds/p95`; unknown ones are left out."""
     found: dict[str, float] = {}
     for name, value in msgspec.to_builtins(figures).items():
         if isinstance(value, dict):

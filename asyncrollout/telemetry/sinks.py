@@ -1,8 +1,10 @@
-"""Where figures go: a file, or a program that draws curves. A sink of your own is any object with `write`."""
+"""Where metrics go: a file, TensorBoard, or an experiment tracker. Any object with `write` is a sink."""
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,16 +22,16 @@ _PROJECT = "asyncrollout"
 
 
 class Sink(Protocol):
-    """Takes numbers by name, of which `at` is the time in seconds since 1970.
+    """Takes numbers by name; `at` is the time in seconds since 1970.
 
-    It may block, since it runs in a thread of its own. If there is a `close()`, that is called at the end.
+    It may block, since it runs in its own thread. A `close()`, if there is one, is called at the end.
     """
 
     def write(self, figures: Mapping[str, float]) -> None: ...
 
 
 class JsonLines:
-    """A file with a JSON object on each line, such as `metrics.jsonl`; what is there already stays."""
+    """Appends a JSON object per line to a file, such as `metrics.jsonl`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,7 +42,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """An event file in a directory; its steps are batches."""
+    """Writes an event file to a directory; its steps are batches."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -60,7 +62,7 @@ class TensorBoard:
 
 
 class Tracker:
-    """A run of W&B, trackio, or whatever else has `log(figures)`; it is finished at the end only if it is `owned`."""
+    """A run of W&B, trackio, or anything else with `log(figures)`; finished at the end only if it is `owned`."""
 
     def __init__(self, run: Any, *, owned: bool = False) -> None:
         self._run = run
@@ -71,13 +73,14 @@ class Tracker:
 
     def close(self) -> None:
         if self._owned:
-            self._run.finish()
+            with redirect_stdout(sys.stderr):  # trackio prints, and stdout is for results
+                self._run.finish()
 
 
 def open_sinks(names: Sequence[SinkName], directory: Path, run_id: str, settings: dict[str, Any]) -> list[Sink]:
-    """Sinks for a run in its directory; a run that is resumed has the same id, and goes on in them. May take seconds.
+    """Open the sinks of a run; a resumed run has the same id, and continues in them. May take seconds.
 
-    `WANDB_PROJECT`, `WANDB_MODE`, `TRACKIO_DIR` and their like are obeyed.
+    `WANDB_PROJECT`, `WANDB_MODE`, `TRACKIO_DIR` and the like apply.
     """
     return [_open(name, directory, run_id, settings) for name in dict.fromkeys(names)]
 
@@ -105,7 +108,7 @@ def _open_wandb(directory: Path, run_id: str, settings: dict[str, Any]) -> Sink:
         dir=str(directory),
         config=settings,
         resume="allow",
-        settings=wandb.Settings(console="off"),  # the live table is nothing to send
+        settings=wandb.Settings(console="off"),  # do not send the live table
     )
     run.define_metric("*", step_metric="batches")
     return Tracker(run, owned=True)
@@ -116,10 +119,10 @@ def _open_trackio(run_id: str, settings: dict[str, Any]) -> Sink:
         import trackio  # noqa: PLC0415 (optional, and slow to load)
     except ImportError as error:
         raise _missing("trackio") from error
-    for name, module in [*sys.modules.items()]:  # it has a word to say, and stdout is for results
-        if name.partition(".")[0] == "trackio":
-            vars(module)["print"] = partial(print, file=sys.stderr)
-    return Tracker(trackio.init(project=_PROJECT, name=run_id, config=settings, resume="allow"), owned=True)
+    init = partial(trackio.init, project=_PROJECT, name=run_id, config=settings, resume="allow")
+    with redirect_stdout(sys.stderr):
+        # In its own context the run is nobody's current run, which trackio would finish, and print, at exit.
+        return Tracker(copy_context().run(init), owned=True)
 
 
 def _missing(name: SinkName) -> MissingExtraError:

@@ -1,6 +1,6 @@
-"""OpenTelemetry spans around episodes, the policy's calls and the env's; nothing at all where nobody records them.
+"""OpenTelemetry spans of episodes, policy calls and env calls; free where no SDK records them.
 
-Only the API is used: whoever wants spans sets up an SDK, and where they go.
+Only the API is used: set up an SDK, and an exporter, to get spans.
 """
 
 import traceback
@@ -20,12 +20,12 @@ except ImportError:  # it is optional
 else:
     _tracer = trace.get_tracer("asyncrollout")
 
-_LARGEST = 2**63  # the attributes of spans have 64 bits
+_LARGEST = 2**63  # span attributes have 64 bits
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 1_000, 10_000
 
 
 def begin_episode(uid: str, env: str, seed: int, member: int) -> "EpisodeSpan | None":
-    """A span, if there is an SDK that makes some."""
+    """A span, if an SDK records it."""
     if _tracer is None:
         return None
     where = {"asyncrollout.uid": uid, "asyncrollout.env": env, "asyncrollout.member": member}
@@ -35,7 +35,7 @@ def begin_episode(uid: str, env: str, seed: int, member: int) -> "EpisodeSpan | 
 
 
 class EpisodeSpan:
-    """The span of an episode, which is played within `current`; calls of the env and the player are spans, too."""
+    """The span of an episode, which runs within `current`; calls of env and player are child spans."""
 
     def __init__(self, span: Any, where: dict[str, Any]) -> None:
         self._span = span
@@ -50,7 +50,7 @@ class EpisodeSpan:
         return _TracedPlayer(player, self)
 
     def ended(self, trajectory: Trajectory) -> Trajectory:
-        """Tell how it ended."""
+        """Record how it ended."""
         self._span.set_attributes(
             {
                 "asyncrollout.turns": len(trajectory.turns),
@@ -60,12 +60,12 @@ class EpisodeSpan:
             }
         )
         if trajectory.error is not None:
-            _tell(self._span, trajectory.error)
+            _record_error(self._span, trajectory.error)
         return trajectory
 
     @contextmanager
     def part(self, name: str) -> Iterator[Any]:
-        """A call within the episode, in the turn that is played."""
+        """A call in the current turn of the episode."""
         span = _tracer.start_span(name, attributes={**self._where, "asyncrollout.turn": self._turn})
         with _ended_with(span):
             yield span
@@ -109,7 +109,7 @@ class _TracedPlayer:
     async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
         with self._episode.part("llm") as span:
             move = await self._inner.act(outcome, tokens_left=tokens_left)
-            if isinstance(move, Move):  # else it is told by whoever asked
+            if isinstance(move, Move):  # else the caller reports it
                 generation = move.generation
                 ids, usage = generation.token_ids, generation.usage
                 span.set_attributes(
@@ -127,19 +127,19 @@ class _TracedPlayer:
 
 @contextmanager
 def _ended_with(span: Any) -> Iterator[None]:
-    """The span is current, and ends with the block; what is raised is told on it, and passes."""
+    """The span is current, and ends with the block; exceptions are recorded on it, and propagate."""
     with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
         try:
             yield
         except Exception as error:
-            _tell(span, error)
+            _record_error(span, error)
             raise
         except BaseException:
             span.set_attribute("asyncrollout.cancelled", True)
             raise
 
 
-def _tell(span: Any, error: Exception) -> None:
+def _record_error(span: Any, error: Exception) -> None:
     secrets = known_secrets()
     message = hide(str(error), secrets)[:_LONGEST_MESSAGE]
     told = {

@@ -1,14 +1,14 @@
-// Follows a run that goes on: its figures of this moment, and the whole page again when there is more to see.
+// Follows a live run: its current figures, and the whole page again when there is new data.
 
 const EVERY = 2000, LEAST = 3000;
 const known = data("served"), KEPT = `following ${known.run}`;
 const live = el("span", { "aria-live": "off" }), follows = el("input", { type: "checkbox", name: "follow", checked: true });
 const came = Date.now();
 
-/** Milliseconds until this page was there: a report that takes long is made less often, for the run needs the machine. */
+/** Milliseconds that this page took to load: a slow report is reloaded less often, since the run needs the machine. */
 const loading = () => performance.getEntriesByType("navigation")[0].duration;
 
-/** What a new page cannot know: it is handed on to it. */
+/** The state of the page, for the one that replaces it. */
 function keep() {
   const place = { theme: document.documentElement.dataset.theme, chosen, opened: [...opened], first, follow: follows.checked };
   sessionStorage.setItem(KEPT, JSON.stringify({ ...place, top: scrollY }));
@@ -56,12 +56,12 @@ async function look() {
       return;
     }
   } catch {
-    live.textContent = "The viewer does not answer any more: was it stopped?";
+    live.textContent = "The viewer is not responding. Was it stopped?";
   }
   setTimeout(look, EVERY);
 }
 
-document.getElementById("state").after(el("p", { id: "live" }, live, el("label", {}, follows, "show what is new")));
+document.getElementById("state").after(el("p", { id: "live" }, live, el("label", {}, follows, "auto-refresh")));
 document.querySelector(".brand").replaceChildren(el("a", { href: "../../" }, "asyncrollout · all runs"));
 takeUp();
 look();

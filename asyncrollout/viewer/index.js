@@ -1,4 +1,4 @@
-// The list of runs, which is asked for again every few seconds; chosen ones can be compared.
+// The list of runs, refreshed every few seconds; selected runs can be compared.
 
 const EVERY = 2000, MOST = data("most");
 const COLUMNS = [
@@ -37,7 +37,7 @@ function runRow({ name, state, envs, began, figures }) {
 function showRuns(runs) {
   const playing = runs.filter(({ state }) => state === "playing").length;
   document.getElementById("state").textContent = runs.length
-    ? `${runs.length} here, ${playing} playing.` : "There are none here yet: as soon as one begins, it is listed.";
+    ? `${runs.length} runs, ${playing} playing.` : "No runs yet. New runs appear here as they start.";
   const focused = document.activeElement?.getAttribute("aria-label") ?? document.activeElement?.textContent;
   list.replaceChildren(...runs.map(runRow));
   const same = (one) => (one.getAttribute("aria-label") ?? one.textContent) === focused;
@@ -46,7 +46,7 @@ function showRuns(runs) {
 
 let last = "";
 
-/** A list that is long, and takes long to read, is asked for less often; one that is the same is left as it is. */
+/** A slow list is refreshed less often; an unchanged one is left as it is. */
 async function refresh() {
   const began = performance.now();
   try {
@@ -54,7 +54,7 @@ async function refresh() {
     if (told !== last) showRuns(JSON.parse(told));
     last = told;
   } catch {
-    document.getElementById("state").textContent = "The viewer does not answer any more: was it stopped?";
+    document.getElementById("state").textContent = "The viewer is not responding. Was it stopped?";
     last = "";
   }
   setTimeout(refresh, Math.max(EVERY, 10 * (performance.now() - began)));

@@ -1,4 +1,4 @@
-"""The runs that a viewer shows: where they are, and how each of them stands. Nothing is locked or changed."""
+"""The runs that a viewer lists, and the status of each. Nothing is locked or changed."""
 
 import os
 import time
@@ -24,7 +24,7 @@ _QUIET_AFTER = 10.0  # seconds; a run that is played writes its metrics every tw
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """A run in the list. `figures` are its last ones, and none if it has written none yet."""
+    """A run in the list. `figures` are the last ones it wrote, if any."""
 
     name: str
     state: State
@@ -35,21 +35,21 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 
 class RunIndex:
-    """Run directories, and directories of run directories, as they are when somebody looks."""
+    """Run directories, and directories of them, read anew each time."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         for place in places:
             if not place.is_dir():
-                raise UsageError(f"{place} is not a directory: name that of a run, or one with several runs in it")
+                raise UsageError(f"{place} is not a directory: name a run directory, or a directory of runs")
         self._places = [place.resolve() for place in places]
 
     def runs(self) -> dict[str, Path]:
-        """All runs by the name of their directory; if several have the same, with a number."""
+        """All runs by the name of their directory, with a number if names are equal."""
         return _named(dict.fromkeys(run for place in self._places for run in _runs_in(place)))
 
-    def standings(self) -> list[RunStatus]:
-        """How each run stands; what was begun last comes first."""
-        found = [standing(name, directory) for name, directory in self.runs().items()]
+    def statuses(self) -> list[RunStatus]:
+        """The status of each run, newest first."""
+        found = [status_of(name, directory) for name, directory in self.runs().items()]
         return sorted(found, key=lambda one: (one.began or 0.0, one.name), reverse=True)
 
 
@@ -65,7 +65,7 @@ def _named(paths: Iterable[Path]) -> dict[str, Path]:
     return found
 
 
-def standing(name: str, directory: Path) -> RunStatus:
+def status_of(name: str, directory: Path) -> RunStatus:
     began, envs = _head(directory / JOURNAL)
     changed = max((status.st_mtime for status in _statuses(directory, JOURNAL, TRAJECTORIES, METRICS)), default=0.0)
     figures = last_figures(directory)
@@ -80,7 +80,7 @@ def standing(name: str, directory: Path) -> RunStatus:
 
 
 def last_figures(directory: Path) -> dict[str, float]:
-    """The last line of the metrics that makes sense; none if there is none."""
+    """The last readable line of the metrics; empty if there is none."""
     try:
         with (directory / METRICS).open("rb") as file:
             size = file.seek(0, 2)
@@ -104,7 +104,7 @@ def version_of(directory: Path) -> str:
 
 
 def _runs_in(place: Path) -> Iterator[Path]:
-    """The place itself if it is a run, else the runs in it."""
+    """The directory itself if it is a run, else the runs in it."""
     if _is_run(place):
         yield place
         return
@@ -117,12 +117,12 @@ def _runs_in(place: Path) -> Iterator[Path]:
 def _is_run(path: Path) -> bool:
     try:
         return (path / JOURNAL).is_file()
-    except OSError:  # somebody else's, and not for us to read
+    except OSError:  # not readable for us
         return False
 
 
 def _head(journal: Path) -> tuple[float | None, list[str]]:
-    """When the run began, and its envs, if its first line tells."""
+    """When the run began, and its envs, if its first line says so."""
     try:
         with journal.open("rb") as file:
             first = decode(file.readline(_LONGEST_HEAD))
@@ -135,7 +135,7 @@ def _head(journal: Path) -> tuple[float | None, list[str]]:
 
 
 def _ends_evaluated(journal: Path) -> bool:
-    """Whether the last that happened is the end of an evaluation."""
+    """Whether the last event is the end of an evaluation."""
     try:
         with journal.open("rb") as file:
             file.seek(max(file.seek(0, 2) - _LAST_LINE, 0))

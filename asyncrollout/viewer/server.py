@@ -1,4 +1,4 @@
-"""A web server on this machine, and for it alone: a list of runs, the report of each, and their figures."""
+"""A local web server: a list of runs, the report of each, and their metrics."""
 
 import hashlib
 import os
@@ -21,10 +21,10 @@ from asyncrollout.report.compared_run import decide, read_side, which_k
 from asyncrollout.report.comparison import MOST_SIDES, comparison_page
 from asyncrollout.report.document import whole_page
 from asyncrollout.report.page import LiveUpdates, write_report
-from asyncrollout.report.videos import recordings
+from asyncrollout.report.videos import videos_of
 from asyncrollout.telemetry import prometheus_text
 from asyncrollout.telemetry.prometheus import CONTENT_TYPE
-from asyncrollout.viewer.run_index import RunIndex, RunStatus, standing, version_of
+from asyncrollout.viewer.run_index import RunIndex, RunStatus, status_of, version_of
 
 HOST = "127.0.0.1"
 _INDEX, _FOLLOW = "asyncrollout.viewer:index.js", "asyncrollout.viewer:follow.js"
@@ -44,22 +44,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Viewer:
-    """Answers requests; reports are written to a directory of its own, and anew when a run has gone on since."""
+    """Answers requests; reports are written to its own directory, and again when a run has new data."""
 
-    def __init__(self, shelf: RunIndex, own: Path) -> None:
-        self._shelf = shelf
+    def __init__(self, runs: RunIndex, own: Path) -> None:
+        self._run_index = runs
         self._own = own
         self._written: dict[Path, str] = {}
         self._writing: dict[Path, anyio.Lock] = {}
         self._answering: set[anyio.CancelScope] = set()
 
     def close(self) -> None:
-        """Whatever is being read or written for an answer comes to its end: nobody waits for it any more."""
+        """Cancel whatever is being read or written for a response."""
         for scope in self._answering:
             scope.cancel()
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[_for_this_machine_only, self._until_closed, _telling_errors])
+        app = web.Application(middlewares=[_for_this_machine_only, self._until_closed, _with_errors_as_text])
         app.add_routes(
             [
                 web.get("/", self._index),
@@ -75,7 +75,7 @@ class Viewer:
 
     @web.middleware
     async def _until_closed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """In a scope, because a thread does not notice that the task which awaits it is cancelled."""
+        """In a cancel scope, because a thread does not notice that the task awaiting it is cancelled."""
         with anyio.CancelScope() as scope:
             self._answering.add(scope)
             try:
@@ -85,15 +85,15 @@ class Viewer:
         return web.Response(status=503, text="The viewer was stopped.")
 
     async def _index(self, _: web.Request) -> web.Response:
-        carried = {"runs": await self._standings(), "most": MOST_SIDES}
+        carried = {"runs": await self._statuses(), "most": MOST_SIDES}
         page = await anyio.to_thread.run_sync(partial(whole_page, "Runs", [_INDEX], carried, asks_server=True))
         return web.Response(text=page, content_type="text/html")
 
     async def _runs(self, _: web.Request) -> web.Response:
-        return _as_json(await self._standings())
+        return _as_json(await self._statuses())
 
-    async def _standings(self) -> Any:
-        return msgspec.to_builtins(await anyio.to_thread.run_sync(self._shelf.standings))
+    async def _statuses(self) -> Any:
+        return msgspec.to_builtins(await anyio.to_thread.run_sync(self._run_index.statuses))
 
     async def _report(self, request: web.Request) -> web.FileResponse:
         directory = await self._run(request)
@@ -106,14 +106,14 @@ class Viewer:
         return _as_json({"version": version, **msgspec.to_builtins(found)})
 
     async def _video(self, request: web.Request) -> web.FileResponse:
-        found = await anyio.to_thread.run_sync(recordings, await self._run(request))
+        found = await anyio.to_thread.run_sync(videos_of, await self._run(request))
         if (path := found.get(request.match_info["file"])) is None:
-            raise web.HTTPNotFound(text="There is no such recording.")
+            raise web.HTTPNotFound(text="There is no such video.")
         return web.FileResponse(path)
 
     async def _compare(self, request: web.Request) -> web.Response:
         """`/compare?run=one&run=other`."""
-        runs, names = await anyio.to_thread.run_sync(self._shelf.runs), request.query.getall("run", [])
+        runs, names = await anyio.to_thread.run_sync(self._run_index.runs), request.query.getall("run", [])
         if unknown := [name for name in names if name not in runs]:
             raise web.HTTPNotFound(text=f"There is no such run here: {', '.join(unknown)}")
         if not 1 <= len(names) <= MOST_SIDES:
@@ -122,18 +122,18 @@ class Viewer:
         return web.Response(text=page, content_type="text/html")
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """Of those that are played: a run that has ended is no longer there to be watched."""
-        playing = {one["name"]: one["figures"] for one in await self._standings() if one["state"] == "playing"}
+        """Of those that are played: a run that has ended is no longer watched."""
+        playing = {one["name"]: one["figures"] for one in await self._statuses() if one["state"] == "playing"}
         return web.Response(body=prometheus_text(playing).encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _run(self, request: web.Request) -> Path:
-        runs = await anyio.to_thread.run_sync(self._shelf.runs)
+        runs = await anyio.to_thread.run_sync(self._run_index.runs)
         if (directory := runs.get(request.match_info["name"])) is None:
             raise web.HTTPNotFound(text="There is no such run here.")
         return directory
 
     async def _fresh_report(self, name: str, directory: Path) -> Path:
-        """One at a time for each run: who comes while it is written, waits for it."""
+        """Written once at a time for each run: requests that come meanwhile wait for it."""
         path = self._own / f"{hashlib.sha256(os.fsencode(directory)).hexdigest()}.html"
         async with self._writing.setdefault(directory, anyio.Lock()):
             version = await anyio.to_thread.run_sync(version_of, directory)
@@ -146,7 +146,7 @@ class Viewer:
 
 
 def _read_state(name: str, directory: Path) -> tuple[str, RunStatus]:
-    return version_of(directory), standing(name, directory)
+    return version_of(directory), status_of(name, directory)
 
 
 def _comparison(runs: dict[str, Path]) -> str:
@@ -156,13 +156,13 @@ def _comparison(runs: dict[str, Path]) -> str:
 
 
 @asynccontextmanager
-async def serving(shelf: RunIndex, port: int | None) -> AsyncIterator[str]:
-    """The address under which the runs are shown; without a port, any that is free."""
+async def serving(runs: RunIndex, port: int | None) -> AsyncIterator[str]:
+    """Serve the runs, on a free port unless one is given; yields the address."""
     if port is not None and not 1 <= port <= _LAST_PORT:
         raise UsageError(f"--port {port}: it must be a whole number from 1 to {_LAST_PORT}")
     async with AsyncExitStack() as parts:
         own = parts.enter_context(TemporaryDirectory(prefix="asyncrollout-view-"))
-        viewer = Viewer(shelf, Path(own))
+        viewer = Viewer(runs, Path(own))
         runner = web.AppRunner(viewer.app(), access_log=None, shutdown_timeout=_CLOSING_SECONDS)
         await runner.setup()
         parts.push_async_callback(run_to_end, _close, viewer, runner)
@@ -182,16 +182,16 @@ async def _close(viewer: Viewer, runner: web.AppRunner) -> None:
 
 @web.middleware
 async def _for_this_machine_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A page from elsewhere that has its own name point here gets nothing."""
+    """Refuse pages of other hosts whose names resolve to this address (DNS rebinding)."""
     if request.url.host not in _OURS:
-        return web.Response(status=403, text="This address is for this machine only.")
+        return web.Response(status=403, text="This server answers to localhost only.")
     response = await handler(request)
     response.headers.update({name: value for name, value in _HEADERS.items() if name not in response.headers})
     return response
 
 
 @web.middleware
-async def _telling_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _with_errors_as_text(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPException as answer:

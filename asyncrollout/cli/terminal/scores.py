@@ -1,4 +1,4 @@
-"""An evaluation as a person sees it: while it is played, and its figures at the end, read from the run's files."""
+"""An evaluation in the terminal: its progress, and its final figures, read from the run's files."""
 
 import time
 from collections import Counter
@@ -16,8 +16,8 @@ from rich.text import Text
 
 from asyncrollout.cli.terminal.numbers import LABEL, as_number, as_share, clock, count, counts, number, share
 from asyncrollout.cli.terminal.output import one_line
+from asyncrollout.journal.recorded_run import read_run
 from asyncrollout.report.compared_run import ComparedRun, read_side, which_k
-from asyncrollout.report.history import read_history
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.rollouts.api import Rollouts
 from asyncrollout.rollouts.stats import waiting_for
@@ -31,7 +31,7 @@ _INTERVALS = "In brackets: 95% confidence intervals, over tasks."
 
 
 class EvaluationProgress:
-    """How an evaluation goes; `add` is called with each task as it ends."""
+    """The progress of an evaluation; `add` is called with each task as it ends."""
 
     def __init__(self, rollouts: Rollouts, tasks: int, samples: int, title: str) -> None:
         self._rollouts = rollouts
@@ -128,9 +128,9 @@ def _eta(seconds: float | None) -> str:
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """The figures of an evaluation, or of one env in it. Rollouts that failed count in `failed` and `errors` alone.
+    """The figures of an evaluation, or of one env in it. Failed rollouts count in `failed` and `errors` alone.
 
-    `pass_at_tasks` are the tasks that tell pass@k: those of which k rollouts did not fail.
+    `pass_at_tasks` is how many tasks pass@k is over: those with k rollouts that did not fail.
     """
 
     env: str
@@ -167,13 +167,13 @@ class Scores(msgspec.Struct, frozen=True):
         )
 
     def pass_rate(self, k: int) -> str:
-        """For people to read, with the number of tasks if failures left too few rollouts of others."""
+        """For people, with the number of tasks if failures left some without enough rollouts."""
         told = self.pass_at_tasks[k]
         return as_share(self.pass_at[k]) + (f" of {told} tasks" if told < self.tasks else "")
 
 
 class EvaluationFigures(msgspec.Struct, frozen=True):
-    """What came of an evaluation: all of it first, then each env if there are several. `seconds` leave pauses out."""
+    """The results of an evaluation: all of it first, then each env if there are several. `seconds` exclude pauses."""
 
     wanted: int
     seconds: float
@@ -185,9 +185,9 @@ class EvaluationFigures(msgspec.Struct, frozen=True):
         return {**whole, "wanted_tasks": self.wanted, "seconds": self.seconds, "envs": envs}
 
     def lines(self) -> list[tuple[str, str]]:
-        """Names and figures, for people to read."""
+        """Names and figures, for people."""
         whole = self.scores[0]
-        named = "" if not whole.failed else f", {whole.failed} failed and count in no figure"
+        named = "" if not whole.failed else f", {whole.failed} failed and not counted below"
         tokens = f"{as_number(whole.tokens)} a rollout, {count(whole.sampled_tokens)} in all"
         rows = [
             ("tasks", f"{whole.tasks} of {self.wanted}, {whole.rollouts} rollouts{named}"),
@@ -226,7 +226,7 @@ class EvaluationSummary:
 
 
 def read_evaluated(directory: Path, wanted: int) -> EvaluationFigures:
-    """From a run's files; takes as long as it takes, so call it in a thread."""
+    """Read from a run's files; blocks, so call it in a thread."""
     side = read_side(directory, directory.name)
     ks = which_k([side])
     tags = [""] if len(side.envs) < 2 else ["", *side.envs]
@@ -241,12 +241,12 @@ def _scores_of(side: ComparedRun, tag: str, ks: Sequence[int]) -> Scores:
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether the evaluation was played to its end."""
-    evaluation = read_history(directory).last_evaluation
+    """Whether the evaluation is complete."""
+    evaluation = read_run(directory).last_evaluation
     return evaluation is not None and evaluation.is_complete
 
 
 def rollouts_over(directory: Path) -> int:
-    """How many rollouts of the evaluation have an end, with or without an error."""
-    history = read_history(directory)
+    """How many rollouts of the evaluation are over, failed ones included."""
+    history = read_run(directory)
     return sum(history.evaluation_of(group_of(uid)) is history.last_evaluation for uid in history.finished)

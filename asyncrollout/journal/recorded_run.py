@@ -1,4 +1,7 @@
-"""What a journal tells of a run, as far as a report needs it. Nothing is locked or changed: the run may still go on."""
+"""A run as its journal records it: for reports, comparisons, and whatever else reads the files of a run.
+
+The module `history` has the table of what each event means.
+"""
 
 from bisect import bisect_right
 from collections import Counter
@@ -7,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.batches.records import located_at
 from asyncrollout.errors import UsageError
 from asyncrollout.journal.events import (
     AnyEvent,
@@ -25,15 +27,17 @@ from asyncrollout.journal.events import (
     Replied,
     TakenBack,
     Updated,
-    decode,
+    VerdictRound,
 )
-from asyncrollout.journal.files import whole_lines
+from asyncrollout.journal.files import read_events
+from asyncrollout.journal.group_numbers import unfinished
+from asyncrollout.journal.settings import changes
 from asyncrollout.journal.writer import JOURNAL
 from asyncrollout.trajectories import group_of
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
-    """A batch that was delivered, and the version of the weights at that time."""
+    """A delivered batch, and the version of the weights at that time."""
 
     index: int
     at: float
@@ -54,21 +58,25 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 FATES = ("delivered", "evaluation", "waiting", "incomplete", "dropped", "stale", "cancelled")
-"""Delivered to the trainer or played for an evaluation; kept, and not delivered yet; not all members are over; dropped
-by the filter; kept, and then too old; given up."""
+"""Delivered to the trainer, or played for an evaluation; kept, and not delivered yet; not all members are over; dropped
+by the filter; kept, and then too old; cancelled."""
 
 
 class EvaluationRecord(msgspec.Struct):
-    """An evaluation: its tasks, each played `k` times. Journals of older versions do not say how many."""
+    """An evaluation: its tasks, each played `k` times. Journals of older versions do not say how many.
+
+    `env_kwargs` are those it added to the env's own, in plain form; None if they could not be recorded.
+    """
 
     name: str
     tasks: int | None = None
     k: int | None = None
+    env_kwargs: Any = None
     is_complete: bool = False
 
 
 class OpenRollout(msgspec.Struct):
-    """A rollout of which no end is recorded."""
+    """A rollout without a recorded end."""
 
     began: float
     last: float
@@ -76,21 +84,23 @@ class OpenRollout(msgspec.Struct):
 
 
 class RecordedRun:
-    """The events of a run, put together."""
+    """What the events of a run add up to."""
 
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
         self.groups: dict[str, str] = {}
         """The tag of each group that was drawn, in order."""
         self.finished: dict[str, float] = {}
-        self.under_way: dict[str, OpenRollout] = {}
+        """When each rollout last ended, even if its group was cancelled since."""
+        self.in_flight: dict[str, OpenRollout] = {}
         self.verdicts: dict[str, Judged] = {}
         self.batches: dict[int, BatchRecord] = {}
         self.retries: Counter[str] = Counter()
         self.attempts: list[tuple[float, float]] = []
-        """When each attempt at the run began, and how much of the time before it nothing was run."""
+        """When each attempt began, and the sum of the pauses before it."""
         self.last = 0.0
         self._weights = 0
+        self._partial_round = VerdictRound()
         self._dropped: set[str] = set()
         self._cancelled: set[str] = set()
         self.evaluations: dict[str, EvaluationRecord] = {}
@@ -106,22 +116,21 @@ class RecordedRun:
                 self.groups[group] = tag
             case Dispatched(uid=uid, at=at):
                 self.finished.pop(uid, None)
-                self.under_way[uid] = OpenRollout(at, at)
+                self.in_flight[uid] = OpenRollout(at, at)
                 self._cancelled.discard(group_of(uid))
-            case Replied(uid=uid, at=at) if uid in self.under_way:
-                self.under_way[uid].last = at
-                self.under_way[uid].turns += 1
+            case Replied(uid=uid, at=at) if uid in self.in_flight:
+                self.in_flight[uid].last = at
+                self.in_flight[uid].turns += 1
             case Failed(uid=uid, error=error):
                 self.retries[error.partition(":")[0]] += 1
-                self.under_way.pop(uid, None)
+                self.in_flight.pop(uid, None)
             case Finished(uid=uid, at=at):
                 self.finished[uid] = at
-                self.under_way.pop(uid, None)
+                self.in_flight.pop(uid, None)
             case Cancelled(group=group):
-                self._cancelled.add(group)
-                self.verdicts.pop(group, None)
-            case Judged(group=group):
-                self.verdicts[group] = event
+                self._cancel(group)
+            case Judged():
+                self.verdicts.update({judged.group: judged for judged in self._partial_round.add(event)})
             case Delivered(batch=batch, at=at, groups=groups, dropped=dropped):
                 self.batches[batch] = BatchRecord(batch, at, groups, dropped, self._weights)
             case TakenBack(batch=batch):
@@ -130,16 +139,16 @@ class RecordedRun:
                 self._dropped.update(groups)
             case Updated(weights=weights):
                 self._weights = weights
-            case Evaluating(name=name, tasks=tasks, k=k):
-                self.evaluations[name] = EvaluationRecord(name, tasks, k)
+            case Evaluating(name=name, tasks=tasks, k=k, env_kwargs=env_kwargs):
+                self.evaluations[name] = EvaluationRecord(name, tasks, k, env_kwargs)
             case Evaluated(name=name) if name in self.evaluations:
                 self.evaluations[name].is_complete = True
         self.last = max(self.last, event.at)
 
     def settle(self) -> None:
-        """Find out what became of the groups; after the last event."""
+        """Find out what became of the groups; call it after the last event."""
         self._ended = Counter(map(group_of, self.finished))
-        self._playing = {*map(group_of, self.under_way)}
+        self._playing = {*map(group_of, self.in_flight)}
         for batch in self.batches.values():
             self._dropped.update(batch.dropped)
             self._fates.update({group: Fate("delivered", batch=batch.index) for group in batch.groups})
@@ -172,35 +181,42 @@ class RecordedRun:
         return Fate("incomplete" if verdict is None else "waiting")
 
     def _is_whole(self, group: str, size: int | None) -> bool:
-        """Whether all members of an evaluation's group are over; if their number is not known, whether none plays."""
+        """Whether all members of an evaluation's group are over; if their number is unknown, none in flight will do."""
         return self._ended[group] >= size if size is not None else group not in self._playing
 
     def clock(self, at: float) -> float:
-        """Seconds of running up to then: pauses between attempts are left out."""
+        """Seconds of running up to that time, without pauses between attempts."""
         began, paused = self.attempts[max(bisect_right(self.attempts, (at, float("inf"))) - 1, 0)]
         return max(at, began) - self.attempts[0][0] - paused
+
+    def _cancel(self, group: str) -> None:
+        self._cancelled.add(group)
+        self.verdicts.pop(group, None)
+        self._partial_round.discard(group)
+
+    def _is_evaluated(self, group: str) -> bool:
+        evaluation = self.evaluation_of(group)
+        return evaluation is not None and evaluation.is_complete
 
     def _begin(self, event: Began) -> None:
         paused = self.attempts[-1][1] + max(event.at - self.last, 0.0) if self.attempts else 0.0
         self.attempts.append((event.at, paused))
-        self.given = self.given or event.given
-        self.under_way.clear()
+        if changes(self.given, event.given):
+            begun = [group for group in {*map(group_of, self.finished)} if not self._is_evaluated(group)]
+            for group in [*unfinished(begun, self.finished, self.given)]:
+                self._cancel(group)
+        self.given = {**self.given, **event.given}
+        self.in_flight.clear()
+        self._partial_round.clear()
         if event.batch is not None:
             self.batches = {index: batch for index, batch in self.batches.items() if index < event.batch}
 
 
-def read_history(directory: Path) -> RecordedRun:
-    """The history of a run; a `UsageError` says that the directory is none, or which line makes no sense."""
-    if not (directory / JOURNAL).is_file():
-        raise UsageError(f"{directory} holds no run: it has no {JOURNAL}")
-    history = RecordedRun()
-    for line in whole_lines(directory / JOURNAL):
-        with located_at(line.place):
-            event = decode(line.content)
-            if not history.attempts and not isinstance(event, Began):
-                raise UsageError("the first line does not say what run this is")
-            history.add(event)
-    if not history.attempts:
-        raise UsageError(f"{directory / JOURNAL} is empty: nothing has begun")
-    history.settle()
-    return history
+def read_run(directory: Path) -> RecordedRun:
+    """Read the journal of a run; a `UsageError` says that there is none, or which line is wrong."""
+    run = RecordedRun()
+    read_events(directory, run.add)
+    if not run.attempts:
+        raise UsageError(f"{directory / JOURNAL} is empty: the run has not begun")
+    run.settle()
+    return run
