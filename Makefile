@@ -106,4 +106,4 @@ bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve min
 	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## Remove virtual environments, caches and build files
-	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site

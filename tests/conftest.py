@@ -19,7 +19,7 @@ from tests.playing import BACKENDS
 from tests.selection import EXTENDED, HEAVY, ON_ONE_LOOP, ONE_LOOP_SUFFICES
 
 _LEAK_PATIENCE = 5.0  # seconds for killed processes to be gone
-_LIMITS = {"slow": 1800.0, "extended": 600.0, "heavy": 300.0}  # seconds for one test, the first that applies
+_LIMITS = {"slow": 1800.0, "extended": 900.0, "heavy": 480.0}  # seconds for one test, the first that applies
 _PRIVATE = f"asyncrollout-{os.getpid()}-"  # others may have theirs
 
 

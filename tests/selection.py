@@ -40,6 +40,7 @@ HEAVY = frozenset({
     "test_cli_runs",
     "test_comparison",
     "test_digest",
+    "test_docs",
     "test_dropin_metarl",
     "test_dropin_metarl_learner",
     "test_dropin_metarl_seed",
