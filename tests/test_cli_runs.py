@@ -394,7 +394,7 @@ def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
     ("arguments", "trouble"),
     [
         (["run", "none.yaml"], "there is no file none.yaml"),
-        (["run", "."], ". is no file"),
+        (["run", "."], ". is not a file"),
         (["run", "lake.yaml", "group_sise=3"], "group_size"),
         (["run", "lake.yaml", "group_size=none"], "group_size"),
         (["run", "lake.yaml", "score=os:getcwd"], "allow it with --allow-import"),
@@ -403,7 +403,7 @@ def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
         (["resume", "."], "is not a run of the command line"),
         (["resume", "nowhere"], "nowhere is not a run directory"),
         (["demo", "--model", "x"], "--base-url and --model go together"),
-        (["demo", "--batches", "0"], "there must be at least one"),
+        (["demo", "--batches", "0"], "--batches 0: must be at least 1"),
         (["demo", "no_such_env"], "no_such_env"),
     ],
 )

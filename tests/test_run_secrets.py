@@ -291,7 +291,7 @@ def test_a_key_is_hidden_wherever_it_is_said_again(tmp_path: Path, command: str)
         done = asked(tmp_path, "run", "talker.yaml", "name=mine", *given)
     assert done.returncode == 0, done.stderr
     assert_nothing_in(tmp_path / "runs" / "mine", done)
-    assert "said=as [hidden], with X-Auth-Token" in done.stderr  # the name of a header is no secret
+    assert "said='as [hidden], with X-Auth-Token'" in done.stderr  # the name of a header is no secret
 
 
 @pytest.mark.parametrize("word", ["test_env_name", "ChatAgent", "ScriptedPolicy", "system_prompt", "a_plain_option"])
