@@ -13,7 +13,7 @@ from asyncrollout.types import Observation
 Messages = list[dict[str, Any]]
 
 
-class Conversation(NamedTuple):
+class SampleConversation(NamedTuple):
     """What a turn saw, with its reply as the last message; `is_whole` if it saw everything from the beginning."""
 
     messages: Messages
@@ -31,14 +31,14 @@ def samples(trajectory: Trajectory) -> list[range]:
     return [range(*ends) for ends in pairwise([*starts, len(trajectory.turns)])]
 
 
-def conversations(trajectory: Trajectory) -> list[Conversation]:
+def conversations(trajectory: Trajectory) -> list[SampleConversation]:
     """What each turn saw and replied: the system message, if there is one, and the turn's window on the messages."""
     messages = trajectory.messages or _messages(trajectory)
     system = messages[:1] if messages[0].get("role") == "system" else []
     found = []
     for turn, reply in zip(trajectory.turns, _reply_places(trajectory, messages), strict=True):
         first = max(turn.first_message, len(system))
-        found.append(Conversation(system + messages[first : reply + 1], first == len(system)))
+        found.append(SampleConversation(system + messages[first : reply + 1], first == len(system)))
     return found
 
 
