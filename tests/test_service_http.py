@@ -554,7 +554,7 @@ def test_the_command(number: signal.Signals, tmp_path: Path) -> None:
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert err.startswith("warning: env_failed env_id=[hidden] error=no env is called '[hidden]'")
+    assert err.startswith("warning: env_failed env_id=[hidden] error=\"no env is called '[hidden]'")
     assert err.count("\n") == 1
     assert json.loads(out) == {"event": "ended", "state": "stopped"}
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]

@@ -193,4 +193,4 @@ def _array(value: Any) -> Any:
         return [value.dtype.str, value.shape, value.tobytes()]
     if isinstance(value, np.generic):
         return value.item()
-    raise UsageError(f"cached: cannot compare requests that contain a {type(value).__name__}")
+    raise UsageError(f"cached: requests cannot be compared: they contain a value of type {type(value).__name__}")

@@ -82,6 +82,7 @@ class OpenAIPolicy:
         self.updates = 0
         self._most = most
         self._options = CallOptions(model, mode, sampling, logprobs, attempt_seconds)
+        self._model, self._sampling = model, sampling  # part of a run's identity
         self._attempts = attempts
         self._seconds = seconds
         self._key = ApiKey(api_key, api_key_env)

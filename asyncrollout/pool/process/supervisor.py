@@ -138,6 +138,7 @@ class Supervisor:
             cause = broken.__cause__ or broken
         finally:
             server.close()
+            self._server = None  # asyncio's keeps the factory of hosts, and so the page
             tail = _tail(config.log, self._log_start)
             served = self._on_exit(tail)
             shutil.rmtree(config.directory, ignore_errors=True)
