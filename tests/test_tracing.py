@@ -157,7 +157,7 @@ async def test_a_limit_of_time_is_an_error_of_the_episode(exporter: Any) -> None
 def test_without_an_sdk_or_without_the_api_there_is_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_tracer", trace.NoOpTracerProvider().get_tracer("asyncrollout"))
     assert tracing.begin_episode("g0.0", "walk", 0, 0) is None
-    blocked = "import sys; sys.modules['opentelemetry'] = None; from asyncrollout import tracing; "
+    blocked = "import sys; sys.modules['opentelemetry'] = None; from asyncrollout.telemetry import tracing; "
     asked = "assert tracing.begin_episode('g0.0', 'walk', 0, 0) is None"
     subprocess.run([sys.executable, "-c", blocked + asked], check=True)
 
