@@ -195,7 +195,7 @@ class EnvPool:
         if text is not None and not isinstance(text, bool):
             raise UsageError(f"env {spec.name!r}: text={text!r} is neither True nor False")
         if record is not None and not all(hasattr(record, part) for part in ("camera", "opened", "ended")):
-            raise UsageError(f"env {spec.name!r}: record={record!r:.100} is not what VideoRecorder.film() gives")
+            raise UsageError(f"env {spec.name!r}: record={record!r:.100} is not what VideoRecorder.record() returns")
         text = spec.text is not None if text is None else text
         kwargs = own_copies({**spec.kwargs, **env_kwargs})
         if expert and not text:

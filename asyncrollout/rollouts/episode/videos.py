@@ -22,7 +22,7 @@ class GroupVideos:
     def begin(self, uid: str) -> VideoRecording | None:
         """What to open the env with; of a rollout that is played once more, only the last film counts."""
         self._discard(uid)
-        film = None if self._recorder is None else self._recorder.film_rollout(uid, self._kind)
+        film = None if self._recorder is None else self._recorder.record_rollout(uid, self._kind)
         if film is not None:
             self._films[uid] = film
         return film
