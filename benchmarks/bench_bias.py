@@ -16,16 +16,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks` and `tests`
 
-import argparse
 import itertools
-import json
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.bias_sampling import Sampled, Setting, sample
-from benchmarks.tables import aligned
+from benchmarks.harness import new_parser, show
 
 BATCHES = 20
 WAYS = [(0, "start"), *itertools.product((1, 2, None), ("finish", "start"))]  # without a lag there is one order
@@ -126,22 +124,20 @@ def cells(row: Row) -> tuple[str, ...]:
     return str(lag), order, weights, *others, str(row.delivered), lost, *found, row.told
 
 
-def as_json(row: Row) -> str:
+def values(row: Row) -> dict[str, Any]:
     told = {**row.setting._asdict(), "told": row.told}
     told |= {"delivered": row.delivered, "lost_percent": row.lost, "filter_percent": row.by_filter}
-    return json.dumps({**told, **{name: one._asdict() for name, one in zip(METRICS, row.differences, strict=True)}})
+    return {**told, **{name: one._asdict() for name, one in zip(METRICS, row.differences, strict=True)}}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--all", action="store_true", help="every combination")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
-    chosen = settings(everything=options.all)
+    chosen = parser.parse_args()
     with ProcessPoolExecutor() as processes:
-        rows = [*processes.map(measure, chosen, itertools.repeat(options.batches))]
-    print("\n".join(map(as_json, rows)) if options.json else aligned([HEAD, *map(cells, rows)]))
+        rows = [*processes.map(measure, settings(everything=chosen.all), itertools.repeat(chosen.batches))]
+    show(rows, as_json=chosen.json, head=HEAD, cells=cells, values=values)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ Each env plays its expert's episodes as a plain object (raw), and again with its
 describe. No pool is involved. A worst case is the smallest of three rounds, as the machine interrupts, too.
 """
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ from asyncrollout.pool.worker.env_runner import run_now
 from asyncrollout.pool.worker.text import TextDialogue
 from asyncrollout.registry import load_factory
 from asyncrollout.testing.text import HOSTILE, hostile_forms
-from benchmarks.tables import aligned
+from benchmarks.harness import chosen_parts, show
 from tests.shipped import FORMS
 
 SEEDS = range(150)
@@ -182,16 +180,9 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def main() -> None:
     forms = {**FORMS, **LARGE}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=forms, default=list(forms), metavar="NAME", help=", ".join(forms))
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
-    rows = [measure(form, forms[form][0], dict(forms[form][1])) for form in options.only]
-    print(
-        "\n".join(json.dumps(row._asdict()) for row in rows)
-        if options.json
-        else aligned([(*HEAD, "limits"), *map(cells, rows)])
-    )
+    chosen = chosen_parts(__doc__, forms, "--only")
+    rows = [measure(form, forms[form][0], dict(forms[form][1])) for form in chosen.parts]
+    show(rows, as_json=chosen.json, head=(*HEAD, "limits"), cells=cells)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
     python benchmarks/bench_journal.py [--part latencies at-once alone reading] [--json]
 
 The runs are those of `bench_rollouts.py`. With and without take turns, each goes first as often as the other, and what
-is shown is the median over the pairs. A goal that is missed is printed, and is no error.
+is shown is the median over the pairs. A missed goal is printed, and is not an error.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import random
 import statistics
 import subprocess
@@ -29,8 +27,8 @@ import uvloop
 import asyncrollout as ar
 from asyncrollout.journal.history import read_past
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
+from benchmarks.harness import answer, chosen_parts, figure, show, tell
 from benchmarks.rollout_envs import TURNS
-from benchmarks.tables import aligned
 
 HERE = Path(__file__).resolve().parent
 REPETITIONS = {"latencies": 8, "at once": 30, "alone": 20}
@@ -67,10 +65,6 @@ class Spent(NamedTuple):
 class Pair(NamedTuple):
     ours: Spent
     without: Spent
-
-
-def tell(progress: str) -> None:
-    print(progress, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -192,22 +186,15 @@ HEAD = ("what", "ours", "without", "ratio", "half of them", "goal", "met")
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    met = {True: "yes", False: "no", None: "-"}[row.met]
     ratio = "-" if row.ratio is None else f"{row.ratio:.3f}x"
-    return row.what, figure(row.ours, row.unit), figure(row.without, row.unit), ratio, row.half, row.goal, met
-
-
-def figure(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:,.2f} {unit}"
+    compared = figure(row.ours, row.unit), figure(row.without, row.unit)
+    return row.what, *compared, ratio, row.half, row.goal, answer(row.met)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
-    rows = [row for name in options.part for row in uvloop.run(PARTS[name]())]
-    print("\n".join(json.dumps(row._asdict()) for row in rows) if options.json else aligned([HEAD, *map(cells, rows)]))
+    chosen = chosen_parts(__doc__, PARTS)
+    rows = [row for name in chosen.parts for row in uvloop.run(PARTS[name]())]
+    show(rows, as_json=chosen.json, head=HEAD, cells=cells)
 
 
 if __name__ == "__main__":

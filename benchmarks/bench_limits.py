@@ -6,15 +6,13 @@ In virtual time (`tests/server_models.py`), so it is the same on every machine. 
 over each model; the adaptive one starts at 16 and knows nothing. Both include the way up to it.
 """
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.tables import aligned
+from benchmarks.harness import new_parser, show, tell
 from tests.server_models import MODELS, Model, best_fixed, throughput
 
 
@@ -34,23 +32,20 @@ def measure(model: Model, seeds: int) -> Row:
     return Row(model.name, best, sum(ratios) / seeds, min(ratios), refusals / (refusals + answers))
 
 
+def cells(row: Row) -> tuple[str, ...]:
+    return row.server, str(row.best_fixed), f"{row.mean:.2f}", f"{row.least:.2f}", f"{row.refused:.1%}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=5, metavar="N")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
+    chosen = parser.parse_args()
     rows = []
     for model in MODELS:
-        print(f"{model.name} ...", file=sys.stderr, flush=True)
-        rows.append(measure(model, options.seeds))
-    if options.json:
-        print("\n".join(json.dumps(row._asdict()) for row in rows))
-        return
+        tell(f"{model.name} ...")
+        rows.append(measure(model, chosen.seeds))
     head = ("server", "best fixed limit", "adaptive, of its work", "least of all seeds", "refused")
-    cells = [
-        (row.server, str(row.best_fixed), f"{row.mean:.2f}", f"{row.least:.2f}", f"{row.refused:.1%}") for row in rows
-    ]
-    print(aligned([head, *cells]))
+    show(rows, as_json=chosen.json, head=head, cells=cells)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ a bare aiohttp client that only posts and decodes. Then, two trials of what may 
 and calls are given up at random.
 """
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -34,7 +33,7 @@ except ImportError:
     openai = None
 
 from asyncrollout import OpenAIPolicy, ProviderError, Request, Sampling
-from benchmarks.tables import aligned
+from benchmarks.harness import new_parser, show, tell
 
 LATENCY = 0.05
 ROUNDS = 3
@@ -194,24 +193,21 @@ def cells(row: Row, ours: float) -> tuple[str, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--in-flight", nargs="+", type=int, default=[64, 512, 2000], metavar="N")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
+    chosen = parser.parse_args()
     with server_process() as (url, _), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows = [row for in_flight in options.in_flight for row in runner.run(measure(url, in_flight))]
-        print("calls given up ...", file=sys.stderr, flush=True)
+        rows = [row for in_flight in chosen.in_flight for row in runner.run(measure(url, in_flight))]
+        tell("calls given up ...")
         given_up = runner.run(give_up(url))
-        print("a server killed ...", file=sys.stderr, flush=True)
+        tell("a server killed ...")
         lost = runner.run(lose_one(64))
-    if options.json:
-        print("\n".join(json.dumps(row) for row in [*(row._asdict() for row in rows), given_up, lost]))
-        return
     ours = {row.in_flight: row.cpu_ms for row in rows if row.client == "asyncrollout"}
     head = ("in flight", "client", "CPU ms per call", "of ours", "calls/s")
-    print(aligned([head, *(cells(row, ours[row.in_flight]) for row in rows)]))
+    show(rows, as_json=chosen.json, head=head, cells=lambda row: cells(row, ours[row.in_flight]))
     for title, trial in (("Calls given up at random", given_up), ("One of two servers killed, calls/s", lost)):
-        print(f"\n{title}: " + ", ".join(f"{name} {value:,.4g}" for name, value in trial.items()))
+        text = f"\n{title}: " + ", ".join(f"{name} {value:,.4g}" for name, value in trial.items())
+        print(json.dumps(trial) if chosen.json else text)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/bench_pool.py [--only NAME ...] [--json]
 
 Each row is the median of interleaved repetitions (ours, rival, ours, rival, ...), so that what else the machine does
-meets both sides. A goal that is missed is printed, and is no error.
+meets both sides. A missed goal is printed, and is not an error.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks.pool_envs`, here and in the workers
 
 if __name__ == "__main__":
-    import argparse
     import asyncio
-    import json
     import statistics
     from concurrent.futures import ProcessPoolExecutor
     from functools import partial
@@ -32,9 +30,9 @@ if __name__ == "__main__":
 
     import asyncrollout as ar
     from benchmarks import pool_rivals as rivals
+    from benchmarks.harness import Row, chosen_parts, show, tell
     from benchmarks.pool_envs import Computing, Frames, Trivial, Waiting, advance
     from benchmarks.pool_rivals import ACTION, Measure, Tally, blocking, stateless, together
-    from benchmarks.tables import aligned
 
 WORKERS = 2
 REPETITIONS = 3
@@ -43,34 +41,20 @@ FAST, SLOW = 0.002, 0.1  # seconds per step
 UNWANTED = {"aiohttp", "rich"}
 
 
-class Row(NamedTuple):
-    what: str
-    ours: float | str
-    rival: float | None
-    ratio: float | None
-    goal: str
-    met: bool | None  # None where there is no goal
-    unit: str = "steps/s"
-
-
 async def compare(what: str, ours: Measure, rival: Measure, *, goal: float | None, seconds: float = 0.7) -> Row:
-    tell(f"{what} ...")
+    tell(f"{what} ...", end="")
     await ours(WARM_UP)
     await rival(WARM_UP)
     pairs = []
     for _ in range(REPETITIONS):
         pairs.append((await ours(seconds), await rival(seconds)))
-        tell(f" {pairs[-1][0] / pairs[-1][1]:.2f}x")
-    tell("\n")
+        tell(f" {pairs[-1][0] / pairs[-1][1]:.2f}x", end="")
+    tell("")
     ratio = statistics.median(mine / other for mine, other in pairs)
     mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
     if goal is None:
-        return Row(what, mine, other, ratio, "-", None)
-    return Row(what, mine, other, ratio, f">= {goal:g}x", ratio >= goal)
-
-
-def tell(progress: str) -> None:
-    print(progress, end="", file=sys.stderr, flush=True)
+        return Row(what, mine, "steps/s", other, ratio)
+    return Row(what, mine, "steps/s", other, ratio, f">= {goal:g}x", ratio >= goal)
 
 
 async def open_envs(pool: ar.EnvPool, factory: type, kwargs: Iterable[dict[str, Any]], runs: str = "cpu") -> list[Any]:
@@ -228,7 +212,7 @@ def light() -> list[Row]:
 
 async def _light(steps: int = 20_000, goal: float = 3.0) -> list[Row]:
     what = "a light env: time added to each call of step()"
-    tell(f"{what} ...")
+    tell(f"{what} ...", end="")
     direct = Trivial()
     direct.reset()
     added, plain = [], []
@@ -244,27 +228,27 @@ async def _light(steps: int = 20_000, goal: float = 3.0) -> list[Row]:
                 direct.step(ACTION)
             plain.append((time.perf_counter() - between) / steps * 1e6)
             added.append((between - begin) / steps * 1e6 - plain[-1])
-            tell(f" {added[-1]:.2f} us")
-    tell("\n")
+            tell(f" {added[-1]:.2f} us", end="")
+    tell("")
     ours = statistics.median(added)
-    return [Row(what, ours, statistics.median(plain), None, f"<= {goal:g} us", ours <= goal, "us")]
+    return [Row(what, ours, "us", statistics.median(plain), None, f"<= {goal:g} us", ours <= goal)]
 
 
 def start(goal: float = 1.0) -> list[Row]:
     what = f"start of a pool of {WORKERS} workers"
-    tell(f"{what} ...")
+    tell(f"{what} ...", end="")
     seconds, unwanted = [], set()
     for _ in range(REPETITIONS):
         took, modules = uvloop.run(_start())
         seconds.append(took)
         unwanted |= UNWANTED & modules
-        tell(f" {took:.2f} s")
-    tell("\n")
+        tell(f" {took:.2f} s", end="")
+    tell("")
     ours = statistics.median(seconds)
     loaded = ", ".join(sorted(unwanted)) or "none"
     return [
-        Row(what, ours, None, None, f"< {goal:g} s", ours < goal, "s"),
-        Row(f"which of {', '.join(sorted(UNWANTED))} a worker imports", loaded, None, None, "none", not unwanted, ""),
+        Row(what, ours, "s", goal=f"< {goal:g} s", met=ours < goal),
+        Row(f"which of {', '.join(sorted(UNWANTED))} a worker imports", loaded, goal="none", met=not unwanted),
     ]
 
 
@@ -279,38 +263,9 @@ async def _start() -> tuple[float, set[str]]:
 SECTIONS = {section.__name__: section for section in (text, cpu, frames, straggler, waiting, light, start)}
 
 
-def figure(value: float | str | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
-    return f"{value:,.0f} {unit}" if unit == "steps/s" else f"{value:.2f} {unit}"
-
-
-HEAD = ("what", "ours", "rival", "ratio", "goal", "met")
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    met = {True: "yes", False: "no", None: "-"}[row.met]
-    return (
-        row.what,
-        figure(row.ours, row.unit),
-        figure(row.rival, row.unit),
-        "-" if row.ratio is None else f"{row.ratio:.2f}x",
-        row.goal,
-        met,
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME", help=", ".join(SECTIONS)
-    )
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
-    rows = [row for name in options.only for row in SECTIONS[name]()]
-    print("\n".join(json.dumps(row._asdict()) for row in rows) if options.json else aligned([HEAD, *map(cells, rows)]))
+    chosen = chosen_parts(__doc__, SECTIONS, "--only")
+    show([row for name in chosen.parts for row in SECTIONS[name]()], as_json=chosen.json)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
     python benchmarks/bench_report.py [--rollouts 10000] [--json]
 
 The run is made up of random words, which hardly compress. It is read as from a disk cache. The page is opened in a
-headless Chromium, if there is one. Linux only. A goal that is missed is printed, and is no error.
+headless Chromium, if there is one. Linux only. A missed goal is printed, and is not an error.
 """
 
-import argparse
 import asyncio
-import json
 import random
 import subprocess
 import sys
@@ -16,7 +14,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -24,7 +21,7 @@ import numpy as np
 
 from asyncrollout import Group, Observation, Trajectory, Turn, Usage, Verdict
 from asyncrollout.trajectories import StopReason
-from benchmarks.tables import aligned
+from benchmarks.harness import Row, answer, figure, new_parser, show, tell
 from tests.chromium import CHROMIUM, opened
 from tests.recorded_runs import write_run
 
@@ -40,14 +37,6 @@ seconds = time.perf_counter() - began
 (most,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
 print(seconds, int(most.split()[1]) / 1024)
 """
-
-
-class Row(NamedTuple):
-    what: str
-    measured: float
-    unit: str
-    goal: str = "-"
-    met: bool | None = None
 
 
 def make_run(directory: Path, rollouts: int) -> Path:
@@ -111,32 +100,29 @@ def measured(rollouts: int) -> Iterator[Row]:
             [sys.executable, "-c", WRITE, str(directory)], check=True, capture_output=True, text=True
         )
         seconds, megabytes = map(float, written.stdout.split())
-        yield Row("report: time", seconds, "s", f"< {MOST_SECONDS:g}", seconds < MOST_SECONDS)
-        yield Row("report: memory", megabytes, "MB", f"<= {MOST_MEGABYTES:g}", megabytes <= MOST_MEGABYTES)
+        yield Row("report: time", seconds, "s", goal=f"< {MOST_SECONDS:g}", met=seconds < MOST_SECONDS)
+        yield Row("report: memory", megabytes, "MB", goal=f"<= {MOST_MEGABYTES:g}", met=megabytes <= MOST_MEGABYTES)
         yield Row("page: size", (directory / "report.html").stat().st_size / 1e6, "MB")
         if CHROMIUM is None:
-            print("no Chromium: apt-get install chromium", file=sys.stderr)
+            tell("no Chromium: apt-get install chromium")
             return
         there, group, rollout = asyncio.run(answer_times(directory / "report.html"))
         yield Row("page: until it is there", there, "s")
-        yield Row("page: first click, on a group", group, "s", f"< {LONGEST_CLICK:g}", group < LONGEST_CLICK)
-        yield Row("page: click on a rollout", rollout, "s", f"< {LONGEST_CLICK:g}", rollout < LONGEST_CLICK)
+        yield Row("page: first click, on a group", group, "s", goal=f"< {LONGEST_CLICK:g}", met=group < LONGEST_CLICK)
+        yield Row("page: click on a rollout", rollout, "s", goal=f"< {LONGEST_CLICK:g}", met=rollout < LONGEST_CLICK)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    return row.what, figure(row.ours, row.unit), row.goal, answer(row.met)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--rollouts", type=int, default=10_000)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    chosen = parser.parse_args()
     random.seed(0)
-    rows = list(measured(options.rollouts))
-    if options.json:
-        for row in rows:
-            print(json.dumps(row._asdict()))
-        return
-    print(f"{options.rollouts:,} rollouts of {TURNS} turns with {TOKENS} tokens each\n")
-    lines = [[row.what, f"{row.measured:.2f} {row.unit}", row.goal + ", missed" * (row.met is False)] for row in rows]
-    print(aligned([["", "measured", "goal"], *lines]))
+    tell(f"{chosen.rollouts:,} rollouts of {TURNS} turns with {TOKENS} tokens each ...")
+    show(list(measured(chosen.rollouts)), as_json=chosen.json, head=("what", "measured", "goal", "met"), cells=cells)
 
 
 if __name__ == "__main__":

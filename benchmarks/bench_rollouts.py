@@ -3,7 +3,7 @@
     python benchmarks/bench_rollouts.py [--part makespan memory sampling growth] [--json]
 
 All latencies are seeded: a turn of a rollout takes as long for every contender. The LLM server runs in a process of its
-own. What is measured several times is shown as the median. A goal that is missed is printed, and is no error.
+own. What is measured several times is shown as the median. A missed goal is printed, and is not an error.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks.rollout_envs`, in workers, too
 
 if __name__ == "__main__":
-    import argparse
     import gc
     import json
     import operator
@@ -33,9 +31,9 @@ if __name__ == "__main__":
     from benchmarks import rollout_growth as growth_of
     from benchmarks import rollout_rivals as rivals
     from benchmarks import rollout_sampling as sampling
+    from benchmarks.harness import Row, chosen_parts, show, tell
     from benchmarks.rollout_envs import TURNS
     from benchmarks.rollout_server import latency
-    from benchmarks.tables import aligned
 
 HERE = Path(__file__).resolve().parent
 REPETITIONS = 7
@@ -43,20 +41,6 @@ SEED = 0
 GROUPS, GROUP_SIZE = 32, 8
 IN_FLIGHT = GROUPS * GROUP_SIZE
 BATCHES, BATCHES_IN_ORDER = 100, 20
-
-
-class Row(NamedTuple):
-    what: str
-    ours: float
-    unit: str = ""
-    rival: float | None = None
-    ratio: float | None = None
-    goal: str = "-"
-    met: bool | None = None  # None where there is no goal
-
-
-def tell(progress: str) -> None:
-    print(progress, file=sys.stderr, flush=True)
 
 
 def seeds_of_turns() -> list[list[int]]:
@@ -203,28 +187,10 @@ async def _growth() -> list[Row]:
 
 PARTS = {"makespan": makespan, "memory": memory, "sampling": sample, "growth": growth} if __name__ == "__main__" else {}
 
-HEAD = ("what", "ours", "rival", "ratio", "goal", "met")
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    met = {True: "yes", False: "no", None: "-"}[row.met]
-    ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
-    return row.what, figure(row.ours, row.unit), figure(row.rival, row.unit), ratio, row.goal, met
-
-
-def figure(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.2f} {unit}" if unit else f"{value:,}"
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
-    rows = [row for name in options.part for row in PARTS[name]()]
-    print("\n".join(json.dumps(row._asdict()) for row in rows) if options.json else aligned([HEAD, *map(cells, rows)]))
+    chosen = chosen_parts(__doc__, PARTS)
+    show([row for name in chosen.parts for row in PARTS[name]()], as_json=chosen.json)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ Sokoban: 64 environments in groups of 4, a reset and ten turns of two actions, a
 CPU-bound: 128 environments that compute for 2 ms in each step. Meta-RL: the rows of `seeds_metarl.py`.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -26,8 +24,8 @@ from asyncrollout.dropin.ragen import (
     EnvStateManager,
     MultiProcessEnvironmentContainer,
 )
+from benchmarks.harness import Row, new_parser, show, tell
 from benchmarks.seed_rivals import ExecutorManager
-from benchmarks.tables import aligned
 
 COUNT, GROUP_SIZE, TURNS = 64, 4, 10
 ROOM = {"dim_room": [6, 6], "num_boxes": 1}
@@ -53,19 +51,9 @@ class Computing:
         return "ready", 0.0, False, {}
 
 
-class Row(NamedTuple):
-    what: str
-    ours: float
-    rival: float
-    goal: float | None
-
-    @property
-    def ratio(self) -> float:
-        return self.rival / self.ours
-
-    def cells(self) -> list[str]:
-        goal = "-" if self.goal is None else f">= {self.goal:g}x{', missed' * (self.ratio < self.goal)}"
-        return [self.what, f"{self.ours:.3f} s", f"{self.rival:.3f} s", f"{self.ratio:.2f}x", goal]
+def compared(what: str, ours: float, rival: float, goal: float) -> Row:
+    ratio = rival / ours
+    return Row(what, ours, "s", rival, ratio, f">= {goal:g}x", ratio >= goal)
 
 
 def asked(turn: int) -> list[list[str]]:
@@ -131,9 +119,9 @@ def sokoban_rows(rounds: int) -> list[Row]:
     ours = median(took["parallel"])
     work = f"{COUNT} Sokoban rooms, reset and {TURNS} turns, {WORKERS} workers"
     return [
-        Row(f"{work} vs ours sequentially", ours, median(took["sequential"]), 1.0),
-        Row(f"{work} vs ProcessPoolExecutor, made anew at each reset", ours, median(took["rebuilt"]), 5.0),
-        Row(f"{work} vs ProcessPoolExecutor, kept", ours, median(took["kept"]), 5.0),
+        compared(f"{work} vs ours sequentially", ours, median(took["sequential"]), 1.0),
+        compared(f"{work} vs ProcessPoolExecutor, made anew at each reset", ours, median(took["rebuilt"]), 5.0),
+        compared(f"{work} vs ProcessPoolExecutor, kept", ours, median(took["kept"]), 5.0),
     ]
 
 
@@ -152,22 +140,16 @@ def scaling_row(rounds: int) -> Row:
     for container in containers:
         container.close()
     what = f"128 envs of {COMPUTE * 1000:g} ms CPU, {CPUS} workers, vs ours sequentially"
-    return Row(what, median(took[0]), median(took[1]), 0.7 * CPUS)
+    return compared(what, median(took[0]), median(took[1]), 0.7 * CPUS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=16, help="how often everything is measured; medians are shown")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
-    print(f"{options.rounds} rounds on {CPUS} CPUs ...", file=sys.stderr)
-    rows = [*sokoban_rows(options.rounds), scaling_row(options.rounds)]
-    if options.json:
-        print("\n".join(json.dumps(row._asdict() | {"ratio": row.ratio}) for row in rows), flush=True)
-    else:
-        table = aligned([["the same work", "ours", "rival", "ratio", "goal"], *(row.cells() for row in rows)])
-        print(f"{table}\n", flush=True)
-    meta = [sys.executable, str(Path(__file__).with_name("seeds_metarl.py")), *["--json"] * options.json]
+    chosen = parser.parse_args()
+    tell(f"{chosen.rounds} rounds on {CPUS} CPUs ...")
+    show([*sokoban_rows(chosen.rounds), scaling_row(chosen.rounds)], as_json=chosen.json)
+    meta = [sys.executable, str(Path(__file__).with_name("seeds_metarl.py")), *["--json"] * chosen.json]
     sys.exit(subprocess.run(meta, check=False).returncode)
 
 

@@ -8,7 +8,6 @@ of `/step/{id}` makes them; "by rounds" is one request of `/batch/step` for all 
 env of a round holds up all others. The ways take turns, and what is shown is the median.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ import anyio
 import uvloop
 
 from asyncrollout import EnvPool, RemoteEnvPool
-from benchmarks.tables import aligned
+from benchmarks.harness import new_parser, show
 
 ROOT = Path(__file__).resolve().parent.parent
 ENV = "benchmarks.pool_envs:Trivial"
@@ -152,17 +151,13 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--envs", nargs="+", type=int, default=[1, 16, 64], metavar="N")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
+    chosen = parser.parse_args()
     with server() as url:
-        rows = [row for envs in options.envs for row in uvloop.run(measure(url, envs))]
-    if options.json:
-        print("\n".join(json.dumps(row._asdict()) for row in rows))
-        return
+        rows = [row for envs in chosen.envs for row in uvloop.run(measure(url, envs))]
     head = ("envs", "way", "steps/s", "us from action to outcome", "us more than here", "of here")
-    print(aligned([head, *map(cells, rows)]))
+    show(rows, as_json=chosen.json, head=head, cells=cells)
 
 
 if __name__ == "__main__":

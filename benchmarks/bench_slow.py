@@ -5,7 +5,7 @@
 Each env is opened and plays one episode, all at once, on four workers. The envs sleep, so that other processes hardly
 matter. The ideal is a bound that no schedule can beat: all work shared evenly by the workers, or the longest env by
 itself. Nobody knows beforehand how long an env will take, and one that was built stays where it is, unless it is
-quicker to build it again elsewhere: that is what the second column counts. A goal that is missed is printed, and is no
+quicker to build it again elsewhere: that is what the second column counts. A missed goal is printed, and is not an
 error.
 """
 
@@ -18,8 +18,6 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks.slow_envs`, in workers, too
 
 if __name__ == "__main__":
-    import argparse
-    import json
     import time
     from tempfile import TemporaryDirectory
 
@@ -28,7 +26,7 @@ if __name__ == "__main__":
     import uvloop
 
     import asyncrollout as ar
-    from benchmarks.tables import aligned
+    from benchmarks.harness import chosen_parts, show
 
 WORKERS = 4
 GOAL = 1.15
@@ -103,24 +101,22 @@ async def play(pool: ar.EnvPool, built: Path, work: Work) -> None:
             outcome = await env.step(0)
 
 
-def show(rows: list[Row]) -> str:
-    head = ["slow", "envs", "made", "seconds", "ideal", "ratio", "goal", ""]
-    return aligned([head, *[[*described(row), f"<= {GOAL}x", "" if row.ratio <= GOAL else "MISSED"] for row in rows]])
+def cells(row: Row) -> list[str]:
+    spent = f"{row.seconds:.1f}", f"{row.ideal:.1f}", f"{row.ratio:.2f}x"
+    return [row.what, str(row.envs), str(row.made), *spent, f"<= {GOAL}x", "" if row.ratio <= GOAL else "MISSED"]
 
 
-def described(row: Row) -> list[str]:
-    return [row.what, str(row.envs), str(row.made), f"{row.seconds:.1f}", f"{row.ideal:.1f}", f"{row.ratio:.2f}x"]
-
-
-async def main(kinds: list[str], *, as_json: bool) -> None:
+async def measure_all(kinds: list[str]) -> list[Row]:
     with TemporaryDirectory() as directory:
-        rows = [await measure(kind, Path(directory)) for kind in kinds]
-    print(json.dumps([{**row._asdict(), "ratio": row.ratio} for row in rows]) if as_json else show(rows))
+        return [await measure(kind, Path(directory)) for kind in kinds]
+
+
+def main() -> None:
+    chosen = chosen_parts(__doc__, ["builds", "resets", "steps", "mixed"], "--only")
+    rows = uvloop.run(measure_all(chosen.parts))
+    head = ["slow", "envs", "made", "seconds", "ideal", "ratio", "goal", ""]
+    show(rows, as_json=chosen.json, head=head, cells=cells, values=lambda row: {**row._asdict(), "ratio": row.ratio})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=["builds", "resets", "steps", "mixed"], metavar="ROW")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    uvloop.run(main(arguments.only or ["builds", "resets", "steps", "mixed"], as_json=arguments.json))
+    main()

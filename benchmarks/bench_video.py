@@ -5,7 +5,7 @@
 16 envs of 128 x 128 pixels, an episode of 300 steps each, on as many workers as there are CPUs, or on the event loop.
 With and without take turns, and what is shown is the median over the pairs. Encoders start within the time of the
 steps; files are made whole after it, as in a run. CPU time is that of all processes, from the first to the last, and
-does not depend on what else the machine does. A goal that is missed is printed, and is no error.
+does not depend on what else the machine does. A missed goal is printed, and is not an error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks.video_envs`, in workers, too
 
 if __name__ == "__main__":
-    import argparse
-    import json
     import os
     import resource
     import statistics
@@ -31,7 +29,7 @@ if __name__ == "__main__":
 
     import asyncrollout as ar
     from asyncrollout.video import VideoRecorder
-    from benchmarks.tables import aligned
+    from benchmarks.harness import answer, chosen_parts, figure, show, tell
 
 ENVS = 16
 STEPS = 300
@@ -61,10 +59,6 @@ class Played(NamedTuple):
     """Milliseconds for each step, of all processes, their start and end included."""
 
 
-def tell(progress: str) -> None:
-    print(progress, file=sys.stderr, flush=True)
-
-
 async def watch(late: list[float]) -> None:
     while True:
         due = time.perf_counter() + TICK
@@ -79,7 +73,7 @@ async def play(pool: ar.EnvPool, spec: ar.EnvSpec, recorder: VideoRecorder | Non
 
     async def one(number: int) -> None:
         nonlocal done
-        record = None if recorder is None else recorder.film(f"env{number}")
+        record = None if recorder is None else recorder.record(f"env{number}")
         async with pool.open(spec, record=record) as env:
             await env.reset(seed=number)
             for _ in range(STEPS):
@@ -164,25 +158,18 @@ async def on_loop() -> list[Row]:
 
 
 PARTS = {"workers": on_workers, "loop": on_loop} if __name__ == "__main__" else {}
-HEAD = ("what", "filmed", "not filmed", "cost", "goal", "met")
+HEAD = ("what", "recorded", "not recorded", "cost", "goal", "met")
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    met = {True: "yes", False: "no", None: "-"}[row.met]
     cost = "-" if row.cost is None else f"{row.cost:.1f} %"
-    without = "-" if row.without is None else f"{row.without:,.2f} {row.unit}"
-    return row.what, f"{row.ours:,.2f} {row.unit}", without, cost, row.goal, met
+    return row.what, figure(row.ours, row.unit), figure(row.without, row.unit), cost, row.goal, answer(row.met)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
-    found = [row for name in options.part for row in uvloop.run(PARTS[name]())]
-    print(
-        "\n".join(json.dumps(row._asdict()) for row in found) if options.json else aligned([HEAD, *map(cells, found)])
-    )
+    chosen = chosen_parts(__doc__, PARTS)
+    rows = [row for name in chosen.parts for row in uvloop.run(PARTS[name]())]
+    show(rows, as_json=chosen.json, head=HEAD, cells=cells)
 
 
 if __name__ == "__main__":

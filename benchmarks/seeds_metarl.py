@@ -4,20 +4,17 @@
 
 All contenders play the same rollouts with the same agent. They take turns, and the best time of each counts: others
 may use the machine. How much faster two plain processes are than one says what the machine had to give meanwhile. A
-goal that is missed is printed, and is no error.
+missed goal is printed, and is not an error.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmarks.meta_envs`, in workers, too
 
 if __name__ != "__mp_main__":
-    import argparse
-    import json
     import multiprocessing
     import time
     from concurrent.futures import ProcessPoolExecutor
@@ -28,21 +25,11 @@ if __name__ != "__mp_main__":
 
     from asyncrollout.dropin.metarl import Learner, ParallelEnvManager, SimpleReplayBuffer, make_env, make_parallel_env
     from asyncrollout.dropin.metarl.collecting import drawn_plays
+    from benchmarks.harness import Row, new_parser, show, tell
     from benchmarks.meta_envs import ANT, TASKS, Agent, Paced, bare_loop, bare_loop_in_process
-    from benchmarks.tables import aligned
 
 ENVS, PROCESSES, ROLLOUTS = 8, 2, 16
 PACED_ENVS, PACED_ROLLOUTS = 4, 16
-
-
-class Row(NamedTuple):
-    what: str
-    ours: float
-    unit: str = ""
-    rival: float | None = None
-    ratio: float | None = None
-    goal: str = "-"
-    met: bool | None = None  # None where there is no goal
 
 
 def collect(rollouts, manager, *, sizes, **attributes):
@@ -157,28 +144,19 @@ def paced_rows(rounds):
 def rows(rounds=5):
     """What there is to tell, one row after the other."""
     if find_spec("mujoco") is None:
-        print("meta-RL: AntDir is left out: pip install 'asyncrollout[mujoco]'", file=sys.stderr)
+        tell("meta-RL: AntDir is left out: pip install 'asyncrollout[mujoco]'")
     else:
-        print("meta-RL: AntDir ...", file=sys.stderr, flush=True)
+        tell("meta-RL: AntDir ...")
         yield from ant_rows(rounds)
-    print("meta-RL: envs that wait ...", file=sys.stderr, flush=True)
+    tell("meta-RL: envs that wait ...")
     yield from paced_rows(rounds)
 
 
-def cells(row):
-    met = {True: "yes", False: "no", None: "-"}[row.met]
-    return row.what, f"{row.ours:,.0f} {row.unit}", f"{row.rival:,.0f} {row.unit}", f"{row.ratio:.2f}x", row.goal, met
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often each contender plays")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
-    options = parser.parse_args()
-    found = list(rows(options.rounds))
-    head = ("what", "ours", "rival", "ratio", "goal", "met")
-    told = "\n".join(json.dumps(row._asdict()) for row in found)
-    print(told if options.json else aligned([head, *map(cells, found)]))
+    chosen = parser.parse_args()
+    show(list(rows(chosen.rounds)), as_json=chosen.json)
 
 
 if __name__ == "__main__":

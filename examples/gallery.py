@@ -21,7 +21,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-async def film(pool: ar.EnvPool, name: str, kwargs: dict[str, Any]) -> list[NDArray[np.uint8]]:
+async def play(pool: ar.EnvPool, name: str, kwargs: dict[str, Any]) -> list[NDArray[np.uint8]]:
     """A picture of each state of an expert's episode; none if the env does not render."""
     async with pool.open(name, expert=True, max_actions_per_turn=1, **kwargs) as env:
         outcome = await env.reset(seed=7)
@@ -56,13 +56,13 @@ def sheet(episodes: list[list[NDArray[np.uint8]]]) -> NDArray[np.uint8]:
     return page
 
 
-async def films() -> list[list[NDArray[np.uint8]]]:
+async def play_all() -> list[list[NDArray[np.uint8]]]:
     taken = []
     async with ar.EnvPool(workers=1) as pool:
         for name in (name for name in ar.env_names() if ar.find_env(name).text is not None):  # others have no expert
             for kwargs in VARIANTS.get(name, [{}]):
                 try:
-                    pictures = await film(pool, name, kwargs)
+                    pictures = await play(pool, name, kwargs)
                 except ar.MissingExtraError as error:
                     print(f"{name}: {error}")
                     continue
@@ -73,5 +73,5 @@ async def films() -> list[list[NDArray[np.uint8]]]:
 
 if __name__ == "__main__":
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "gallery.png")
-    path.write_bytes(encode_png(sheet(asyncio.run(films()))))
+    path.write_bytes(encode_png(sheet(asyncio.run(play_all()))))
     print(f"wrote {path}, its rows in this order")

@@ -1,10 +1,13 @@
 """A policy small enough for numpy: one hidden layer, trained with PPO's clipped loss. For the training examples."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+import asyncrollout as ar
 
 Array = NDArray[Any]
 Weights = dict[str, Array]
@@ -75,3 +78,17 @@ def _forward(weights: Weights, seen: Array) -> tuple[Array, Array]:
     logits = hidden @ weights["second"]
     logits -= logits.max(axis=1, keepdims=True)
     return hidden, logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def print_step(batch: ar.Batch, began: float) -> None:
+    """The mean reward of all rollouts, and how many of the groups the filter kept."""
+    stats, seconds = batch.stats, time.monotonic() - began
+    kept = 1 - stats.get("dropped_constant_reward", 0) / stats["drawn_groups"]
+    print(f"step {batch.index:3}  reward {stats['mean_reward']:6.3f}  kept {kept:4.0%}  {seconds:4.1f} s", flush=True)
+
+
+def print_gain(rewards: Sequence[float]) -> None:
+    """How far the mean reward of a step rose."""
+    few = max(len(rewards) // 4, 1)
+    first, last = np.mean(rewards[:few]), np.mean(rewards[-few:])
+    print(f"mean reward: {first:.3f} in the first {few} steps, {last:.3f} in the last")

@@ -7,6 +7,7 @@ good steps from bad ones within an episode, by comparing steps that members of a
 import argparse
 import time
 from contextlib import suppress
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import numpy as np
-from reward_curve import report, tell_step
-from small_policy import SmallPolicy
+from small_policy import SmallPolicy, print_gain, print_step
 
 import asyncrollout as ar
 
@@ -49,7 +49,7 @@ async def train(
         keep=keep,
         on_exhausted="short",
         seed=seed,
-        order="start",  # with max_lag=0: strictly on-policy; without these two, play goes on while the trainer learns
+        order="start",  # with max_lag=0: strictly on-policy; without these, rollouts run while the trainer learns
         max_lag=0,
         **options,
     ) as rollouts:
@@ -64,7 +64,7 @@ async def train(
                 async with rollouts.weight_update(version=batch.index + 1):
                     policy.weights = weights
                 rewards.append(batch.stats["mean_reward"])
-                tell_step(batch, began)
+                print_step(batch, began)
                 if len(rewards) >= steps:
                     break
         after = await rollouts.evaluate(ROOMS, k=4)
@@ -76,10 +76,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("runs/curve.png"))
-    told = parser.parse_args()
-    rewards = anyio.run(train, told.steps, told.seed)
-    report(rewards, "GiGPO - sokoban", told.out)
+    parser.add_argument("--run-dir", type=Path, help="keep the run here; `asyncrollout report` shows its curve")
+    chosen = parser.parse_args()
+    rewards = anyio.run(partial(train, chosen.steps, chosen.seed, run_dir=chosen.run_dir))
+    print_gain(rewards)
 
 
 if __name__ == "__main__":

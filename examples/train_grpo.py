@@ -6,6 +6,7 @@ takes from a batch, and how new weights get into the policy, is the same for a l
 
 import argparse
 import time
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,7 @@ from typing import Any, NamedTuple
 import anyio
 import anyio.to_thread
 import numpy as np
-from reward_curve import report, tell_step
-from small_policy import SmallPolicy
+from small_policy import SmallPolicy, print_gain, print_step
 
 import asyncrollout as ar
 
@@ -72,7 +72,7 @@ async def train(
         group_size=setting.group_size,
         keep=keep,
         seed=seed,
-        order="start",  # with max_lag=0: strictly on-policy; without these two, play goes on while the trainer learns
+        order="start",  # with max_lag=0: strictly on-policy; without these, rollouts run while the trainer learns
         max_lag=0,
         **options,
     ) as rollouts:
@@ -85,7 +85,7 @@ async def train(
             async with rollouts.weight_update(version=batch.index + 1):
                 policy.weights = weights
             rewards.append(batch.stats["mean_reward"])
-            tell_step(batch, began)
+            print_step(batch, began)
             if len(rewards) >= steps:
                 break
     return rewards
@@ -96,10 +96,10 @@ def main() -> None:
     parser.add_argument("--env", choices=SETTINGS, default="bandit")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("runs/curve.png"))
-    told = parser.parse_args()
-    rewards = anyio.run(train, told.env, told.steps, told.seed)
-    report(rewards, f"GRPO - {told.env}", told.out)
+    parser.add_argument("--run-dir", type=Path, help="keep the run here; `asyncrollout report` shows its curve")
+    chosen = parser.parse_args()
+    rewards = anyio.run(partial(train, chosen.env, chosen.steps, chosen.seed, run_dir=chosen.run_dir))
+    print_gain(rewards)
 
 
 if __name__ == "__main__":

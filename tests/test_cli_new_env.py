@@ -45,7 +45,7 @@ def test_it_can_be_checked_before_it_is_installed(made: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "ice_maze keeps the contract" in ran.stdout
     assert "ok       solve() gives a reply that parse() takes for valid" in ran.stdout
-    assert "ok       an episode goes on after its worker was killed" in ran.stdout
+    assert "ok       an episode continues after its worker was killed" in ran.stdout
 
 
 def test_it_is_found_by_its_name_once_installed(made: Path) -> None:

@@ -22,10 +22,10 @@ from asyncrollout import Rollouts, SolverPolicy
 from asyncrollout.cli.app import main
 from asyncrollout.cli.directory import claimed
 from asyncrollout.cli.terminal.signals import stoppable
-from tests.films import is_whole
 from tests.llm_faults import Hold
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
+from tests.video_files import is_whole
 
 CONFIG = """
 env: {env}

@@ -22,7 +22,7 @@ from asyncrollout.video import VideoWriter
 from asyncrollout_envs.sensors import find_pictures, tile
 from tests import test_evaluation_seed as seed
 from tests.evaluation_envs import act
-from tests.films import decode
+from tests.video_files import decode
 
 PAINTER = {"env_type": "tests.evaluation_envs:Painter", "max_episode_steps": 3}
 

@@ -42,7 +42,7 @@ async def test_contract(name: str) -> None:
     spec = find_env(name).with_kwargs(**TASKS, episodes_per_task=2, oracle=True, max_episode_steps=7)
     report = await check_env(spec, max_steps=20, seeds=(0, 1))
     assert "an observation is in observation_space" in report.checked
-    assert ("an episode goes on after its worker was killed" in report.checked) == (name in ROBOTS)
+    assert ("an episode continues after its worker was killed" in report.checked) == (name in ROBOTS)
 
 
 @pytest.mark.parametrize("name", EACH)

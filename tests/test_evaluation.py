@@ -23,15 +23,15 @@ from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, summarize
 from asyncrollout.dropin.rlinf.run import run_plan
 from asyncrollout.trajectories import Move
 from asyncrollout.types import Generation
-from asyncrollout.video.encoder import find_ffmpeg
 from asyncrollout.video.episode_writer import EpisodeWriter
+from asyncrollout.video.ffmpeg import find_ffmpeg
 from asyncrollout.video.files import claim, new_part, new_take
 from tests.evaluation_envs import STEP
-from tests.films import decode, is_whole, names
 from tests.llm_faults import Reply
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
 from tests.test_cli_runs import call_program, launched
+from tests.video_files import decode, is_whole, names
 
 ENVS = "tests.evaluation_envs"
 PAINTER = (f"env.eval.env_type={ENVS}:Painter", "env.eval.max_episode_steps=3", "--allow-import")

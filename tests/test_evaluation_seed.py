@@ -13,7 +13,7 @@ from asyncrollout.dropin.rlinf.config import parse_evaluation
 from asyncrollout.dropin.rlinf.ranks import RankedWorker
 from asyncrollout.video import VideoWriter
 from asyncrollout_envs.sensors import find_pictures, tile
-from tests.films import decode, is_whole
+from tests.video_files import decode, is_whole
 
 EXAMPLE_1 = """
 cluster:

@@ -700,7 +700,7 @@ async def test_frames_are_cut_to_size() -> None:
 async def test_what_lives_at_a_server_is_not_filmed(tmp_path: Path) -> None:
     async with remote() as (_, pool), VideoRecorder(tmp_path) as recorder:
         with pytest.raises(UsageError, match="lives at a server"):
-            pool.open("counter", record=recorder.film("counter"))
+            pool.open("counter", record=recorder.record("counter"))
 
 
 async def test_nobody_waits_for_a_server_to_be_idle(monkeypatch: pytest.MonkeyPatch) -> None:

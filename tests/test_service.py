@@ -353,7 +353,7 @@ async def test_what_open_does_not_take_is_told_in_its_place() -> None:
         configs = {key: config("text", **{key: value}) for key, value in odd.items()}
         await service.create_environments_batch({**configs, "good": config("text")})
         assert [*service.environments] == ["good"]
-        assert "is not what VideoRecorder.film() gives" in service.failures["record"]
+        assert "is not what VideoRecorder.record() returns" in service.failures["record"]
         assert "is not an env that pool.open() gave" in service.failures["beside"]
 
 

@@ -42,7 +42,7 @@ async def test_good_text_env_passes_every_point() -> None:
 async def test_gymnasium_env_passes(name: str) -> None:
     report = await check_env(name, max_steps=10, seeds=(0, 1))
     assert "an observation is in observation_space" in report.checked
-    assert "an episode goes on after its worker was killed" in report.checked
+    assert "an episode continues after its worker was killed" in report.checked
     assert "render_mode='rgb_array'" in " ".join(report.skipped.values())
 
 
@@ -58,15 +58,15 @@ async def test_env_passes_wherever_it_runs(factory: str, runs: Any, where: set[s
     spec = EnvSpec(name="placed", factory=f"{ENVS}:{factory}", runs=runs)
     report = await check_env(spec, actions=[1, 2, 3, 4], seeds=(5, 6))
     assert set(report.ran_on) == where
-    killed = "an episode goes on after its worker was killed"
+    killed = "an episode continues after its worker was killed"
     assert (killed in report.skipped) == ("worker 0" not in where)
 
 
 async def test_env_with_effects_is_not_killed() -> None:
     spec = EnvSpec(name="effects", factory=f"{ENVS}:Counter", replayable=False)
     report = await check_env(spec, actions=[1, 2, 3], backends=("process",))
-    assert "not replayable" in report.skipped["an episode goes on after its worker was killed"]
-    assert "not replayable" in report.skipped["a fork goes on like the original"]
+    assert "not replayable" in report.skipped["an episode continues after its worker was killed"]
+    assert "not replayable" in report.skipped["a fork continues like the original"]
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ async def test_every_mistake_is_told_at_once() -> None:
         "a used env gives the same episode from the same seed",
         "envs in one process leave each other alone",
         "every worker gives the same episode from the same seed",
-        "a fork goes on like the original",
+        "a fork continues like the original",
         "reset() and step() leave the global random state alone",
-        "an episode goes on after its worker was killed",
+        "an episode continues after its worker was killed",
     ]
     assert caught.value.env == "random"
 

@@ -16,9 +16,10 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from asyncrollout import ClosedError, UsageError
-from asyncrollout.video import VideoWriter, encoder
+from asyncrollout.video import VideoWriter, episode_writer
 from asyncrollout.video.captions import CAPTION_HEIGHT, with_caption
-from asyncrollout.video.encoder import Encoder, find_ffmpeg
+from asyncrollout.video.episode_writer import EpisodeWriter
+from asyncrollout.video.ffmpeg import find_ffmpeg
 from asyncrollout.video.files import (
     check_name,
     count_frames,
@@ -30,10 +31,10 @@ from asyncrollout.video.files import (
     parts_in,
     whole_file,
 )
-from asyncrollout.video.frames import PictureReader, declared_bounds, fitted, video_size
-from tests.films import boxes, decode, full_disk, is_whole, names, painted, until
+from asyncrollout.video.frames import ImageReader, declared_bounds, fitted, video_size
 from tests.playing import PATIENCE
 from tests.video_envs import colour
+from tests.video_files import boxes, decode, full_disk, is_whole, names, painted, until
 from tests.waiting import freeze
 
 
@@ -90,7 +91,7 @@ RGB = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     ],
 )
 def test_pictures_of_every_kind(picture: Any, expected: Any) -> None:
-    reader = PictureReader()
+    reader = ImageReader()
     frame = reader.read(picture)
     assert frame.dtype == np.uint8
     np.testing.assert_array_equal(frame, expected)
@@ -118,14 +119,14 @@ BRIGHT = np.array([[0.0, 51.0, 102.0, 255.0]])
     ],
 )
 def test_range_of_floats_is_decided_once_for_a_film(film: list[Any], shown: list[list[int]], doubt: str) -> None:
-    reader = PictureReader()
+    reader = ImageReader()
     assert [reader.read(np.asarray(picture))[0, :, 0].tolist() for picture in film] == shown
     assert reader.doubt.startswith(doubt)
     assert bool(reader.doubt) == bool(doubt)
 
 
 def test_one_highlight_leaves_the_others_as_they_are() -> None:
-    reader = PictureReader()
+    reader = ImageReader()
     picture = np.full((20, 20), 0.6)
     picture[3, 3] = 7.0
     for _ in range(2):
@@ -147,7 +148,7 @@ def test_one_highlight_leaves_the_others_as_they_are() -> None:
 def test_env_that_declares_the_range_of_its_pictures_is_right(low: float, high: float, dtype: Any, shown: Any) -> None:
     space = gymnasium.spaces.Box(low, high, (1, 4), dtype)
     picture = DARK.astype(np.float32)
-    assert PictureReader(declared_bounds(space, picture)).read(picture)[0, :, 0].tolist() == shown
+    assert ImageReader(declared_bounds(space, picture)).read(picture)[0, :, 0].tolist() == shown
     assert declared_bounds(space, picture[:, :2]) is None
     assert declared_bounds(gymnasium.spaces.Discrete(3), picture) is None
     assert declared_bounds(None, picture) is None
@@ -191,7 +192,7 @@ def test_what_is_no_picture_is_told(picture: Any, tmp_path: Path) -> None:
 )
 def test_any_array_is_a_frame_or_a_usage_error(picture: Any, height: int, width: int) -> None:
     try:
-        frame = PictureReader().read(picture)
+        frame = ImageReader().read(picture)
     except UsageError:
         return
     assert (str(frame.dtype), frame.ndim, frame.shape[2]) == ("uint8", 3, 3)
@@ -232,10 +233,9 @@ def test_misuse_of_a_writer_is_told(tmp_path: Path) -> None:
     assert names(tmp_path) == ["file"]
 
 
-def begin(directory: Path, **options: Any) -> tuple[Encoder, Path]:
+def begin(directory: Path, **options: Any) -> tuple[EpisodeWriter, Path]:
     part = new_part(directory, "a", new_take())
-    options = {"height": 32, "width": 48, "fps": 5.0, "ffmpeg": find_ffmpeg(), "max_bytes": None, **options}
-    return Encoder(part, **options), part
+    return EpisodeWriter(part, **{"fps": 5.0, "ffmpeg": find_ffmpeg(), **options}), part
 
 
 def kill_at(directory: Path, frames: int) -> None:
@@ -272,10 +272,9 @@ def test_writer_outlives_its_encoder(tmp_path: Path) -> None:
         writer.write(paint(actions))
     part = next(iter(tmp_path.iterdir()))
     until(lambda: count_frames(part) >= 4)
-    reel = writer._reel
-    assert reel._encoder is not None
-    assert reel._encoder._process is not None
-    reel._encoder._process.kill()
+    taker = writer._writer
+    assert taker._process is not None
+    taker._process.kill()
     write_until_trouble(writer, paint(5))
     writer.close()
     assert writer.trouble.startswith("the encoder has ended")
@@ -308,13 +307,12 @@ def test_forked_copy_of_a_writer_leaves_the_video_alone(tmp_path: Path) -> None:
 
 
 def test_encoder_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "_PATIENCE", 0.2)
-    monkeypatch.setattr(encoder, "_MOST_HELD", 100_000)
-    monkeypatch.setattr(encoder, "_PIPE", 4096)
+    monkeypatch.setattr(episode_writer, "_PATIENCE", 0.2)
+    monkeypatch.setattr(episode_writer, "_MOST_HELD", 100_000)
+    monkeypatch.setattr(episode_writer, "_PIPE", 4096)
     with VideoWriter(tmp_path / "a.mp4") as writer:
         writer.write(paint(0, (128, 128)))
-        taker = writer._reel._encoder
-        assert taker is not None
+        taker = writer._writer
         until(lambda: taker._process is not None)
         assert taker._process is not None
         freeze(taker._process.pid)
@@ -323,21 +321,20 @@ def test_encoder_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_encoder_that_hangs_at_the_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "_PATIENCE", 0.2)
-    monkeypatch.setattr(encoder, "_PIPE", 4096)
+    monkeypatch.setattr(episode_writer, "_PATIENCE", 0.2)
+    monkeypatch.setattr(episode_writer, "_PIPE", 4096)
     writer = VideoWriter(tmp_path / "a.mp4")
     for actions in range(3):
         writer.write(paint(actions, (128, 128)))
     part = next(iter(tmp_path.iterdir()))
     until(lambda: count_frames(part))
-    reel = writer._reel
-    assert reel._encoder is not None
-    assert reel._encoder._process is not None
-    freeze(reel._encoder._process.pid)
+    taker = writer._writer
+    assert taker._process is not None
+    freeze(taker._process.pid)
     for actions in range(3, 6):
         writer.write(paint(actions, (128, 128)))
-    reel.end()
-    assert reel.wait(PATIENCE)
+    taker.end()
+    assert taker.wait(PATIENCE)
     writer.close()
     assert "has taken nothing" in writer.trouble
     assert painted(writer.path)[0] == (0, 0)
@@ -356,14 +353,12 @@ def test_video_that_cannot_be_made_whole_plays_as_it_is(tmp_path: Path, monkeypa
 
 
 def test_slow_encoder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "_MOST_HELD", 100_000)
+    monkeypatch.setattr(episode_writer, "_MOST_HELD", 100_000)
     most = 0
     with VideoWriter(tmp_path / "a.mp4") as writer:
         for actions in range(60):
             writer.write(paint(actions % 15, (128, 128)))
-            taker = writer._reel._encoder
-            assert taker is not None
-            most = max(most, taker._held)
+            most = max(most, writer._writer._held)
     assert most <= 3 * 128 * 128 * 3
     assert painted(writer.path) == [(0, actions % 15) for actions in range(60)]
 
@@ -457,7 +452,7 @@ def _six_frames(factory: pytest.TempPathFactory, kept: dict[str, bytes] = {}) ->
 def test_what_a_killed_process_left_is_made_whole(tmp_path: Path) -> None:
     def leave(stem: str, frames: int) -> Path:
         part = new_part(tmp_path, stem, new_take())
-        taker = Encoder(part, 32, 48, 5.0, ffmpeg=find_ffmpeg(), max_bytes=None)
+        taker = EpisodeWriter(part, fps=5.0, ffmpeg=find_ffmpeg())
         for actions in range(frames):
             taker.write(paint(actions))
         taker.end()
@@ -473,6 +468,7 @@ def test_what_a_killed_process_left_is_made_whole(tmp_path: Path) -> None:
     new_part(tmp_path, "g2.0", new_take()).touch()
     (tmp_path / "g0.0.mp4.1.2.3.whole").touch()
     taker, at_work = begin(tmp_path)
+    taker.write(paint(0))
     assert finish_left_parts(find_ffmpeg(), tmp_path) == 2
     assert names(tmp_path) == sorted([at_work.name, "g0.0.mp4", "g0.1.mp4", "g1.0.mp4"])
     assert [len(painted(tmp_path / f"g0.{member}.mp4")) for member in range(2)] == [5, 3]

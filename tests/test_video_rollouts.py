@@ -21,12 +21,13 @@ from asyncrollout import Limits, Request, Trajectory
 from asyncrollout.journal.records import RunRecords
 from asyncrollout.video import VideoRecorder
 from asyncrollout.video.budget import OVER_BUDGET
-from asyncrollout.video.encoder import Encoder, find_ffmpeg
+from asyncrollout.video.episode_writer import EpisodeWriter
+from asyncrollout.video.ffmpeg import find_ffmpeg
 from asyncrollout.video.files import count_frames, is_written, new_part, new_take
-from tests.films import decode, full_disk, is_whole, names, painted, until
 from tests.playing import BACKENDS, PATIENCE
 from tests.test_guards import running
 from tests.video_envs import ON_WORKER, PAINTER, TURNS
+from tests.video_files import decode, full_disk, is_whole, names, painted, until
 
 ENDS = [[0, 2], [2, 2], [2, 3], [3, 6]]
 FILM = [*range(7)]
@@ -154,7 +155,7 @@ async def test_killed_encoders_leave_partial_videos_and_the_same_rollouts(tmp_pa
 async def test_encoder_that_dies_after_the_last_frame_is_told(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         async with ar.EnvPool(backend="inline") as pool, VideoRecorder(tmp_path) as recorder:
-            async with pool.open(PAINTER, record=recorder.film("a")) as env:
+            async with pool.open(PAINTER, record=recorder.record("a")) as env:
                 await env.reset(seed=0)
                 for _ in range(3):
                     await env.step(1)
@@ -242,7 +243,7 @@ async def test_failing_rollouts_have_videos_of_their_last_attempt(tmp_path: Path
 async def test_error_of_the_caller_leaves_whole_videos(tmp_path: Path) -> None:
     async with ar.EnvPool(backend="inline") as pool:
         with pytest.raises(ZeroDivisionError):  # noqa: PT012
-            async with VideoRecorder(tmp_path) as recorder, pool.open(PAINTER, record=recorder.film("a")) as env:
+            async with VideoRecorder(tmp_path) as recorder, pool.open(PAINTER, record=recorder.record("a")) as env:
                 await env.reset(seed=1)
                 await env.step("go 3")
                 raise ZeroDivisionError
@@ -335,7 +336,7 @@ async def test_what_a_killed_run_left_of_finished_rollouts_is_finished(tmp_path:
     videos = tmp_path / "run" / "videos"
     (videos / "g0.0.mp4").unlink()
     part = new_part(videos, "g0.0", new_take())
-    taker = Encoder(part, 32, 48, 5.0, ffmpeg=find_ffmpeg(), max_bytes=None)
+    taker = EpisodeWriter(part, fps=5.0, ffmpeg=find_ffmpeg())
     taker.write(np.zeros((32, 48, 3), dtype=np.uint8))
     taker.end()
     taker.wait()
@@ -363,7 +364,7 @@ async def test_what_a_killed_run_left_is_removed_if_it_is_not_wanted(tmp_path: P
 @pytest.mark.parametrize("options", BACKENDS.values(), ids=BACKENDS)
 async def test_handle_with_several_episodes_has_a_file_for_each(tmp_path: Path, options: dict[str, Any]) -> None:
     async with ar.EnvPool(**options) as pool, VideoRecorder(tmp_path, fps=2, overlay=True) as recorder:
-        async with pool.open(PAINTER, record=recorder.film("walk")) as env:
+        async with pool.open(PAINTER, record=recorder.record("walk")) as env:
             for episode in range(3):
                 await env.reset(seed=episode)
                 for _ in range(episode):
@@ -371,12 +372,12 @@ async def test_handle_with_several_episodes_has_a_file_for_each(tmp_path: Path, 
             twin = await env.fork()  # which is not filmed
             await twin.step(1)
             await twin.close()
-        async with pool.open("tests.video_envs:NoRender", record=recorder.film("none")) as env:
+        async with pool.open("tests.video_envs:NoRender", record=recorder.record("none")) as env:
             await env.reset(seed=0)
-        async with pool.open("tests.video_envs:Asked", record=recorder.film("asked")) as env:
+        async with pool.open("tests.video_envs:Asked", record=recorder.record("asked")) as env:
             await env.reset(seed=0)
         spec = ar.EnvSpec(name="waiting", factory="tests.video_envs:Waiting", runs="io")
-        async with pool.open(spec, record=recorder.film("waiting")) as env:
+        async with pool.open(spec, record=recorder.record("waiting")) as env:
             await env.reset(seed=0)
             await env.step(1)
     assert names(tmp_path) == ["asked.mp4", "waiting.mp4", "walk.mp4", "walk_episode1.mp4", "walk_episode2.mp4"]
@@ -387,7 +388,7 @@ async def test_handle_with_several_episodes_has_a_file_for_each(tmp_path: Path, 
 
 async def test_env_restored_from_a_snapshot_has_the_rest_of_its_film(tmp_path: Path) -> None:
     async with ar.EnvPool(1, recover="snapshot") as pool, VideoRecorder(tmp_path) as recorder:
-        film = recorder.film("a")
+        film = recorder.record("a")
         assert film is not None
         async with pool.open(ON_WORKER, record=film) as env:
             await env.reset(seed=0)
@@ -412,7 +413,7 @@ async def test_restored_env_never_overwrites_another_film(tmp_path: Path, option
             await other.reset(seed=3)
             await other.step("go 2")
             foreign = await other.snapshot()
-        film = recorder.film("a")
+        film = recorder.record("a")
         assert film is not None
         async with pool.open(env_of, record=film) as env:
             await env.reset(seed=0)
@@ -426,7 +427,7 @@ async def test_restored_env_never_overwrites_another_film(tmp_path: Path, option
             await env.step("go 2")
             await env.reset(seed=1)
         assert film.video(0) == ar.Video("a_episode4.mp4", 5.0, [])
-        async with pool.open(env_of, record=recorder.film("b")) as env:
+        async with pool.open(env_of, record=recorder.record("b")) as env:
             await env.restore(foreign)
             await env.reset(seed=2)
     assert {name: painted(tmp_path / name) for name in names(tmp_path)} == {
@@ -444,7 +445,7 @@ async def test_worker_that_dies_after_a_restore_costs_no_film(tmp_path: Path) ->
     async with (
         ar.EnvPool(1) as pool,
         VideoRecorder(tmp_path) as recorder,
-        pool.open(ON_WORKER, record=recorder.film("a")) as env,
+        pool.open(ON_WORKER, record=recorder.record("a")) as env,
     ):
         await env.reset(seed=0)
         await env.step("go 1")
@@ -480,7 +481,7 @@ async def test_recorder_that_is_left_before_its_env_has_every_frame(
     async with ar.EnvPool(**options) as pool:
         with anyio.fail_after(PATIENCE):
             async with VideoRecorder(tmp_path, keep="failures") as recorder:
-                film = recorder.film("a")
+                film = recorder.record("a")
                 assert film is not None
                 env = await pool.open(spec, record=film)
                 await env.reset(seed=0)
@@ -505,7 +506,7 @@ async def test_pool_that_is_left_before_its_recorder_has_every_frame(
 ) -> None:
     spec = dataclasses.replace(PAINTER, runs=runs)
     async with VideoRecorder(tmp_path) as recorder, ar.EnvPool(**options) as pool:
-        env = await pool.open(spec, record=recorder.film("a"))
+        env = await pool.open(spec, record=recorder.record("a"))
         await env.reset(seed=0)
         await env.step("go 3")
     assert painted(tmp_path / "a.mp4") == [(0, actions) for actions in range(4)]
@@ -515,7 +516,7 @@ async def test_pool_that_is_left_before_its_recorder_has_every_frame(
 async def test_env_whose_worker_dies_after_its_recorder_was_left_is_not_filmed(tmp_path: Path) -> None:
     async with ar.EnvPool(1) as pool:
         async with VideoRecorder(tmp_path) as recorder:
-            env = await pool.open("tests.video_envs:Asked", record=recorder.film("a"))
+            env = await pool.open("tests.video_envs:Asked", record=recorder.record("a"))
             await env.reset(seed=0)
             await env.step(1)
         pid = pool.stats().workers[0].pid
@@ -539,7 +540,10 @@ async def test_cancelled_within_a_slow_call_leaves_no_parts(
     gate, videos = tmp_path / "gate", tmp_path / "videos"
 
     async def play() -> None:
-        async with VideoRecorder(videos) as recorder, pool.open(spec, gate=str(gate), record=recorder.film("a")) as env:
+        async with (
+            VideoRecorder(videos) as recorder,
+            pool.open(spec, gate=str(gate), record=recorder.record("a")) as env,
+        ):
             await env.reset(seed=0)
             await env.step("go 1")
             await anyio.to_thread.run_sync(until, lambda: any(map(count_frames, videos.glob(PARTS))))
@@ -563,19 +567,19 @@ async def test_films_are_never_two_of_one_name(tmp_path: Path) -> None:
     async with (
         ar.EnvPool(backend="inline") as pool,
         VideoRecorder(tmp_path) as recorder,
-        pool.open(PAINTER, record=recorder.film("a")) as env,
+        pool.open(PAINTER, record=recorder.record("a")) as env,
     ):
         await env.reset(seed=0)
-        with pytest.raises(ar.UsageError, match="'a' is being filmed"):
-            recorder.film("a")
-        with pytest.raises(ar.UsageError, match="'a' is being filmed"):
-            recorder.film("a_episode1")  # where the second episode goes
-        assert recorder.film_rollout("a", "painter") is None
-        async with pool.open(PAINTER, record=recorder.film("b_episode2")) as other:
+        with pytest.raises(ar.UsageError, match="'a' is being recorded"):
+            recorder.record("a")
+        with pytest.raises(ar.UsageError, match="'a' is being recorded"):
+            recorder.record("a_episode1")  # where the second episode goes
+        assert recorder.record_rollout("a", "painter") is None
+        async with pool.open(PAINTER, record=recorder.record("b_episode2")) as other:
             await other.reset(seed=1)
-            with pytest.raises(ar.UsageError, match="'b_episode2' is being filmed"):
-                recorder.film("b")
-            others = [recorder.film(name) for name in ("a_episode", "a_episode01", "ab", "b_episode", "b_episode2x")]
+            with pytest.raises(ar.UsageError, match="'b_episode2' is being recorded"):
+                recorder.record("b")
+            others = [recorder.record(name) for name in ("a_episode", "a_episode01", "ab", "b_episode", "b_episode2x")]
         assert None not in others
     assert painted(tmp_path / "a.mp4") == [(0, 0)]
 
@@ -585,11 +589,11 @@ async def test_film_without_pictures_is_told_of(tmp_path: Path) -> None:
         async with (
             ar.EnvPool(backend="inline") as pool,
             VideoRecorder(tmp_path) as recorder,
-            pool.open(PAINTER, record=recorder.film("a")),
+            pool.open(PAINTER, record=recorder.record("a")),
         ):
             pass
     told = [(entry["event"], entry["name"], entry["reason"]) for entry in logs]
-    assert told == [("episode_not_recorded", "a", "no picture was taken: was its env reset?")]
+    assert told == [("episode_not_recorded", "a", "no frame was recorded: was its env reset?")]
 
 
 @pytest.mark.parametrize("way", ["loop", "process"])
@@ -601,7 +605,7 @@ async def test_all_bytes_are_for_one_film_or_shared(tmp_path: Path, way: str) ->
         return sum(path.stat().st_size for path in directory.glob(pattern))
 
     async def film(recorder: VideoRecorder, name: str, episodes: int) -> None:
-        async with pool.open(spec, record=recorder.film(name)) as env:
+        async with pool.open(spec, record=recorder.record(name)) as env:
             for episode in range(episodes):
                 await env.reset(seed=episode)
                 for _ in range(40):
@@ -610,7 +614,7 @@ async def test_all_bytes_are_for_one_film_or_shared(tmp_path: Path, way: str) ->
     async with ar.EnvPool(1) as pool:
         async with (
             VideoRecorder(tmp_path / "lone", max_bytes=most) as recorder,
-            pool.open(spec, record=recorder.film("a")) as env,
+            pool.open(spec, record=recorder.record("a")) as env,
         ):
             await env.reset(seed=0)
             for _ in range(40):
@@ -631,7 +635,7 @@ async def test_films_of_short_episodes_are_no_crowd_of_encoders(tmp_path: Path) 
     async with (
         ar.EnvPool(backend="inline") as pool,
         VideoRecorder(tmp_path) as recorder,
-        pool.open(PAINTER, record=recorder.film("a")) as env,
+        pool.open(PAINTER, record=recorder.record("a")) as env,
     ):
         for episode in range(20):
             await env.reset(seed=episode)
@@ -644,7 +648,7 @@ async def test_worker_that_films_stays_light(tmp_path: Path) -> None:
     async with (
         ar.EnvPool(1) as pool,
         VideoRecorder(tmp_path) as recorder,
-        pool.open(ON_WORKER, record=recorder.film("a")) as env,
+        pool.open(ON_WORKER, record=recorder.record("a")) as env,
     ):
         await env.reset(seed=0)
         modules = await env.call("modules")
@@ -653,17 +657,17 @@ async def test_worker_that_films_stays_light(tmp_path: Path) -> None:
 
 
 async def test_frames_wait_for_a_slow_encoder_without_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrollout.video.encoder._MOST_HELD", 100_000)
+    monkeypatch.setattr("asyncrollout.video.episode_writer._MOST_HELD", 100_000)
     async with (
         ar.EnvPool(backend="inline") as pool,
         VideoRecorder(tmp_path) as recorder,
-        pool.open(PAINTER, size=(128, 128), record=recorder.film("a")) as env,
+        pool.open(PAINTER, size=(128, 128), record=recorder.record("a")) as env,
     ):
         await env.reset(seed=0)
         for _ in range(40):
             await env.step(1)
             camera: Any = pool._inline_host._hosted[env._calls.binding.id].camera
-            assert camera._reel._encoder._held <= 5 * 128 * 128 * 3
+            assert camera._writer._held <= 5 * 128 * 128 * 3
     assert len(decode(tmp_path / "a.mp4")) == 41
 
 
@@ -689,7 +693,7 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
     (lambda _: VideoRecorder(fps=-1), "fps=-1"),
     (lambda _: ar.Rollouts(PAINTER, policy=ar.ScriptedPolicy(["x"]), record=True), "Give a run_dir"),
     (lambda _: ar.Rollouts(PAINTER, policy=ar.ScriptedPolicy(["x"]), record="videos"), "neither True nor"),  # type: ignore[arg-type]
-    (lambda path: VideoRecorder(path).film("a"), "is not open"),
+    (lambda path: VideoRecorder(path).record("a"), "is not open"),
 ]
 
 
@@ -706,14 +710,14 @@ async def test_directory_that_cannot_be_written_to_is_told_at_once(tmp_path: Pat
     (tmp_path / "left" / "g0.0.mp4.a.1.part").mkdir(parents=True)
     with pytest.raises(ar.JournalError, match="Is a directory"):
         await play(tmp_path / "left")
-    with pytest.raises(ar.UsageError, match="where do the videos go"):
+    with pytest.raises(ar.UsageError, match="needs a directory"):
         async with VideoRecorder():
             pass
 
 
 async def test_two_recorders_leave_each_other_alone(tmp_path: Path) -> None:
     async with ar.EnvPool(backend="inline") as pool, VideoRecorder(tmp_path) as one:
-        film = one.film("a", hold=True)
+        film = one.record("a", hold=True)
         assert film is not None
         async with pool.open(PAINTER, record=film) as env:
             await env.reset(seed=0)
@@ -721,7 +725,7 @@ async def test_two_recorders_leave_each_other_alone(tmp_path: Path) -> None:
         until(lambda: not is_written(part))
         async with VideoRecorder(tmp_path) as other:
             assert names(tmp_path) == [part.name]
-            async with pool.open(PAINTER, record=other.film("b")) as env:
+            async with pool.open(PAINTER, record=other.record("b")) as env:
                 await env.reset(seed=0)
         assert names(tmp_path) == [part.name, "b.mp4"]
         film.settle(keep=True)

@@ -190,14 +190,14 @@ class EnvPool:
 
         `text` overrides whether it opens with its text interface; `worker` pins it to a rank; `beside` has it begin on
         the worker of another env, with which it may share what is costly to make; with `expert`, each outcome carries
-        the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.film` gives.
+        the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.record` gives.
         """
         self.check_open()
         spec = self.find(env)
         if text is not None and not isinstance(text, bool):
             raise UsageError(f"env {spec.name!r}: text={text!r} is neither True nor False")
         if record is not None and not all(hasattr(record, part) for part in ("camera", "opened", "ended")):
-            raise UsageError(f"env {spec.name!r}: record={record!r:.100} is not what VideoRecorder.film() gives")
+            raise UsageError(f"env {spec.name!r}: record={record!r:.100} is not what VideoRecorder.record() returns")
         text = spec.text is not None if text is None else text
         kwargs = own_copies({**spec.kwargs, **env_kwargs})
         if expert and not text:

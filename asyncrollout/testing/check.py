@@ -130,7 +130,7 @@ async def _notes(case: Case) -> list[str]:
 async def _record(
     case: Case, findings: Findings, seeds: Sequence[int], max_steps: int, actions: Actions | None
 ) -> bool:
-    """Play one episode for each seed, to compare all others with; False if that leaves nothing to go on with."""
+    """Play one episode for each seed, to compare all others with; False if nothing is left to check."""
     backend = next(iter(case.pools))
     try:
         choose, options = await find_actions(case, backend, actions)

@@ -15,7 +15,7 @@ from asyncrollout.testing.cases import Case, CheckedEpisode, MethodCall, own_cop
 from asyncrollout.testing.compare import same, shown
 from asyncrollout.testing.points import Skipped, point
 from asyncrollout.types import TextOptions
-from asyncrollout.video.frames import PictureReader
+from asyncrollout.video.frames import ImageReader
 
 Look = Callable[["DirectPoints", str, Any], None]
 """Called in every state with the env, the place in the episode in words, and the raw observation."""
@@ -172,7 +172,7 @@ async def render(case: Case) -> list[str]:
     if isinstance(picture, str):
         return []
     try:
-        PictureReader().read(picture)
+        ImageReader().read(picture)
     except UsageError as error:
         return [str(error)]
     return []

@@ -11,7 +11,7 @@ from asyncrollout.testing.points import Skipped, point
 from asyncrollout.types import WorkerStats
 
 _DETERMINE = (
-    "draw from a numpy Generator that reset() makes anew from its seed; use no global random state, clock, hash() or "
+    "draw from a numpy Generator that reset() creates from its seed; use no global random state, clock, hash() or "
     "order of a set"
 )
 
@@ -95,7 +95,7 @@ async def same_on_workers(case: Case) -> list[str]:
     return seen
 
 
-@point("a fork goes on like the original", _OWN)
+@point("a fork continues like the original", _OWN)
 async def fork(case: Case) -> list[str]:
     episode = case.episodes[0]
     if not case.spec.replayable and not await _offers_snapshots(case):
@@ -131,7 +131,7 @@ async def snapshots(case: Case) -> list[str]:
     return seen
 
 
-@point("an episode goes on after its worker was killed", f"{_DETERMINE}; or mark the spec replayable=False")
+@point("an episode continues after its worker was killed", f"{_DETERMINE}; or mark the spec replayable=False")
 async def killed_worker(case: Case) -> list[str]:
     _workers(case)
     if not case.spec.replayable:

@@ -1,8 +1,8 @@
-"""The bytes of all films of a recorder, counted in a small file that cameras in other processes share.
+"""The bytes of all videos of a recorder, counted in a small file that cameras in other processes share.
 
 Each camera writes to a slot of its own and reads all of them, so nobody waits for a lock. The file exists while its
-recorder is open: a camera that does not find it stops filming. Each look opens it anew, since a mapped file would kill
-the env's process if the disk went away.
+recorder is open: a camera that does not find it stops recording. Each look opens it again, since a mapped file would
+kill the env's process if the disk went away.
 """
 
 import os

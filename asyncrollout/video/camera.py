@@ -1,4 +1,4 @@
-"""What films an env, beside it, in its own process; it hurts no episode, whatever goes wrong."""
+"""Records an env beside it, in its own process; whatever goes wrong, the episode is not affected."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,8 @@ import msgspec
 
 from asyncrollout.errors import UsageError
 from asyncrollout.video.budget import BudgetShare
-from asyncrollout.video.episode_writer import EpisodeWriter, check_fps
+from asyncrollout.video.episode_writer import EpisodeWriter
+from asyncrollout.video.ffmpeg import check_fps
 from asyncrollout.video.files import new_part, stem_of
 
 DEFAULT_FPS = 10.0
@@ -19,7 +20,7 @@ _ENDING_PATIENCE = 15.0  # seconds; more than an encoder is given to end
 
 
 class CameraOptions(msgspec.Struct, frozen=True):
-    """What a camera is told; it travels to the env's process."""
+    """Options of a camera; sent to the env's process."""
 
     directory: Path
     name: str
@@ -29,7 +30,7 @@ class CameraOptions(msgspec.Struct, frozen=True):
     overlay: bool = False
     share: BudgetShare | None = None
     is_over: bool = False
-    """Nothing is filmed any more: the recorder was left."""
+    """Record nothing more: the recorder was left."""
 
 
 class Footage(msgspec.Struct, frozen=True, array_like=True):
@@ -48,14 +49,14 @@ class Footage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EnvCamera:
-    """Films an env's episodes, one file each. Made by the pool, as `EnvCamera(env, options, tell)`."""
+    """Records an env's episodes, one file each. Made by the pool, as `EnvCamera(env, options, tell)`."""
 
     def __init__(self, env: Any, options: CameraOptions, tell: Callable[[Any], str] = str) -> None:
         self._options = options
         self._fps = options.fps or _own_fps(env)
         self._space = _observed(env)
         self._tell = tell
-        self._reel: EpisodeWriter | None = None
+        self._writer: EpisodeWriter | None = None
         self._stem = ""
         self._ends: list[int] = []
         self._reward = 0.0
@@ -70,63 +71,63 @@ class EnvCamera:
     @property
     def is_filming(self) -> bool:
         """Whether another picture is wanted."""
-        return self._reel is not None and not self._reel.trouble
+        return self._writer is not None and not self._writer.trouble
 
     @property
     def is_behind(self) -> bool:
         """Whether too many frames, or files of earlier episodes, wait for encoders: `catch_up` before the next call."""
-        return len(self._ending) > _MOST_ENDING or (self._reel is not None and self._reel.is_behind)
+        return len(self._ending) > _MOST_ENDING or (self._writer is not None and self._writer.is_behind)
 
     def catch_up(self) -> None:
         late = self._ending[:-_MOST_ENDING]
-        for reel in late:
-            reel.wait(_ENDING_PATIENCE)
+        for writer in late:
+            writer.wait(_ENDING_PATIENCE)
         self._forget(late)
-        if self._reel is not None:
-            self._reel.catch_up()
+        if self._writer is not None:
+            self._writer.catch_up()
 
     def begin(self, episode: int, turns_before: int = 0) -> None:
-        """An episode begins, or continues after some turns; what was filmed of one before is complete."""
+        """An episode begins, or continues after some turns; the video of the one before is complete."""
         self._cut()
         if self._is_over:
             return
         options = self._options
         self._stem = stem_of(options.name, episode)
         path = new_part(options.directory, self._stem, options.take)
-        self._reel = EpisodeWriter(path, fps=self._fps, ffmpeg=options.ffmpeg, space=self._space)
+        self._writer = EpisodeWriter(path, fps=self._fps, ffmpeg=options.ffmpeg, space=self._space)
         self._ends = [-1] * turns_before
         self._is_start = True
         self._reward = 0.0
 
     def shoot(self, picture: Any, action: Any = None, reward: float = 0.0) -> None:
         """Take what the env shows now; after an action, if there was one."""
-        if self._reel is None:
+        if self._writer is None:
             return
         self._reward += reward
-        self._check_share(self._reel)
-        if self._reel.trouble:
+        self._check_share(self._writer)
+        if self._writer.trouble:
             return
         caption = self._caption(action) if self._options.overlay else None
         try:
-            self._reel.write(picture, caption)
+            self._writer.write(picture, caption)
         except UsageError as error:
-            self._reel.fail(str(error))
+            self._writer.fail(str(error))
         except Exception as error:  # of an env's own kind of picture  # noqa: BLE001
-            self._reel.fail(f"what render() gives is not a picture: {error!r:.300}")
+            self._writer.fail(f"what render() gives is not a picture: {error!r:.300}")
 
     def fail(self, trouble: str, *, for_good: bool = False) -> None:
         self._is_sightless |= for_good
-        if self._reel is not None:
-            self._reel.fail(trouble)
+        if self._writer is not None:
+            self._writer.fail(trouble)
 
     def end_turn(self) -> None:
         """The reset, or a turn, is over."""
-        if self._reel is not None:
-            self._ends.append(self._reel.frames - 1)
+        if self._writer is not None:
+            self._ends.append(self._writer.frames - 1)
             self._is_start = False
 
     def end(self) -> list[Any]:
-        """What was filmed, and nothing more will be; the files are closed by and by."""
+        """What was recorded; nothing more will be. The files are closed in the background."""
         self._cut()
         self._is_over = True
         footage: list[Any] = msgspec.to_builtins(self._past)
@@ -134,36 +135,36 @@ class EnvCamera:
 
     def wait(self, seconds: float) -> None:
         """Until the files are closed."""
-        for reel in self._ending:
-            reel.wait(seconds)
+        for writer in self._ending:
+            writer.wait(seconds)
 
     def _cut(self) -> None:
-        reel, self._reel = self._reel, None
-        if reel is None:
+        writer, self._writer = self._writer, None
+        if writer is None:
             return
-        reel.end()
+        writer.end()
         self._forget([other for other in self._ending if other.wait(0)])
-        self._ending.append(reel)
-        part, is_sightless = reel.path.name, self._is_sightless
+        self._ending.append(writer)
+        part, is_sightless = writer.path.name, self._is_sightless
         self._past.append(
-            Footage(self._stem, part, reel.fps, self._ends, reel.frames, reel.trouble, is_sightless, reel.doubt)
+            Footage(self._stem, part, writer.fps, self._ends, writer.frames, writer.trouble, is_sightless, writer.doubt)
         )
 
     def _forget(self, ended: list[EpisodeWriter]) -> None:
-        self._bytes_ended += sum(reel.written for reel in ended)
-        self._ending = [reel for reel in self._ending if reel not in ended]
+        self._bytes_ended += sum(writer.written for writer in ended)
+        self._ending = [writer for writer in self._ending if writer not in ended]
 
-    def _check_share(self, reel: EpisodeWriter) -> None:
+    def _check_share(self, writer: EpisodeWriter) -> None:
         """At the first frame, and whenever so much was written since that others should know."""
         share, written = self._options.share, self._written()
-        if share is not None and (not reel.frames or written - self._told >= share.step):
+        if share is not None and (not writer.frames or written - self._told >= share.step):
             self._told = written
-            reel.fail(share.trouble(written))
+            writer.fail(share.trouble(written))
 
     def _written(self) -> int:
         """Bytes of all files so far."""
-        present = 0 if self._reel is None else self._reel.written
-        return self._bytes_ended + sum(reel.written for reel in self._ending) + present
+        present = 0 if self._writer is None else self._writer.written
+        return self._bytes_ended + sum(writer.written for writer in self._ending) + present
 
     def _caption(self, action: Any) -> str:
         if self._is_start:

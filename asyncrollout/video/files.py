@@ -16,6 +16,7 @@ from zlib import crc32
 import anyio
 
 from asyncrollout.errors import UsageError
+from asyncrollout.video.ffmpeg import remux_command
 
 VIDEOS = "videos"
 """The directory in that of a run."""
@@ -54,7 +55,7 @@ def stem_of(name: str, episode: int) -> str:
 
 
 def may_share_a_file(one: str, other: str) -> bool:
-    """Whether films of these names may have one file: they are the same, or one is a later episode of the other."""
+    """Whether videos of these names may have one file: they are the same, or one is a later episode of the other."""
     short, long = sorted((one, other), key=len)
     return one == other or bool(_LATER.fullmatch(long.removeprefix(short)) and long.startswith(short))
 
@@ -64,7 +65,7 @@ def whole_file(directory: Path, stem: str) -> Path:
 
 
 def new_take() -> str:
-    """A name for an attempt at filming, or for all of a recorder's, which no other has."""
+    """A unique name for an attempt at a video, or for all of a recorder's."""
     return f"{time.time_ns():x}.{os.getpid()}.{next(_numbers)}"
 
 
@@ -128,12 +129,6 @@ def count_frames(path: Path) -> int:
     return frames
 
 
-def _remux_command(ffmpeg: str, part: Path, whole: Path) -> list[str]:
-    """Without encoding anew: one index for all, at the front, as players and web servers like it."""
-    options = ["-loglevel", "error", "-nostdin", "-y", "-i", f"file:{part}"]
-    return [ffmpeg, *options, "-c", "copy", "-movflags", "+faststart", "-f", "mp4", f"file:{whole}"]
-
-
 def finish(ffmpeg: str, part: Path, whole: Path) -> None:
     """Make a part, whose encoder has ended, the whole file; it is named so as it is if that cannot be, for it plays.
 
@@ -142,7 +137,7 @@ def finish(ffmpeg: str, part: Path, whole: Path) -> None:
     """
     made = part.with_suffix(_WHOLE)
     try:
-        command = _remux_command(ffmpeg, part, made)
+        command = remux_command(ffmpeg, part, made)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_REMUX, check=False)  # noqa: S603
         if done.returncode:
             complaint = done.stderr.decode(errors="replace").strip()[-_LONGEST_COMPLAINT:]  # the cause comes last

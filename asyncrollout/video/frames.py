@@ -20,12 +20,12 @@ _WIDEST = 2.0 * 65535  # a declared range beyond this is none
 _PIL_MODES = ("1", "L", "RGB", "RGBA", "I", "I;16", "F")  # those whose numbers are colours as they are
 
 
-class PictureReader:
-    """Turns the pictures of one film into frames; which number is white is decided for the film, not for each picture.
+class ImageReader:
+    """Turns the images of one video into frames; which number is white is decided per video, not per image.
 
     uint8 and bool need no decision. Floats go up to 1 or 255, other integers up to 255 or 65535. The env's declared
-    `bounds` (lowest, highest) decide, if there are any; else the first picture that is not black: it is of the larger
-    range if more than a few of its values are clearly beyond the smaller one. Such values later in the film correct
+    `bounds` (lowest, highest) decide, if there are any; else the first image that is not black: it is of the larger
+    range if more than a few of its values are clearly beyond the smaller one. Such values later in the video correct
     the decision from there on. `doubt` names the first thing that may look wrong.
     """
 

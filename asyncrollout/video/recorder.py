@@ -1,4 +1,4 @@
-"""Which episodes are filmed, within which bounds, and what becomes of their files."""
+"""Which episodes are recorded, within which limits, and what becomes of their files."""
 
 import math
 import os
@@ -17,8 +17,7 @@ from asyncrollout.errors import ClosedError, JournalError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.video.budget import OVER_BUDGET, Budget, BudgetShare
 from asyncrollout.video.camera import CameraOptions, Footage
-from asyncrollout.video.encoder import find_ffmpeg
-from asyncrollout.video.episode_writer import check_fps
+from asyncrollout.video.ffmpeg import check_fps, find_ffmpeg
 from asyncrollout.video.files import (
     budget_file,
     check_name,
@@ -43,18 +42,18 @@ _END_GRACE = 60.0  # seconds
 _END_WAIT = 15.0  # of these, for envs and encoders that are at work
 _ABORTED_GRACE = 4.0
 _ABORTED_WAIT = 2.0
-_LEAST_BYTES = 16 << 10  # with less, there is no film worth the name
+_LEAST_BYTES = 16 << 10  # less is not worth a video
 _MOST_TOLD = 100
 
 
 class VideoRecorder:
-    """Films envs, an MP4 for each episode, in a directory; an async context manager, which `Rollouts` enters itself.
+    """Records envs, an MP4 for each episode, in a directory; an async context manager, which `Rollouts` enters itself.
 
-    Of `every` so many groups of an env, one is filmed. `keep` is what is kept of these: "all", the "failures", or the
-    "extremes", best and worst of each group. `fps` is the env's own (`metadata["render_fps"]`, or 10) if not given.
-    `overlay` writes turn, action and reward above the picture. At most `max_encoders` episodes are filmed at a time,
-    and all files have at most `max_bytes`: an episode beyond that is not filmed, or not to its end, and counted in
-    `skipped`.
+    One of `every` so many groups of an env is recorded. `keep` is what is kept of these: "all", the "failures", or the
+    "extremes", best and worst of each group. `fps` defaults to the env's own (`metadata["render_fps"]`, or 10).
+    `overlay` writes turn, action and reward above the image. At most `max_encoders` episodes are recorded at a time,
+    and all files have about `max_bytes` at most: an episode beyond that is not recorded, or not to its end, and counted
+    in `skipped`.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class VideoRecorder:
         self.every = every
         self.keep = keep
         self.skipped: Counter[str] = Counter()
-        """Episodes that were not filmed, or not to their end, by bound."""
+        """Episodes that were not recorded, or not to their end, by limit."""
         self.finished = 0
         """Files that were made whole."""
         self.is_shared: bool | None = None
@@ -86,7 +85,7 @@ class VideoRecorder:
         self._max_encoders = max_encoders
         self._max_bytes = max_bytes
         self._budget: Budget | None = None
-        self._filming: dict[str, VideoRecording] = {}  # by name: of several attempts at an episode, the last counts
+        self._recordings: dict[str, VideoRecording] = {}  # by name: of several attempts at an episode, the last counts
         self._unsettled: set[VideoRecording] = set()
         self._shares: dict[VideoRecording, BudgetShare] = {}  # of those whose encoders may be at work
         self._at_work: set[anyio.CancelScope] = set()
@@ -104,7 +103,7 @@ class VideoRecorder:
         self.is_open = False
 
     async def __aenter__(self) -> Self:
-        directory = self._home()
+        directory = self._video_directory()
         self._ffmpeg = await anyio.to_thread.run_sync(find_ffmpeg)
         try:
             await anyio.to_thread.run_sync(self._prepare, directory)
@@ -132,7 +131,7 @@ class VideoRecorder:
             log.info("videos_recovered", videos=recovered, directory=str(directory))
 
     async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        """Films of envs that still live end here, and files are made whole.
+        """End the videos of envs that are still open, and make the files whole.
 
         An env that is at work is waited for, but not for long; what takes too long is left as it is, and can be played.
         """
@@ -163,23 +162,25 @@ class VideoRecorder:
             left = len(self._unsettled)
             log.warning("videos_not_finished", videos=left, hint="they play as they are, and a resume finishes them")
         else:
-            for parts in parts_in(self._home(), take=self._takes).values():  # of workers that were given up, and awoke
+            for parts in parts_in(
+                self._video_directory(), take=self._takes
+            ).values():  # of workers that were given up, and awoke
                 for part in parts:
                     _unlink(part)
         os.close(self._claim)
 
-    def film(self, name: str, *, kind: str = "", hold: bool = False) -> VideoRecording | None:
-        """What `pool.open(..., record=)` takes; None if there is no room for another film.
+    def record(self, name: str, *, kind: str = "", hold: bool = False) -> VideoRecording | None:
+        """What `pool.open(..., record=)` takes; None if a limit is reached.
 
-        Envs of a `kind` that had no pictures to show are not filmed again. What is held is kept or not when its
+        Envs of a `kind` that cannot be rendered are not recorded again. What is held is kept or not when its
         `settle` is called; else it is kept.
         """
         if not self.is_open:
             raise ClosedError("this VideoRecorder is not open: use it within 'async with'")
-        directory, name = self._home(), check_name(name)
-        filmed = self._filmed_like(name)
-        if filmed is not None:
-            raise UsageError(f"{filmed!r} is being filmed, and two films cannot have one file: choose another name")
+        directory, name = self._video_directory(), check_name(name)
+        other = self._recorded_as(name)
+        if other is not None:
+            raise UsageError(f"{other!r} is being recorded, and two videos cannot share a file: choose another name")
         if kind and kind in self._sightless:
             return None
         share = self._funds.take_share() if self._funds.left >= _LEAST_BYTES else None
@@ -188,32 +189,32 @@ class VideoRecorder:
             return None
         take = f"{self._takes}.{next(self._numbers)}."
         options = CameraOptions(directory, name, take, self._ffmpeg, self._fps, self._overlay, share)
-        recording = self._filming[name] = VideoRecording(self, options, kind, hold=hold)
+        recording = self._recordings[name] = VideoRecording(self, options, kind, hold=hold)
         self._unsettled.add(recording)
         self._shares[recording] = share
         return recording
 
-    def film_rollout(self, uid: str, kind: str) -> VideoRecording | None:
-        """As `film`, held; the file is named after the rollout. Of two with the same uid at a time, one is filmed."""
+    def record_rollout(self, uid: str, kind: str) -> VideoRecording | None:
+        """As `record`, held; the file is named after the rollout. Of two at a time with one uid, one is recorded."""
         name = name_for(uid)
-        if self._filmed_like(name) is not None:
-            self._tell_once("another rollout of the same uid is being filmed", "episode_not_recorded", name=name)
+        if self._recorded_as(name) is not None:
+            self._tell_once("another rollout of the same uid is being recorded", "episode_not_recorded", name=name)
             return None
-        return self.film(name, kind=kind, hold=True)
+        return self.record(name, kind=kind, hold=True)
 
-    def _filmed_like(self, name: str) -> str | None:
-        """The film under way that may have a file of this name, if there is one."""
-        films = self._filming.items()
-        return next((other for other, film in films if not film.has_ended and may_share_a_file(name, other)), None)
+    def _recorded_as(self, name: str) -> str | None:
+        """The name of a recording in progress that may have a file of this name, if there is one."""
+        active = [other for other, recording in self._recordings.items() if not recording.has_ended]
+        return next((other for other in active if may_share_a_file(name, other)), None)
 
     def remove(self, uid: str) -> None:
         """A rollout's whole video, if there is one: an earlier process has left it, and it is not wanted any more."""
-        path = whole_file(self._home(), name_for(uid))
+        path = whole_file(self._video_directory(), name_for(uid))
         self._funds.keep(-size_of(path))
         _unlink(path)
 
     def is_next(self, kind: str) -> bool:
-        """Whether another group of envs of this kind is one to be filmed: the first is, and one of `every` more."""
+        """Whether another group of envs of this kind is recorded: the first is, and one of `every` more."""
         self._groups[kind] += 1
         return self._groups[kind] % self.every == 1 % self.every
 
@@ -222,24 +223,24 @@ class VideoRecorder:
         if recording.footage:
             self._funds.keep(recording.kept_bytes)
             self._give_back(recording)
-        for film in recording.footage:
-            if film.doubt:
-                self._tell_once(film.doubt, "video_in_doubt", name=film.stem)
-            if film.sightless:
-                self._note_sightless(recording.kind, film)
-            elif film.trouble:
-                self.skipped["max_bytes"] += film.trouble == OVER_BUDGET
-                event = "video_not_whole" if film.frames else "episode_not_recorded"
-                self._tell_once(film.trouble, event, name=film.stem, frames=film.frames)
+        for footage in recording.footage:
+            if footage.doubt:
+                self._tell_once(footage.doubt, "video_in_doubt", name=footage.stem)
+            if footage.sightless:
+                self._note_sightless(recording.kind, footage)
+            elif footage.trouble:
+                self.skipped["max_bytes"] += footage.trouble == OVER_BUDGET
+                event = "video_not_whole" if footage.frames else "episode_not_recorded"
+                self._tell_once(footage.trouble, event, name=footage.stem, frames=footage.frames)
 
-    def _note_sightless(self, kind: str, film: Footage) -> None:
+    def _note_sightless(self, kind: str, footage: Footage) -> None:
         if kind not in self._sightless:
             self._sightless.add(kind)
             tell = log.info if kind else log.warning  # it was asked for by name
-            tell("env_not_recorded", env=kind, name=film.stem, reason=film.trouble)
+            tell("env_not_recorded", env=kind, name=footage.stem, reason=footage.trouble)
 
     def settle(self, recording: VideoRecording, *, keep: bool) -> None:
-        """Make its files whole, or remove them, by and by."""
+        """Make its files whole or remove them, in the background."""
         self._work.start_soon(self._settle_to_the_end, recording, keep)
 
     async def _settle_to_the_end(self, recording: VideoRecording, keep: bool) -> None:
@@ -255,25 +256,25 @@ class VideoRecorder:
 
     async def _settle(self, recording: VideoRecording, keep: bool) -> None:
         name = recording.options.name
-        await recording.end_film(max(min(self._is_late_at - anyio.current_time(), _END_WAIT), 0.0))
+        await recording.end_recording(max(min(self._is_late_at - anyio.current_time(), _END_WAIT), 0.0))
         found = await anyio.to_thread.run_sync(recording.parts)
-        if keep and not found and not any(film.trouble for film in recording.footage):
-            self._tell_once("no picture was taken: was its env reset?", "episode_not_recorded", name=name)
+        if keep and not found and not any(footage.trouble for footage in recording.footage):
+            self._tell_once("no frame was recorded: was its env reset?", "episode_not_recorded", name=name)
         for stem, parts in found.items():
-            is_wanted = keep and self._filming.get(name) is recording
+            is_wanted = keep and self._recordings.get(name) is recording
             best, missing = (await recording.best_of(parts, self._is_late) if is_wanted else None) or (None, 0)
             if missing:
                 self._tell_once("its encoder ended before the env", "video_not_whole", name=stem, missing=missing)
             if best is not None:
-                await self._finish(best, whole_file(self._home(), stem))
+                await self._finish(best, whole_file(self._video_directory(), stem))
             for part in parts:
                 if part != best:
                     _unlink(part)
         self._unsettled.discard(recording)
         self._funds.keep(-recording.kept_bytes)
         self._give_back(recording)
-        if self._filming.get(name) is recording:
-            del self._filming[name]
+        if self._recordings.get(name) is recording:
+            del self._recordings[name]
 
     async def _finish(self, part: Path, whole: Path) -> None:
         before = size_of(whole)
@@ -307,9 +308,9 @@ class VideoRecorder:
             self._told.add(reason)
             log.warning(event, reason=reason, **where)
 
-    def _home(self) -> Path:
+    def _video_directory(self) -> Path:
         if self.directory is None:
-            raise UsageError("VideoRecorder: where do the videos go? Give it a directory, or Rollouts a run_dir")
+            raise UsageError("VideoRecorder needs a directory: pass one, or a run_dir to Rollouts")
         return self.directory
 
 

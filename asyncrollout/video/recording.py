@@ -1,4 +1,4 @@
-"""The film of one env, from its camera to its files."""
+"""The video of one env, from its camera to its files."""
 
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
@@ -20,7 +20,7 @@ _CAMERA = "asyncrollout.video.camera:EnvCamera"
 
 
 class VideoRecording:
-    """The film of one env, which is opened with `record=`. Made by `VideoRecorder.film`."""
+    """The video of one env that is opened with `record=`. Made by `VideoRecorder.record`."""
 
     def __init__(self, recorder: "VideoRecorder", options: CameraOptions, kind: str, *, hold: bool) -> None:
         self.options = options
@@ -30,7 +30,7 @@ class VideoRecording:
         self.is_held = hold
         self.kept_bytes = 0  # that it has since it ended
         self._recorder = recorder
-        self._end_film: Callable[[tuple[str, Any]], Awaitable[Any]] | None = None
+        self._end_camera: Callable[[tuple[str, Any]], Awaitable[Any]] | None = None
         self._is_settled = False
 
     @property
@@ -45,47 +45,47 @@ class VideoRecording:
 
     def opened(self, end_film: Callable[[tuple[str, Any]], Awaitable[Any]]) -> None:
         """The env has a handle, by which its camera can be ended before the env is."""
-        self._end_film = end_film
+        self._end_camera = end_film
 
-    async def end_film(self, seconds: float) -> None:
-        """If the env still lives, film it no more; a camera that does not answer in time is left to its worker."""
+    async def end_recording(self, seconds: float) -> None:
+        """Stop recording an env that is still open; a camera that does not answer in time is left to its worker."""
         if self.has_ended:
             return
         footage = None
-        if self._end_film is not None:
+        if self._end_camera is not None:
             with anyio.move_on_after(seconds):
-                footage = await self._end_film((_CAMERA, msgspec.structs.replace(self.options, is_over=True)))
+                footage = await self._end_camera((_CAMERA, msgspec.structs.replace(self.options, is_over=True)))
         self.ended(footage)
 
     def ended(self, footage: list[Any] | None) -> None:
-        """The env is closed, or filmed no more; this is what its camera told, if it could be asked."""
+        """The env is closed or no longer recorded; `footage` is its camera's, if it could be asked."""
         if self.has_ended:
             return
         self.has_ended = True
-        self._end_film = None
+        self._end_camera = None
         if footage is not None:
             self.footage = msgspec.convert(footage, list[Footage])
-            self.kept_bytes = sum(size_of(self.options.directory / film.part) for film in self.footage)
+            self.kept_bytes = sum(size_of(self.options.directory / one.part) for one in self.footage)
         self._recorder.note(self)
         if not self.is_held:
             self.settle(keep=True)
 
     def settle(self, *, keep: bool) -> None:
-        """Whether what was filmed is kept; only the first time counts."""
+        """Whether the video is kept; only the first call counts."""
         if not self._is_settled:
             self._is_settled = True
             self._recorder.settle(self, keep=keep)
 
     def video(self, turns: int) -> Video | None:
-        """What goes on the record of a rollout with so many turns, once it has ended; None if nothing was filmed."""
+        """The record for a rollout with so many turns, once it has ended; None if there is no frame."""
         if not self.footage:  # the env was lost
             return Video(self.path.name, self.options.fps or DEFAULT_FPS, [], partial=True) if turns else None
-        film = self.footage[-1]
-        if not film.frames:
+        last = self.footage[-1]
+        if not last.frames:
             return None
-        ends = [*film.ends, *[film.frames - 1] * turns][: turns + 1]
+        ends = [*last.ends, *[last.frames - 1] * turns][: turns + 1]
         frames = [[max(first, 0), max(last, 0)] for first, last in pairwise(ends)]
-        return Video(f"{film.stem}.mp4", film.fps, frames, partial=bool(film.trouble) or -1 in ends)
+        return Video(f"{last.stem}.mp4", last.fps, frames, partial=bool(last.trouble) or -1 in ends)
 
     def parts(self) -> dict[str, list[Path]]:
         """The files of each episode; several, if the env was moved, or its process killed."""
@@ -96,11 +96,11 @@ class VideoRecording:
 
         And how many of its frames are missing, if that was not known when the env was closed.
         """
-        told = {film.part for film in self.footage}
+        told = {one.part for one in self.footage}
         candidates = [part for part in parts if part.name in told] or parts
         for part in candidates:
             await until_released(part, is_late)
         lengths = await anyio.to_thread.run_sync(lambda: {part: count_frames(part) for part in candidates})
         best = max(candidates, key=lambda part: lengths[part])
-        promised = next((film.frames for film in self.footage if film.part == best.name and not film.trouble), 0)
+        promised = next((one.frames for one in self.footage if one.part == best.name and not one.trouble), 0)
         return (best, max(promised - lengths[best], 0)) if lengths[best] else None

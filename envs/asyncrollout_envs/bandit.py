@@ -178,5 +178,5 @@ def _checked_names(names: Any) -> tuple[str, ...]:
         raise UsageError(f"bandit: names={names!r:.200} are not two or more different names")
     for name in plain:
         if not name or name.isdigit() or _NUMBERED.search(name):
-            raise UsageError(f"bandit: names={names!r:.200}: {name!r} is no name that can be told from a number")
+            raise UsageError(f"bandit: names={names!r:.200}: {name!r} is not a name that differs from a number")
     return plain

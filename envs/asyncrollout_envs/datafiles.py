@@ -140,7 +140,7 @@ def _json_rows(env: str, path: Path, kind: str) -> Iterator[tuple[int, Any]]:
     try:
         rows = msgspec.json.decode(content, type=list[msgspec.Raw])
     except (RecursionError, msgspec.DecodeError) as error:
-        raise UsageError(f"{env}: {path} is no JSON list (one object per line is .jsonl): {error}") from error
+        raise UsageError(f"{env}: {path} is not a JSON list (one object per line is .jsonl): {error}") from error
     yield from enumerate(rows, start=1)
 
 

@@ -31,7 +31,7 @@ def from_text(env: str, text: Any, symbols: str) -> Cells:
         raise UsageError(f"{env}: the rows of the map have different lengths: {[len(row) for row in rows]}")
     unknown = sorted({symbol for row in rows for symbol in row} - set(symbols))
     if unknown:
-        raise UsageError(f"{env}: {unknown[0]!r} is no symbol of a map; these are: {' '.join(symbols)}")
+        raise UsageError(f"{env}: {unknown[0]!r} is not a symbol of a map; available: {' '.join(symbols)}")
     return np.array([[symbols.index(symbol) for symbol in row] for row in rows], dtype=np.uint8)
 
 

@@ -106,7 +106,7 @@ def store(played: CollectedRollout, storage: Any, arch: AGENT_ARCHS) -> int:
     """Add a rollout to a storage, by steps or as a whole; how often it was at the goal."""
     count = len(played.rewards)
     ends = [False] * (count - 1) + [played.terminated]
-    # Where an env tells its goal, only that is terminal: the episode goes on, and its value ends.
+    # If an env reports its goal, only that is terminal: the episode continues, and its value ends.
     terminals = np.array([[end if goal is None else goal] for end, goal in zip(ends, played.reached, strict=True)])
     rows = {
         "observation": played.seen[:-1],

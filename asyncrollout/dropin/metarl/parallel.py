@@ -131,7 +131,7 @@ class PipeEnd:
         try:
             return portal.awaited(self._sent[0])
         finally:
-            if self._sent[0].done():  # else the wait was interrupted, and can be gone on with
+            if self._sent[0].done():  # else the wait was interrupted, and can be resumed
                 self._sent.popleft()
 
 

@@ -112,7 +112,7 @@ class SeqReplayBuffer(_Ring):
         self._episodes.append((self._top, count))
         self._add(count, **rows)
         self._steps += count
-        while self._steps > self._capacity:  # its first steps are overwritten: the rest is no episode
+        while self._steps > self._capacity:  # its first steps are overwritten: the rest is not an episode
             self._steps -= self._episodes.popleft()[1]
         self._size = self._steps
 

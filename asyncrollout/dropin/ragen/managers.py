@@ -116,7 +116,7 @@ class BanditEnvironmentManager(EnvironmentManagerBase):
     hint = "1"
 
     def project(self, text_actions: Sequence[str | None]) -> tuple[list[Any], list[bool]]:
-        """An arm that this episode has not is no action."""
+        """An arm that this episode does not have is not an action."""
         actions, valids = super().project(text_actions)
         for index, arms in enumerate(self.envs.get_available_actions()):
             if actions[index] is not None and actions[index] not in (*arms, *range(1, len(arms) + 1)):

@@ -36,7 +36,7 @@ class LLMAgentProxy:
         self._contexts = {mode: ContextManager(self._settings, tokenizer, mode) for mode in modes}
 
     def init_parallel_environments(self) -> bool:
-        """Make the environments of the collector; if that fails, say why, and go on with the state manager."""
+        """Make the environments of the collector; if that fails, log why and use the state manager."""
         if not self._settings.use_parallel_envs:
             return False
         try:

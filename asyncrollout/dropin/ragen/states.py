@@ -38,7 +38,7 @@ class EnvStatus:
 class AsyncEnvStateManager:
     """RAGEN's `EnvStateManager` with coroutines; an async context manager.
 
-    `use_multiprocessing` may be changed at any time: environments go on where they are. What runs where makes no
+    `use_multiprocessing` may be changed at any time: environments continue where they are. What runs where makes no
     difference to any result.
     """
 

@@ -22,7 +22,7 @@ class TokenizedConversation(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Up to where the model goes on."""
+    """Up to where the model continues."""
     return _encode(tokenizer, _template(tokenizer, messages, is_prompt=True))
 
 

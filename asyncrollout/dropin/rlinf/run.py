@@ -63,7 +63,7 @@ class _Run:
 
     async def play(self, planned: PlannedEnv, played: list[EvaluatedEpisode]) -> None:
         """The episodes of one env."""
-        record = None if self.recorder is None else self.recorder.film(planned.name)
+        record = None if self.recorder is None else self.recorder.record(planned.name)
         how: dict[str, Any] = {"text": self.player.text, "expert": self.player.expert, "worker": planned.process}
         try:
             async with self.pool.open(self.plan.spec, record=record, **how, **self.plan.kwargs) as env:

@@ -22,7 +22,7 @@ class GroupVideos:
     def begin(self, uid: str) -> VideoRecording | None:
         """What to open the env with; of a rollout that is retried, only the last video counts."""
         self._discard(uid)
-        recording = None if self._recorder is None else self._recorder.film_rollout(uid, self._kind)
+        recording = None if self._recorder is None else self._recorder.record_rollout(uid, self._kind)
         if recording is not None:
             self._recordings[uid] = recording
         return recording

@@ -11,7 +11,7 @@ from asyncrollout_envs.meta.tasks import Floats, Tasked
 
 
 class _Robot(Tasked):
-    """A robot of Gymnasium's, which is simulated there; its reward is told anew for the task."""
+    """A robot of Gymnasium's, which is simulated there; its reward is computed for the task."""
 
     options = ("render_mode",)
 

@@ -1,6 +1,6 @@
 """Makes `problems.json`, the problems that `metamathqa` has without a file: ten of each of twenty kinds.
 
-`python -m asyncrollout_envs.metamathqa.word_problems` writes the file anew. Problems of a kind stand together, so that
+`python -m asyncrollout_envs.metamathqa.word_problems` rewrites the file. Problems of a kind stand together, so that
 each split has all kinds (see `datafiles`).
 """
 

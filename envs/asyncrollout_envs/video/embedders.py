@@ -89,7 +89,7 @@ class EmbeddingService:
 
 
 def _read_all(response: http.client.HTTPResponse, deadline: float) -> bytes:
-    """The body; a server that goes on for too long, in time or bytes, is not listened to."""
+    """The body; a server that takes too long or sends too much is cut off."""
     content = b""
     while part := response.read1(_PART):
         content += part

@@ -110,7 +110,7 @@ def _clear(directory: Path) -> None:
     for name in ours.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise UsageError(
-                f"{str(directory / _MARK)!r} names {name!r}, which is no file of ours: choose another directory"
+                f"{str(directory / _MARK)!r} names {name!r}, which is not a file of ours: choose another directory"
             )
         (directory / name).unlink(missing_ok=True)
 

@@ -146,5 +146,5 @@ def _solution(kind: Kind, options: Sequence[tuple[str, str]], given: Any) -> str
 def _windows(given: Sequence[tuple[float, float]] | None) -> Windows | None:
     for start, end in given or ():
         if not 0 <= start < end < float("inf"):
-            raise ValueError(f"`relevant_windows`: [{start:g}, {end:g}] is no window of time")
+            raise ValueError(f"`relevant_windows`: [{start:g}, {end:g}] is not a time window")
     return None if given is None else tuple((float(start), float(end)) for start, end in given)

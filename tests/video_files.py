@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.video.encoder import find_ffmpeg
+from asyncrollout.video.ffmpeg import find_ffmpeg
 from tests.playing import PATIENCE
 from tests.video_envs import colour
 
