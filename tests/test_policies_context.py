@@ -25,11 +25,11 @@ from asyncrollout import (
 )
 from asyncrollout.policies.openai.context import read_overflow
 from asyncrollout.policies.openai.responses import refusal
+from tests.envs.rollout import WALK
 from tests.llm_answers import token_id, words
 from tests.llm_faults import Answer, Reply
 from tests.llm_server import LLMServer, llm_server
 from tests.playing import PATIENCE
-from tests.rollout_envs import WALK
 from tests.waiting import all_tasks_blocked
 
 ENGINES: list[Any] = ["vllm", "sglang"]
