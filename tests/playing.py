@@ -14,7 +14,7 @@ import numpy as np
 from asyncrollout import EnvHandle, EnvPool, EnvSpec, Outcome, find_env
 from asyncrollout.registry import load_factory
 
-ENVS = "tests.tiny_envs"
+ENVS = "tests.envs.tiny"
 COUNTER = EnvSpec(name="counter", factory=f"{ENVS}:Counter")
 TEXT = EnvSpec(name="text", factory=f"{ENVS}:Counter", text=f"{ENVS}:CounterText")
 SNAPSHOT = EnvSpec(name="snapshot", factory=f"{ENVS}:SnapshotCounter")

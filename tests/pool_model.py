@@ -25,7 +25,7 @@ import anyio
 import numpy as np
 
 from asyncrollout import EnvHandle, Observation, Outcome, RolloutError
-from tests.pool_model_envs import ODD, SAVING, SPECS
+from tests.envs.pool_model import ODD, SAVING, SPECS
 from tests.pool_places import Place, disturb
 from tests.pool_programs import Op, Part, Program
 from tests.pool_reference import Reference, alike

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.pool_model_envs import ODD, SAVING, SHOWN, SPECS
+from tests.envs.pool_model import ODD, SAVING, SHOWN, SPECS
 
 Op = tuple[Any, ...]
 """`(name, *arguments)`: a method of `User`. The first argument is a slot, which holds one env."""

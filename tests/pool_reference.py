@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncrollout import Observation, Outcome, TextOptions
 from asyncrollout.registry import load_factory
-from tests.pool_model_envs import SPECS
+from tests.envs.pool_model import SPECS
 
 TEXT_OPTIONS = set(TextOptions.__struct_fields__)
 

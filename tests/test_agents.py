@@ -39,8 +39,8 @@ from asyncrollout.protocols import Agent
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.serialization import from_plain, to_plain
 from asyncrollout.trajectories import Move, Remembered, Turn
+from tests.envs.rollout import WALK
 from tests.llm_server import llm_server
-from tests.rollout_envs import WALK
 
 
 class Asked:

@@ -29,7 +29,7 @@ from asyncrollout import (
 from asyncrollout.pool import loop_monitor
 from tests.playing import PATIENCE
 
-SPEC = EnvSpec(name="counter", factory="tests.tiny_envs:Counter", text="tests.tiny_envs:CounterText", runs="light")
+SPEC = EnvSpec(name="counter", factory="tests.envs.tiny:Counter", text="tests.envs.tiny:CounterText", runs="light")
 
 
 @pytest.fixture(autouse=True)

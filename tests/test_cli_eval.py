@@ -154,7 +154,7 @@ def test_the_file_of_a_run_is_evaluated_without_its_filter(tmp_path: Path) -> No
 
 
 def test_when_all_fails_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    flags = ["--env", "tests.tiny_envs:Refuses", "--allow-import", "--policy", "scripted", "policy.replies=[x]"]
+    flags = ["--env", "tests.envs.tiny:Refuses", "--allow-import", "--policy", "scripted", "policy.replies=[x]"]
     done = call(Path.cwd(), "eval", *flags, "-n", "2", "--run-dir", tmp_path / "failed")
     assert done.returncode == 1
     assert "all 2 rollouts failed" in done.stderr

@@ -460,7 +460,7 @@ def test_journal_of_a_newer_format_or_with_a_foreign_line_is_told_and_left_alone
 
 
 def test_half_a_character_costs_neither_samples_nor_report(tmp_path: Path) -> None:
-    config = write_config(tmp_path, "tests.rollout_envs:HalfWalk", "agent: {seeded: false}\n")
+    config = write_config(tmp_path, "tests.envs.rollout:HalfWalk", "agent: {seeded: false}\n")
     scripted = 'policy={"kind": "scripted", "replies": ["on"]}'
     repository = str(Path(__file__).parent.parent)
     done = call(tmp_path, "run", config, "name=mine", scripted, "--allow-import", PYTHONPATH=repository)

@@ -41,9 +41,9 @@ from asyncrollout.stats import (
     student_t,
     summarize,
 )
+from tests.envs.rollout import WALK
 from tests.playing import PATIENCE
 from tests.recorded_runs import BEGAN, events_of, played, write_run
-from tests.rollout_envs import WALK
 
 ROUNDS = 1_000
 

@@ -382,7 +382,7 @@ async def test_what_has_no_digest_is_the_same_error_on_every_backend(what: str, 
 
 
 async def test_nested_values_and_cycles_arrive_as_they_were_sent(options: dict[str, Any]) -> None:
-    async with EnvPool(**options) as pool, pool.open("tests.tiny_envs:Echo") as env:
+    async with EnvPool(**options) as pool, pool.open("tests.envs.tiny:Echo") as env:
         await env.reset(seed=1)
         for depth in (98, 99, 100, 101, 150, 250):
             value: Any = {"leaf": depth}

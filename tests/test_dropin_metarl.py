@@ -19,8 +19,8 @@ import pytest
 from asyncrollout import ClosedError, EnvCrashed, EnvError, UsageError, register_env
 from asyncrollout.dropin import metarl, portal
 from asyncrollout.dropin.metarl import ParallelEnvManager, VariBadWrapper, make_env, make_parallel_env
-from tests import meta_envs
-from tests.meta_envs import Choosing, Exchange, Meeting, OldEnv, in_thread
+from tests.envs import meta as meta_envs
+from tests.envs.meta import Choosing, Exchange, Meeting, OldEnv, in_thread
 from tests.playing import PATIENCE
 
 TASKS: dict[str, Any] = {"num_train_tasks": 4, "num_eval_tasks": 2}

@@ -21,7 +21,7 @@ from asyncrollout.dropin.metarl import (
     SimpleReplayBuffer,
     VariBadWrapper,
 )
-from tests.meta_envs import Chance, Choosing, Counting, Exchange, OldEnv, Recall, Unequal, in_thread
+from tests.envs.meta import Chance, Choosing, Counting, Exchange, OldEnv, Recall, Unequal, in_thread
 
 
 @pytest.fixture(autouse=True)

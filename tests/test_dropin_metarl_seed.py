@@ -13,7 +13,7 @@ import yaml
 from asyncrollout import UsageError
 from asyncrollout.dropin import metarl, portal
 from asyncrollout.dropin.metarl import AGENT_ARCHS, SeqReplayBuffer, make_env, make_parallel_env, read_settings
-from tests.meta_envs import Chance, OldEnv
+from tests.envs.meta import Chance, OldEnv
 
 GUIDE = (Path(__file__).parent / "seeds" / "metarl.md").read_text()
 BLOCKS = {

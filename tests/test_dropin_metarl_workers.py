@@ -14,7 +14,7 @@ import pytest
 from asyncrollout import EnvError, EnvTimeout, ProviderError, UsageError
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl import AGENT_ARCHS, Learner, ParallelEnvManager, SeqReplayBuffer
-from tests.meta_envs import (
+from tests.envs.meta import (
     Awry,
     Careless,
     Chance,

@@ -28,7 +28,7 @@ from asyncrollout.dropin.ragen import (
     validate_environment_config,
 )
 from asyncrollout.dropin.ragen.settings import EnvPlan
-from tests.ragen_envs import WORDS, config, registered, worker_pids  # noqa: F401 (a fixture)
+from tests.envs.ragen import WORDS, config, registered, worker_pids  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("registered")
 

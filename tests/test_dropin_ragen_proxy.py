@@ -19,7 +19,7 @@ from asyncrollout.dropin.ragen import (
     create_projection_function,
 )
 from asyncrollout.dropin.ragen.managers import EnvironmentManagerBase
-from tests.ragen_envs import config, registered  # noqa: F401 (a fixture)
+from tests.envs.ragen import config, registered  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("registered")
 

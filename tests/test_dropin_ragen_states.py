@@ -25,7 +25,7 @@ from asyncrollout.dropin.ragen import (
 )
 from asyncrollout.dropin.ragen.context import _total
 from asyncrollout.pool.wire import codec
-from tests.ragen_envs import (
+from tests.envs.ragen import (
     WORKER_TYPES,
     CountedEnv,
     OnlyHere,

@@ -21,10 +21,10 @@ from asyncrollout.dropin.rlinf.config import VIDEO_DIRECTORY
 from asyncrollout.video import VideoWriter
 from asyncrollout_envs.sensors import find_pictures, tile
 from tests import test_evaluation_seed as seed
-from tests.evaluation_envs import act
+from tests.envs.evaluation import act
 from tests.video_files import decode
 
-PAINTER = {"env_type": "tests.evaluation_envs:Painter", "max_episode_steps": 3}
+PAINTER = {"env_type": "tests.envs.evaluation:Painter", "max_episode_steps": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +141,7 @@ def test_a_policy_s_gpus_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
     chosen = configured(video_cfg={"save_video": False})
     chosen["cluster"] = {"component_placement": {"rollout": 2}}
-    chosen["policy"] = {"kind": "python", "path": "tests.evaluation_envs:Seeing"}
+    chosen["policy"] = {"kind": "python", "path": "tests.envs.evaluation:Seeing"}
     for _ in range(2):  # the second one counts among the same
         assert evaluate(chosen, allow_import=True).metrics["eval/return"] == 3 * 7
 
@@ -149,7 +149,7 @@ def test_a_policy_s_gpus_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (configured(), r"names code to import, 'tests.evaluation_envs:Painter': allow it with allow_import=True"),
+        (configured(), r"names code to import, 'tests.envs.evaluation:Painter': allow it with allow_import=True"),
         ({"env": {"eval": {"total_num_env": 4}}}, r"unknown key 'env.eval.total_num_env': did you mean"),
         ({"cluster": {"component_placement": {"env": "0-x"}}}, r"component_placement: env: found '0-x'"),
         (4, "expected a file name or a dict, found 4"),

@@ -18,8 +18,8 @@ from asyncrollout import PoolError, UsageError, registry
 from asyncrollout.dropin.vagen import BaseServiceConfig, BatchEnvClient, EnvService, VideoEnvService
 from asyncrollout.service.observations import to_json
 from tests import seed_service as seed
+from tests.envs.service import KNOWN
 from tests.scripts.processes import LIMIT
-from tests.service_envs import KNOWN
 from tests.test_guards import mark, running  # noqa: F401 (a fixture)
 from tests.test_service_http import CANARY, serve
 from tests.video_files import is_whole

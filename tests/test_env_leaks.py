@@ -7,9 +7,9 @@ import pytest
 from asyncrollout import EnvCheckError, EnvSpec
 from asyncrollout.testing import MethodCall, check_env
 from asyncrollout.testing.cases import Backend
-from tests import leaky_envs
+from tests.envs import leaky as leaky_envs
 
-LEAKY = "tests.leaky_envs"
+LEAKY = "tests.envs.leaky"
 CHOICES: list[tuple[Backend, ...]] = [("inline",), ("process",), ("inline", "process")]
 BESIDE = "envs in one process leave each other alone"
 AFTER_END = "an ended episode leaves nothing to the next one"
@@ -125,12 +125,12 @@ async def test_a_close_that_hangs_is_found_and_nothing_else_tried(
 
 @pytest.mark.parametrize("backends", CHOICES, ids="+".join)
 async def test_an_env_that_cannot_be_made_is_not_blamed_for_its_close(backends: tuple[Backend, ...]) -> None:
-    found = await broken_points(EnvSpec(name="refuses", factory="tests.tiny_envs:Refuses"), backends, [1])
+    found = await broken_points(EnvSpec(name="refuses", factory="tests.envs.tiny:Refuses"), backends, [1])
     assert [point.partition(" ")[0] for point in found] == ["reset()"]
 
 
 async def test_observations_that_change_in_place_are_noted() -> None:
-    report = await check_env("tests.tiny_envs:BigArray", actions=[0, 0], size=4, seeds=(0, 1))
+    report = await check_env("tests.envs.tiny:BigArray", actions=[0, 0], size=4, seeds=(0, 1))
     (note,) = report.notes
     assert note.startswith("the observation of seed 0, reset was array([0, 0, 0, 0]")
     assert note.endswith("after later steps: fine in a pool, which copies it")

@@ -26,14 +26,14 @@ from asyncrollout.types import Generation
 from asyncrollout.video.episode_writer import EpisodeWriter
 from asyncrollout.video.ffmpeg import find_ffmpeg
 from asyncrollout.video.files import claim, new_part, new_take
-from tests.evaluation_envs import STEP
+from tests.envs.evaluation import STEP
 from tests.llm_faults import Reply
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
 from tests.test_cli_runs import call_program, launched
 from tests.video_files import decode, is_whole, names
 
-ENVS = "tests.evaluation_envs"
+ENVS = "tests.envs.evaluation"
 PAINTER = (f"env.eval.env_type={ENVS}:Painter", "env.eval.max_episode_steps=3", "--allow-import")
 ACTING = ("--policy", f"{ENVS}:act")
 VIDEOS = Path("logs/behavior_eval/video/eval")

@@ -40,18 +40,18 @@ from tests.waiting import all_tasks_blocked
 
 uvloop_only = pytest.mark.asyncio(loop_factories=["uvloop"])
 
-COUNTER = EnvSpec(name="counter", factory="tests.tiny_envs:Counter", kwargs={"limit": 10**9})
-SNAPSHOT = EnvSpec(name="snapshot", factory="tests.tiny_envs:SnapshotCounter", kwargs={"limit": 10**9})
-WAITING = EnvSpec(name="waiting", factory="tests.tiny_envs:Waiting", kwargs={"limit": 10**9}, runs="io")
-PICTURES = EnvSpec(name="pictures", factory="tests.tiny_envs:BigArray", kwargs={"size": 1 << 17})
+COUNTER = EnvSpec(name="counter", factory="tests.envs.tiny:Counter", kwargs={"limit": 10**9})
+SNAPSHOT = EnvSpec(name="snapshot", factory="tests.envs.tiny:SnapshotCounter", kwargs={"limit": 10**9})
+WAITING = EnvSpec(name="waiting", factory="tests.envs.tiny:Waiting", kwargs={"limit": 10**9}, runs="io")
+PICTURES = EnvSpec(name="pictures", factory="tests.envs.tiny:BigArray", kwargs={"size": 1 << 17})
 TEXT = EnvSpec(
-    name="text", factory="tests.tiny_envs:Counter", kwargs={"limit": 10**9}, text="tests.tiny_envs:CounterText"
+    name="text", factory="tests.envs.tiny:Counter", kwargs={"limit": 10**9}, text="tests.envs.tiny:CounterText"
 )
-FAULTY = EnvSpec(name="faulty", factory="tests.fault_envs:Faulty", kwargs={"limit": 10**9})
-FAULTY_IO = EnvSpec(name="faulty-io", factory="tests.fault_envs:Faulty", kwargs={"limit": 10**9}, runs="io")
-FAULTY_PICTURE = EnvSpec(name="faulty-picture", factory="tests.fault_envs:FaultyPicture", kwargs={"limit": 10**9})
-FAULTY_ASYNC = EnvSpec(name="faulty-async", factory="tests.fault_envs:AsyncFaulty", runs="io")
-DICED = EnvSpec(name="diced", factory="tests.tiny_envs:Nondeterministic", kwargs={"limit": 10**9})
+FAULTY = EnvSpec(name="faulty", factory="tests.envs.fault:Faulty", kwargs={"limit": 10**9})
+FAULTY_IO = EnvSpec(name="faulty-io", factory="tests.envs.fault:Faulty", kwargs={"limit": 10**9}, runs="io")
+FAULTY_PICTURE = EnvSpec(name="faulty-picture", factory="tests.envs.fault:FaultyPicture", kwargs={"limit": 10**9})
+FAULTY_ASYNC = EnvSpec(name="faulty-async", factory="tests.envs.fault:AsyncFaulty", runs="io")
+DICED = EnvSpec(name="diced", factory="tests.envs.tiny:Nondeterministic", kwargs={"limit": 10**9})
 MIXED = (COUNTER, PICTURES, TEXT, WAITING, SNAPSHOT, FAULTY)
 
 Transcript = list[Any]
@@ -609,7 +609,7 @@ async def test_setup_calls_hold_after_a_failure() -> None:
 
 @uvloop_only
 async def test_what_cannot_be_returned_is_an_error_of_that_env() -> None:
-    spec = EnvSpec(name="returning", factory="tests.fault_envs:Returning")
+    spec = EnvSpec(name="returning", factory="tests.envs.fault:Returning")
     async with EnvPool(workers=1) as pool, neighbours(pool, COUNTER):
         (pid,) = pids(pool)
         env = await open_reset(pool, spec)
@@ -734,9 +734,9 @@ async def test_a_log_directory_is_made_where_it_is_missing(tmp_path: Path) -> No
 
 @uvloop_only
 async def test_an_episode_that_cannot_be_repeated_fails_and_is_never_silently_another(tmp_path: Path) -> None:
-    diced_reset = EnvSpec(name="diced reset", factory="tests.fault_envs:DicedReset")
+    diced_reset = EnvSpec(name="diced reset", factory="tests.envs.fault:DicedReset")
     raising = EnvSpec(
-        name="raising", factory="tests.fault_envs:RaisesOnReplay", kwargs={"trace": str(tmp_path / "trace")}
+        name="raising", factory="tests.envs.fault:RaisesOnReplay", kwargs={"trace": str(tmp_path / "trace")}
     )
     async with EnvPool(workers=1) as pool:
         for spec in (DICED, diced_reset, raising):
@@ -783,7 +783,7 @@ async def test_without_recovery_a_death_is_an_error_at_once() -> None:
 @uvloop_only
 async def test_an_env_with_outside_effects_is_not_replayed(tmp_path: Path) -> None:
     trace = str(tmp_path / "effects")
-    spec = EnvSpec(name="outside", factory="tests.fault_envs:Faulty", replayable=False)
+    spec = EnvSpec(name="outside", factory="tests.envs.fault:Faulty", replayable=False)
     async with EnvPool(workers=1) as pool, pool.open(spec) as env:
         await play(env, 20, [["nth", 2, trace, "raise", "plain"]])  # would raise if it were played a second time
         await kill_idle(pool)

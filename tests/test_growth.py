@@ -26,8 +26,8 @@ from asyncrollout.journal.policy import _digests
 from asyncrollout.rollouts.episode import group as groups_of_rollouts
 from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer
 from asyncrollout.trajectories import Group, Verdict
+from tests.envs.rollout import WALK
 from tests.playing import PATIENCE
-from tests.rollout_envs import WALK
 
 
 class Ages:

@@ -36,8 +36,8 @@ from tests.waiting import freeze
 
 uvloop_only = pytest.mark.asyncio(loop_factories=["uvloop"])
 
-COUNTER = "tests.tiny_envs:Counter"
-FAULTY = "tests.fault_envs:Faulty"
+COUNTER = "tests.envs.tiny:Counter"
+FAULTY = "tests.envs.fault:Faulty"
 IO = EnvSpec(name="io", factory=FAULTY, runs="io")
 
 
@@ -414,7 +414,7 @@ def test_the_cause_of_a_death_is_known(hidden: bool, tmp_path: Path, mark: str) 
 
 
 async def test_arrays_travel_over_the_socket_where_there_is_no_room_for_files() -> None:
-    spec = EnvSpec(name="cramped", factory="tests.fault_envs:CrampedPictures")
+    spec = EnvSpec(name="cramped", factory="tests.envs.fault:CrampedPictures")
     async with EnvPool(workers=1) as pool, pool.open(spec) as env:
         await env.reset(seed=1)
         for _ in range(3):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from asyncrollout import ClosedError, EnvHandle, EnvPool, EnvSpec, Outcome, UsageError
+from tests.envs.tiny import Counter, Step
 from tests.playing import COUNTER, ENVS, PATIENCE, Gate, expected, kill_worker_of, play
-from tests.tiny_envs import Counter, Step
 
 GATED = EnvSpec(name="gated", factory=f"{ENVS}:Gated")
 HERE = "tests.test_handle"

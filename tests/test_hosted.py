@@ -13,7 +13,7 @@ from asyncrollout.pool.wire.messages import OpenRequest
 from asyncrollout.pool.wire.replay_log import Life, RecordedCall, ReplayedEpisode, ReplayLog
 from asyncrollout.pool.worker.env_runner import EnvRunner, run_now
 from asyncrollout.pool.worker.replay import replay
-from tests.tiny_envs import Counter, CounterText, Nondeterministic, OddError, SnapshotCounter
+from tests.envs.tiny import Counter, CounterText, Nondeterministic, OddError, SnapshotCounter
 
 SPEC = EnvSpec(name="counter", factory=Counter, text=CounterText)
 
@@ -199,7 +199,7 @@ def test_separator_reaches_the_interface() -> None:
     ("spec", "told"),
     [
         (EnvSpec(name="x", factory=dict), "dict has no reset() method"),
-        (EnvSpec(name="x", factory="tests.tiny_envs:AsyncCounter"), "register its class with runs='io'"),
+        (EnvSpec(name="x", factory="tests.envs.tiny:AsyncCounter"), "register its class with runs='io'"),
     ],
 )
 def test_what_is_no_env_is_told_when_made(spec: EnvSpec, told: str) -> None:
@@ -398,7 +398,7 @@ def test_failure_keeps_notes_and_traceback() -> None:
         error.add_note("reset it first")
         told = failure(error)
     assert "reset it first" in told.text
-    assert "tiny_envs.py" in told.trace
+    assert "tiny.py" in told.trace
 
 
 def test_numpys_memory_error_is_a_matter_of_resources() -> None:

@@ -49,8 +49,8 @@ from asyncrollout.journal.events import (
 from asyncrollout.journal.history import read_past
 from asyncrollout.journal.records import RunRecords
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Writer
+from tests.envs.rollout import ODD_WALK, WALK
 from tests.playing import PATIENCE
-from tests.rollout_envs import ODD_WALK, WALK
 from tests.test_rollouts import Model, told
 from tests.waiting import all_tasks_blocked
 

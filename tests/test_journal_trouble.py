@@ -41,8 +41,8 @@ from asyncrollout.journal.records import RunRecords
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.redaction import hide, hide_in_command, without_secrets
 from asyncrollout.trajectories import Move
+from tests.envs.rollout import WALK
 from tests.playing import PATIENCE
-from tests.rollout_envs import WALK
 from tests.test_journal import events, rollouts
 from tests.test_rollouts import Model, told
 from tests.waiting import all_tasks_blocked

@@ -43,8 +43,8 @@ from asyncrollout.telemetry.exporter import MetricsExporter
 from asyncrollout.video.recorder import VideoRecorder
 from asyncrollout.viewer.run_index import RunIndex
 from asyncrollout.viewer.server import serving
+from tests.envs.ragen import config, registered  # noqa: F401 (a fixture)
 from tests.playing import COUNTER, PATIENCE
-from tests.ragen_envs import config, registered  # noqa: F401 (a fixture)
 from tests.test_policies_local import with_model
 from tests.waiting import all_tasks_blocked
 

@@ -21,7 +21,7 @@ KILLING = """
 import asyncio, logging, os, signal, sys
 import asyncrollout as ar
 
-COUNTER = ar.EnvSpec(name="counter", factory="tests.tiny_envs:Counter")
+COUNTER = ar.EnvSpec(name="counter", factory="tests.envs.tiny:Counter")
 
 async def main():
     async with ar.EnvPool(workers=1) as pool, pool.open(COUNTER) as env:

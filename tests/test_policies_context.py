@@ -24,11 +24,11 @@ from asyncrollout import (
     run_rollout,
 )
 from asyncrollout.policies.openai.refusals import read_overflow, refusal
+from tests.envs.rollout import WALK
 from tests.llm_answers import token_id, words
 from tests.llm_faults import Answer, Reply
 from tests.llm_server import LLMServer, llm_server
 from tests.playing import PATIENCE
-from tests.rollout_envs import WALK
 from tests.waiting import all_tasks_blocked
 
 ENGINES: list[Any] = ["vllm", "sglang"]

@@ -12,15 +12,15 @@ from asyncrollout import EnvCrashed, EnvDiverged, EnvError, EnvHandle, EnvPool, 
 from asyncrollout.pool.wire import codec
 from asyncrollout.service.admission import Admission
 from asyncrollout.testing import same
+from tests.envs.recovery import Changing
 from tests.playing import PATIENCE, Gate, kill_worker_of
-from tests.recovery_envs import Changing
 from tests.test_pool_recovery import CHANGING, LONG, MENU, opened, places, play
 from tests.test_remote_pool import remote
 from tests.waiting import all_tasks_blocked, cancelled
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
-ENVS = "tests.episode_envs"
+ENVS = "tests.envs.episode"
 
 
 def show_nothing(env: EnvHandle) -> None:
@@ -57,7 +57,7 @@ async def test_a_cancelled_restore_leaves_the_env_its_own_life(tmp_path: Path) -
 @pytest.mark.parametrize("place", ["inline", "process"])
 async def test_after_a_failed_restore_the_env_has_its_own_life(place: str, tmp_path: Path) -> None:
     kwargs = {"path": str(tmp_path / "count"), "length": 50}
-    async with opened(place, EnvSpec(name="drifting", factory="tests.recovery_envs:Drifting", kwargs=kwargs)) as (
+    async with opened(place, EnvSpec(name="drifting", factory="tests.envs.recovery:Drifting", kwargs=kwargs)) as (
         _,
         env,
     ):
@@ -76,7 +76,7 @@ async def test_after_a_failed_restore_the_env_has_its_own_life(place: str, tmp_p
 @pytest.mark.parametrize("place", ["inline", "process"])
 async def test_after_a_failed_restore_a_call_that_cannot_be_repeated_is_named(place: str, tmp_path: Path) -> None:
     count = tmp_path / "count"
-    spec = EnvSpec(name="drifting", factory="tests.recovery_envs:Drifting", kwargs={"path": str(count), "length": 50})
+    spec = EnvSpec(name="drifting", factory="tests.envs.recovery:Drifting", kwargs={"path": str(count), "length": 50})
     async with opened(place, spec) as (_, env):
         outcome = await play(env, 7, 1)
         kept = await env.snapshot()
@@ -95,7 +95,7 @@ async def test_after_a_failed_restore_a_call_that_cannot_be_repeated_is_named(pl
 
 
 async def test_crashes_are_counted_in_each_episode_also_if_it_is_restored(tmp_path: Path) -> None:
-    faulty = EnvSpec(name="faulty", factory="tests.fault_envs:Faulty")
+    faulty = EnvSpec(name="faulty", factory="tests.envs.fault:Faulty")
     with anyio.fail_after(PATIENCE):
         async with EnvPool(workers=1, max_restarts=1) as pool, pool.open(faulty) as env:
             await play(env, 1, 1)
@@ -219,7 +219,7 @@ async def test_observations_without_a_file_form_are_replayed_from_a_file(place: 
 
 @places
 async def test_a_snapshot_with_text_is_not_one_without(place: str) -> None:
-    spec = replace(MENU, text="tests.recovery_envs:SavedMenu")
+    spec = replace(MENU, text="tests.envs.recovery:SavedMenu")
     async with opened(place, spec) as (pool, env), pool.open(env._calls.binding.opening.spec, text=False) as raw:
         for one, other, match in ((env, raw, "with the text"), (raw, env, "without the text")):
             await one.reset(seed=1)
@@ -302,7 +302,7 @@ async def test_snapshots_of_format_2_can_be_read() -> None:
 
 async def test_snapshots_of_format_1_are_checked_by_their_outcome() -> None:
     """The digests of large arrays were others then."""
-    async with EnvPool(backend="inline") as pool, pool.open("tests.tiny_envs:BigArray") as env:
+    async with EnvPool(backend="inline") as pool, pool.open("tests.envs.tiny:BigArray") as env:
         wanted = await play(env, 1, 0)
         fields = [wanted.observation, wanted.reward, wanted.terminated, wanted.truncated, wanted.info]
         old = [1, env.name, [], [1, None, 0], None, 0, [[0, 0]], [123, 456]]

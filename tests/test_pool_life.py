@@ -26,8 +26,8 @@ from asyncrollout import (
     UsageError,
 )
 from asyncrollout.testing import same
+from tests.envs.tiny import AsyncCounter
 from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, PATIENCE, TEXT, Gate, expected, kill_worker_of, pid_of, play
-from tests.tiny_envs import AsyncCounter
 from tests.waiting import all_tasks_blocked
 
 # One call at a time
@@ -390,7 +390,7 @@ def test_512_envs_with_1024_descriptors() -> None:
         1024,
         """
 async with EnvPool(workers=2) as pool:
-    envs = [await pool.open("tests.tiny_envs:BigArray", size=1 << 17) for _ in range(512)]
+    envs = [await pool.open("tests.envs.tiny:BigArray", size=1 << 17) for _ in range(512)]
     await pool.reset_many(envs, seeds=list(range(512)))
     for step in (1, 2):
         outcomes = await pool.step_many(envs, [0] * 512)

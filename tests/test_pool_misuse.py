@@ -20,7 +20,7 @@ from asyncrollout import (
     UsageError,
 )
 from asyncrollout.testing import same
-from tests import tiny_envs
+from tests.envs import tiny as tiny_envs
 from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, MISSHAPEN, PATIENCE, TEXT, expected, play
 
 
@@ -307,7 +307,7 @@ async def test_env_that_failed_plays_again_after_a_reset(options: dict[str, Any]
             await env.reset(seed=1)
             with pytest.raises(EnvError, match="invalid literal") as caught:
                 await env.step("x")
-            assert "tiny_envs.py" in str(caught.value.remote_traceback)
+            assert "tiny.py" in str(caught.value.remote_traceback)
             assert (caught.value.env, caught.value.seed, caught.value.turn) == ("counter", 1, 0)
         rewards = [outcome.reward for outcome in (await play(env, 1, [1, 2]))[1:]]
         assert rewards == [outcome.reward + 2 for outcome in expected(COUNTER, 1, [1, 2])[1:]]
@@ -360,7 +360,7 @@ async def test_expert_of_an_env_that_does_not_exist(name: str, told: str) -> Non
 
 
 async def test_reward_that_is_not_finite_names_its_place(options: dict[str, Any]) -> None:
-    spec = EnvSpec(name="walk", factory="tests.rollout_envs:Walk")
+    spec = EnvSpec(name="walk", factory="tests.envs.rollout:Walk")
     async with EnvPool(**options) as pool, pool.open(spec) as env:
         await env.reset(seed=7, task="nan")
         with pytest.raises(

@@ -15,8 +15,8 @@ from asyncrollout import registry
 from asyncrollout.pool.hosts import PoolLimits
 from asyncrollout.pool.process import backend, rebalancing
 from asyncrollout.service import connection
+from tests.envs.pool_model import SPECS
 from tests.pool_model import User, play_program
-from tests.pool_model_envs import SPECS
 from tests.pool_places import opened
 from tests.pool_programs import Part, Program, random_program, simpler
 

@@ -30,14 +30,14 @@ from asyncrollout.pool.wire import codec
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.remote import RemoteEnvPool
 from asyncrollout.testing import same
+from tests.envs.recovery import Changing, Framed, Saving
 from tests.playing import PATIENCE, Gate, kill_worker_of
-from tests.recovery_envs import Changing, Framed, Saving
 from tests.test_remote_pool import Leaving, remote
 from tests.waiting import all_tasks_blocked, cancelled
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # many processes are killed here
 
-ENVS = "tests.recovery_envs"
+ENVS = "tests.envs.recovery"
 CHANGING = EnvSpec(name="changing", factory=f"{ENVS}:Changing")
 SAVING = EnvSpec(name="saving", factory=f"{ENVS}:Saving")
 LONG = SAVING.with_kwargs(length=50)

@@ -13,7 +13,7 @@ from tests.test_remote_pool import remote
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # as in test_pool_recovery.py
 
-ENVS = "tests.recovery_envs"
+ENVS = "tests.envs.recovery"
 CHANGING = EnvSpec(name="changing", factory=f"{ENVS}:Changing", kwargs={"length": 50})
 SAVING = EnvSpec(name="restores_raw", factory=f"{ENVS}:Saving", kwargs={"length": 50})
 

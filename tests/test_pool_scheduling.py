@@ -16,12 +16,12 @@ from asyncrollout.pool.hosts import SOON
 from asyncrollout.pool.process.rebalancing import plan_moves, plan_recalls
 from asyncrollout.pool.process.worker_host import SentCall, WorkerHost
 from asyncrollout.pool.wire.messages import Op, Reply
+from tests.envs.slow import read
 from tests.playing import COUNTER, PATIENCE
 from tests.scripts.processes import until
-from tests.slow_envs import read
 from tests.waiting import all_tasks_blocked, cancelled
 
-HELD = EnvSpec(name="held", factory="tests.slow_envs:Held")
+HELD = EnvSpec(name="held", factory="tests.envs.slow:Held")
 
 
 def words(diary: Path) -> Tally[str]:

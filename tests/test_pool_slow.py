@@ -17,12 +17,12 @@ from asyncrollout.errors import ClosedError, EnvCrashed, EnvError
 from asyncrollout.pool.hosts import SOON
 from asyncrollout.pool.quarantine import Retries
 from asyncrollout.testing import same
+from tests.envs.slow import AsyncLong, Confused, read
 from tests.playing import ACTIONS, COUNTER, PATIENCE, expected, pid_of
 from tests.scripts.processes import until
-from tests.slow_envs import AsyncLong, Confused, read
 from tests.waiting import all_tasks_blocked, cancelled
 
-ENVS = "tests.slow_envs"
+ENVS = "tests.envs.slow"
 uvloop_only = pytest.mark.asyncio(loop_factories=["uvloop"])  # it takes seconds
 LENGTHY = EnvSpec(name="lengthy", factory=f"{ENVS}:Lengthy")
 HELD = EnvSpec(name="held", factory=f"{ENVS}:Held")
@@ -190,7 +190,7 @@ async def test_a_quarantine_has_as_many_as_their_shares_allow() -> None:
 
 async def test_the_log_that_a_crash_quotes_is_that_of_its_own_worker(tmp_path: Path) -> None:
     (tmp_path / "worker-0.log").write_text("of another run\n")
-    async with EnvPool(workers=1, recover="none", log_dir=tmp_path) as pool, pool.open("tests.tiny_envs:Noisy") as env:
+    async with EnvPool(workers=1, recover="none", log_dir=tmp_path) as pool, pool.open("tests.envs.tiny:Noisy") as env:
         await env.reset(seed=1)
         await env.step(1)
         os.kill(pid_of(pool, env), signal.SIGKILL)

@@ -16,8 +16,8 @@ from asyncrollout import (
 )
 from asyncrollout.pool.wire import codec
 from asyncrollout.testing import same
+from tests.envs.tiny import Point
 from tests.playing import ECHO, ENVS, EPISODES, expected, kill_worker_of, play
-from tests.tiny_envs import Point
 
 VALUES: list[Any] = [
     None,

@@ -12,10 +12,10 @@ import pytest
 
 from asyncrollout import EnvBuildError, EnvError, EnvHandle, EnvPool, EnvSpec, RolloutError, UsageError
 from asyncrollout.pool.wire.raised import is_own
-from tests.nasty_envs import RAISED, LoadsAs
+from tests.envs.nasty import RAISED, LoadsAs
 from tests.waiting import all_tasks_blocked, cancelled
 
-ENVS = "tests.nasty_envs"
+ENVS = "tests.envs.nasty"
 CPU = EnvSpec(name="nasty", factory=f"{ENVS}:Nasty", kwargs={"limit": 10**9})
 IO = EnvSpec(name="nasty", factory=f"{ENVS}:Nasty", kwargs={"limit": 10**9}, runs="io")
 ASYNC = EnvSpec(name="nasty", factory=f"{ENVS}:AsyncNasty", kwargs={"limit": 10**9}, runs="io")
@@ -119,7 +119,7 @@ async def test_an_action_that_cannot_be_loaded_is_a_mistake_of_its_user() -> Non
 
 async def test_a_replay_that_raises_anything_diverges(tmp_path: Any) -> None:
     trace = str(tmp_path / "trace")
-    spec = EnvSpec(name="faulty", factory="tests.fault_envs:Faulty")
+    spec = EnvSpec(name="faulty", factory="tests.envs.fault:Faulty")
     async with EnvPool(backend="inline") as pool, pool.open(spec) as env:
         await env.reset(seed=1)
         await env.step(["past first", trace, "raise", "interrupt"])

@@ -20,7 +20,7 @@ from asyncrollout import (
     register_env,
     registry,
 )
-from tests.tiny_envs import Counter
+from tests.envs.tiny import Counter
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def install(monkeypatch: pytest.MonkeyPatch, directory: Path, points: str) -> No
     (metadata / "entry_points.txt").write_text(f"[asyncrollout.envs]\n{points}\n")
     (directory / "someones_envs.py").write_text(
         "from asyncrollout import EnvSpec\n"
-        "maze = EnvSpec(name='maze', factory='tests.tiny_envs:Counter', kwargs={'limit': 3})\n"
+        "maze = EnvSpec(name='maze', factory='tests.envs.tiny:Counter', kwargs={'limit': 3})\n"
         "not_a_spec = 5\n"
     )
     monkeypatch.syspath_prepend(directory)
@@ -66,7 +66,7 @@ def test_spec_stands_for_itself() -> None:
 
 
 def test_spec_is_frozen_and_travels() -> None:
-    spec = EnvSpec(name="x", factory=Counter, kwargs={"limit": 5}, text="tests.tiny_envs:CounterText", replayable=False)
+    spec = EnvSpec(name="x", factory=Counter, kwargs={"limit": 5}, text="tests.envs.tiny:CounterText", replayable=False)
     assert pickle.loads(pickle.dumps(spec)) == spec
     with pytest.raises(AttributeError):
         spec.name = "y"  # type: ignore[misc]
@@ -79,7 +79,7 @@ def test_with_kwargs_adds_and_overrides() -> None:
 
 
 def test_import_path() -> None:
-    spec = find_env("tests.tiny_envs:Counter")
+    spec = find_env("tests.envs.tiny:Counter")
     assert spec.text is None
     assert registry.load_factory(spec.factory) is Counter
 
@@ -163,8 +163,8 @@ class Waiting(Counter):
 
 def test_a_class_or_a_function_names_its_env() -> None:
     """Under its import path, by which the same env is found in a later run."""
-    assert find_env(Counter) == EnvSpec("tests.tiny_envs:Counter", Counter)
-    assert find_env(find_env(Counter).name).factory == "tests.tiny_envs:Counter"
+    assert find_env(Counter) == EnvSpec("tests.envs.tiny:Counter", Counter)
+    assert find_env(find_env(Counter).name).factory == "tests.envs.tiny:Counter"
     assert find_env(partial(Counter, limit=3)).name == "functools:partial"
     assert find_env(Waiting).runs == "io"
     with pytest.raises(UsageError, match="name must be a string"):
@@ -190,12 +190,12 @@ def test_unknown_field_is_told() -> None:
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("tests.tiny_envs:Countr", "module 'tests.tiny_envs' has no 'Countr': did you mean 'Counter'"),
-        ("tests.tiny_envs:Counter.stop", "module 'tests.tiny_envs' has no 'Counter.stop'"),
-        ("tests.tiny_envs", "not an import path: write 'module:Class'"),
+        ("tests.envs.tiny:Countr", "module 'tests.envs.tiny' has no 'Countr': did you mean 'Counter'"),
+        ("tests.envs.tiny:Counter.stop", "module 'tests.envs.tiny' has no 'Counter.stop'"),
+        ("tests.envs.tiny", "not an import path: write 'module:Class'"),
         (":Counter", "not an import path: write 'module:Class'"),
-        ("tests.tiny_envs:Step.nothing", "has no 'Step.nothing'"),
-        ("tests.tiny_envs:__doc__", "is a str, not a class or function that makes an env"),
+        ("tests.envs.tiny:Step.nothing", "has no 'Step.nothing'"),
+        ("tests.envs.tiny:__doc__", "is a str, not a class or function that makes an env"),
     ],
 )
 def test_bad_import_path_is_told(path: str, told: str) -> None:

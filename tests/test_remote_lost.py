@@ -21,8 +21,8 @@ from asyncrollout.service.messages import CLIENT_HEADER, LIVE, PATH, PIECE, Remo
 from asyncrollout.service.server import Caps, EnvServer
 from asyncrollout.testing import same
 from tests.cable import Cable
+from tests.envs.service import KNOWN, Meeting
 from tests.playing import ACTIONS, PATIENCE, expected, play
-from tests.service_envs import KNOWN, Meeting
 from tests.test_remote_pool import SPECS, Leaving, _stats, cabled, remote
 from tests.test_service_http import CANARY, started
 

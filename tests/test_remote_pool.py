@@ -53,11 +53,11 @@ from asyncrollout.service.server import Caps, EnvServer
 from asyncrollout.testing import same
 from asyncrollout.video import VideoRecorder
 from tests.cable import Cable
+from tests.envs.service import KNOWN
+from tests.envs.tiny import Point
 from tests.odd_values import Frame, Pair, Table, Text, Whole
 from tests.playing import ACTIONS, PATIENCE, REPLIES, Gate, expected, play
-from tests.service_envs import KNOWN
 from tests.test_service_http import CANARY, serve, started
-from tests.tiny_envs import Point
 
 SPECS = {spec.name: spec for spec in KNOWN}
 EPISODES: list[tuple[str, list[Any]]] = [
@@ -253,7 +253,7 @@ async def test_errors_are_those_of_a_pool_here(tmp_path: Path) -> None:
         assert (await _stats(server))["workers"]["restarts"] == 1
         for name, kwargs, kind, reason in (
             ("sokobn", {}, UnknownEnvError, "did you mean 'sokoban'"),
-            ("tests.tiny_envs:Counter", {}, UsageError, "opens registered envs only"),
+            ("tests.envs.tiny:Counter", {}, UsageError, "opens registered envs only"),
             ("refuses", {}, EnvError, "no licence for this simulator"),
             ("counter", {"limt": 3}, UsageError, "did you mean 'limit'"),
             ("counter", {"data_path": "/etc/passwd"}, UsageError, "reads no files for others"),

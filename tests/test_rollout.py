@@ -38,10 +38,10 @@ from asyncrollout import (
 )
 from asyncrollout.rollouts.episode.scoring import Scorer
 from asyncrollout.trajectories import Move
+from tests.envs.rollout import WALK
 from tests.llm_faults import Answer
 from tests.llm_server import llm_server
 from tests.playing import ENVS
-from tests.rollout_envs import WALK
 
 SCRIPTED = ChatAgent(ScriptedPolicy(["go 1"]))
 

@@ -37,9 +37,9 @@ from asyncrollout import (
     limited,
 )
 from asyncrollout.seeding import sampling_seed
+from tests.envs.rollout import WALK
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
-from tests.rollout_envs import WALK
 from tests.waiting import all_tasks_blocked
 
 

@@ -18,8 +18,8 @@ from asyncrollout.cli.app import main
 from asyncrollout.types import Generation, Request, Sampling
 from asyncrollout.viewer.run_index import RunIndex
 from asyncrollout.viewer.server import serving
+from tests.envs.tiny import Counter
 from tests.test_cli_runs import call_program
-from tests.tiny_envs import Counter
 
 ENV = '''
 class Vault:

@@ -29,8 +29,8 @@ from asyncrollout import (
 from asyncrollout.filters import BatchFilter, reward_varies
 from asyncrollout.rollouts.sampling.pace import Pace
 from asyncrollout.seeding import sampling_seed
+from tests.envs.rollout import WALK
 from tests.playing import PATIENCE
-from tests.rollout_envs import WALK
 from tests.test_rollouts import Model, rollouts
 from tests.virtual_time import run_virtually
 

@@ -31,9 +31,9 @@ from asyncrollout import (
 from asyncrollout.service.observations import from_json, observation_to_json, to_json
 from asyncrollout.testing import same
 from tests import seed_service as seed
+from tests.envs.service import KNOWN, AsyncRounds
 from tests.odd_values import Real, Row, Table, Text, Whole
 from tests.playing import Gate, kill_worker_of
-from tests.service_envs import KNOWN, AsyncRounds
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,8 @@ from asyncrollout.service.clients import Client
 from asyncrollout.service.messages import CLIENT_HEADER, MOST_PARTS, PATH, RemoteCall, RemoteReply, encode, read_frame
 from asyncrollout.service.server import Caps
 from asyncrollout.service.sessions import Sessions
+from tests.envs.service import KNOWN, AsyncRounds
 from tests.playing import PATIENCE, Gate
-from tests.service_envs import KNOWN, AsyncRounds
 from tests.test_service_http import CANARY, serving, started
 
 FOLDER = re.compile(r"/\w+/")
@@ -310,13 +310,13 @@ async def test_no_folder_of_the_server_is_told(monkeypatch: pytest.MonkeyPatch) 
         await browser.post("/batch/reset", {"ids2seeds": {"a": 1, "b": 1}})
         _, told = await browser.post("/batch/step", {"ids2actions": {"a": 1}})
         error = told["results"]["a"][3]["error"]
-        assert ("cannot read service_envs.py" in error, FOLDER.search(error)) == (True, None)
+        assert ("cannot read service.py" in error, FOLDER.search(error)) == (True, None)
         status, told = await browser.post("/step/b", {"action": 1})
-        assert (status, "cannot read service_envs.py" in told["error"]) == (422, True)
+        assert (status, "cannot read service.py" in told["error"]) == (422, True)
         assert FOLDER.search(told["error"]) is None
         env = await pool.open("talkative")
         await env.reset(seed=1)
-        with pytest.raises(EnvError, match=r"cannot read service_envs\.py") as caught:
+        with pytest.raises(EnvError, match=r"cannot read service\.py") as caught:
             await env.step(1)
         trace = caught.value.remote_traceback or ""
         assert ("raise OSError" in trace, FOLDER.search(trace), "CANARY" in trace + str(caught.value)) == (

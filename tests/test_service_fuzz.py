@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from asyncrollout import RemoteEnvPool, registry
 from asyncrollout.service.messages import CLIENT_HEADER, PATH, encode
 from asyncrollout.service.server import Caps, EnvServer
+from tests.envs.service import KNOWN
 from tests.playing import PATIENCE
-from tests.service_envs import KNOWN
 from tests.test_service_http import started
 
 FEW = settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -28,8 +28,8 @@ from asyncrollout.service.access import gather_tokens, read_token
 from asyncrollout.service.admission import Admission
 from asyncrollout.service.observations import from_json
 from asyncrollout.service.server import Caps, EnvServer
+from tests.envs.service import KNOWN
 from tests.playing import PATIENCE, Gate
-from tests.service_envs import KNOWN
 
 CANARY = "canary-token-0123456789"
 OLD = "an-older-token-987654321"
@@ -544,7 +544,7 @@ def fetch(url: str, body: Any = None, token: str = CANARY) -> tuple[int, Any]:
 def test_the_command(number: signal.Signals, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     with serve("--log-dir", str(logs), "--allow-import", ASYNCROLLOUT_TOKEN=f"{CANARY}@4000000000") as (process, url):
-        configs = {"a": {"env_name": "tests.tiny_envs:Counter"}, "b": {"env_name": "frozen_lake"}}
+        configs = {"a": {"env_name": "tests.envs.tiny:Counter"}, "b": {"env_name": "frozen_lake"}}
         assert fetch(f"{url}/environments", {"ids2configs": configs}) == (200, {"success": True, "errors": {}})
         assert fetch(f"{url}/batch/reset", {"ids2seeds": {"a": 1, "b": 2}})[0] == 200
         assert fetch(f"{url}/stats", token="nobody-knows-this-one")[0] == 401

@@ -25,8 +25,8 @@ from asyncrollout.telemetry import RunMetrics, TensorBoard, Tracker, exporter, f
 from asyncrollout.telemetry.exporter import MetricsExporter
 from asyncrollout.telemetry.sinks import open_sinks
 from asyncrollout.types import Durations
+from tests.envs.rollout import WALK
 from tests.playing import PATIENCE
-from tests.rollout_envs import WALK
 
 SECRET = "canary-0123456789"
 FIGURES = RunMetrics(

@@ -11,11 +11,11 @@ import pytest
 from asyncrollout import EnvCheckError, EnvSpec, Observation, Outcome, UnknownEnvError, UsageError
 from asyncrollout.testing import EnvReport, check_env, same
 from asyncrollout.testing.compare import difference
-from tests import leaky_envs
+from tests.envs import leaky as leaky_envs
+from tests.envs.tiny import Bag, Point
 from tests.naming import stable_name
-from tests.tiny_envs import Bag, Point
 
-ENVS = "tests.tiny_envs"
+ENVS = "tests.envs.tiny"
 AWRY = EnvSpec(name="awry", factory=f"{ENVS}:Awry", text=f"{ENVS}:AwryText")
 NO_END = "none of its episodes came to an end: give more `actions` or `max_steps`"
 PLAIN = EnvSpec(name="plain", factory=f"{ENVS}:Counter")

@@ -23,7 +23,7 @@ from asyncrollout import (
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.telemetry import tracing
 from asyncrollout.types import Usage
-from tests.rollout_envs import WALK
+from tests.envs.rollout import WALK
 from tests.waiting import all_tasks_blocked
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="pip install opentelemetry-sdk")

@@ -32,8 +32,8 @@ from asyncrollout.video.files import (
     whole_file,
 )
 from asyncrollout.video.frames import ImageReader, declared_bounds, fitted, video_size
+from tests.envs.video import colour
 from tests.playing import PATIENCE
-from tests.video_envs import colour
 from tests.video_files import boxes, decode, full_disk, is_whole, names, painted, until
 from tests.waiting import freeze
 

@@ -24,9 +24,9 @@ from asyncrollout.video.budget import OVER_BUDGET
 from asyncrollout.video.episode_writer import EpisodeWriter
 from asyncrollout.video.ffmpeg import find_ffmpeg
 from asyncrollout.video.files import count_frames, is_written, new_part, new_take
+from tests.envs.video import ON_WORKER, PAINTER, TURNS
 from tests.playing import BACKENDS, PATIENCE
 from tests.test_guards import running
-from tests.video_envs import ON_WORKER, PAINTER, TURNS
 from tests.video_files import decode, full_disk, is_whole, names, painted, until
 
 ENDS = [[0, 2], [2, 2], [2, 3], [3, 6]]
@@ -372,11 +372,11 @@ async def test_handle_with_several_episodes_has_a_file_for_each(tmp_path: Path, 
             twin = await env.fork()  # which is not filmed
             await twin.step(1)
             await twin.close()
-        async with pool.open("tests.video_envs:NoRender", record=recorder.record("none")) as env:
+        async with pool.open("tests.envs.video:NoRender", record=recorder.record("none")) as env:
             await env.reset(seed=0)
-        async with pool.open("tests.video_envs:Asked", record=recorder.record("asked")) as env:
+        async with pool.open("tests.envs.video:Asked", record=recorder.record("asked")) as env:
             await env.reset(seed=0)
-        spec = ar.EnvSpec(name="waiting", factory="tests.video_envs:Waiting", runs="io")
+        spec = ar.EnvSpec(name="waiting", factory="tests.envs.video:Waiting", runs="io")
         async with pool.open(spec, record=recorder.record("waiting")) as env:
             await env.reset(seed=0)
             await env.step(1)
@@ -405,7 +405,7 @@ async def test_env_restored_from_a_snapshot_has_the_rest_of_its_film(tmp_path: P
 @pytest.mark.parametrize("spec", ["has snapshots", "is replayed"])
 async def test_restored_env_never_overwrites_another_film(tmp_path: Path, options: dict[str, Any], spec: str) -> None:
     env_of = dataclasses.replace(
-        PAINTER, factory=f"tests.video_envs:{'Painter' if spec == 'has snapshots' else 'Replayed'}"
+        PAINTER, factory=f"tests.envs.video:{'Painter' if spec == 'has snapshots' else 'Replayed'}"
     )
     first = 2 if spec == "has snapshots" else 0  # an env without snapshots is filmed from its reset
     async with ar.EnvPool(**options) as pool, VideoRecorder(tmp_path) as recorder:
@@ -516,7 +516,7 @@ async def test_pool_that_is_left_before_its_recorder_has_every_frame(
 async def test_env_whose_worker_dies_after_its_recorder_was_left_is_not_filmed(tmp_path: Path) -> None:
     async with ar.EnvPool(1) as pool:
         async with VideoRecorder(tmp_path) as recorder:
-            env = await pool.open("tests.video_envs:Asked", record=recorder.record("a"))
+            env = await pool.open("tests.envs.video:Asked", record=recorder.record("a"))
             await env.reset(seed=0)
             await env.step(1)
         pid = pool.stats().workers[0].pid
@@ -536,7 +536,7 @@ async def test_cancelled_within_a_slow_call_leaves_no_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], runs: Any, during: str
 ) -> None:
     monkeypatch.setattr("asyncrollout.video.recorder._ABORTED_WAIT", 0.05)
-    spec = dataclasses.replace(PAINTER, factory="tests.video_envs:Slow", runs=runs)
+    spec = dataclasses.replace(PAINTER, factory="tests.envs.video:Slow", runs=runs)
     gate, videos = tmp_path / "gate", tmp_path / "videos"
 
     async def play() -> None:
@@ -598,7 +598,7 @@ async def test_film_without_pictures_is_told_of(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["loop", "process"])
 async def test_all_bytes_are_for_one_film_or_shared(tmp_path: Path, way: str) -> None:
-    spec = dataclasses.replace(PAINTER if way == "loop" else ON_WORKER, factory="tests.video_envs:Noise", text=None)
+    spec = dataclasses.replace(PAINTER if way == "loop" else ON_WORKER, factory="tests.envs.video:Noise", text=None)
     lone, most = 140_000, 1_000_000  # bytes of a film of 41 frames, and of all
 
     def size(directory: Path, pattern: str) -> int:

@@ -31,10 +31,10 @@ from asyncrollout import (
 )
 from asyncrollout.policies.gate import GatedPolicy
 from asyncrollout.policies.holding import rollout_clock
+from tests.envs.rollout import WALK
 from tests.llm_faults import Answer, Hold
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
-from tests.rollout_envs import WALK
 from tests.virtual_time import run_virtually
 from tests.waiting import all_tasks_blocked
 

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from asyncrollout import Observation, Outcome, UsageError
 from asyncrollout.pool.wire import codec
 from asyncrollout.testing import same
-from tests.tiny_envs import Point
+from tests.envs.tiny import Point
 
 
 class Color(enum.Enum):

@@ -24,10 +24,10 @@ from asyncrollout.pool.wire import by_value, definitions
 from asyncrollout.pool.wire.definitions import SentDefinitions
 from asyncrollout.rollouts.options import read_envs
 from asyncrollout.testing import same
+from tests.envs.tiny import Counter
 from tests.playing import ACTIONS, COUNTER, expected, play
 from tests.scripts.processes import LIMIT, ROOT, spoil_starts, until
 from tests.test_guards import mark, uvloop_only  # noqa: F401 (a fixture)
-from tests.tiny_envs import Counter
 
 DEFINING = ROOT / "tests" / "scripts" / "defining.py"
 NOTEBOOK = ROOT / "tests" / "scripts" / "notebook.py"
@@ -326,7 +326,7 @@ async def test_a_worker_forgets_classes_that_are_gone() -> None:
 
 @uvloop_only
 @pytest.mark.parametrize("backend", ["inline", "process"])
-@pytest.mark.parametrize("env", [Counter, partial(Counter), lambda: Counter(), "tests.tiny_envs:Counter"])
+@pytest.mark.parametrize("env", [Counter, partial(Counter), lambda: Counter(), "tests.envs.tiny:Counter"])
 async def test_an_env_is_opened_by_its_class_or_a_function(env: Any, backend: Any) -> None:
     async with EnvPool(workers=1, backend=backend) as pool, pool.open(env) as opened:
         assert same(await play(opened, 1, ACTIONS), expected(COUNTER, 1, ACTIONS))

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.video.ffmpeg import find_ffmpeg
+from tests.envs.video import colour
 from tests.playing import PATIENCE
-from tests.video_envs import colour
 
 
 def decode(path: Path) -> NDArray[np.uint8]:

@@ -6,7 +6,7 @@ from asyncrollout import EnvError, EnvPool
 
 
 async def main() -> None:
-    async with EnvPool(workers=1) as pool, pool.open("tests.fault_envs:Returning") as env:
+    async with EnvPool(workers=1) as pool, pool.open("tests.envs.fault:Returning") as env:
         await env.reset(seed=1)
         try:
             await env.step("exit")

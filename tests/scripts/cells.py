@@ -12,7 +12,7 @@ import uvloop
 
 import asyncrollout as ar
 
-COUNTER = ar.EnvSpec(name="counter", factory="tests.tiny_envs:Counter")
+COUNTER = ar.EnvSpec(name="counter", factory="tests.envs.tiny:Counter")
 
 Cell = Callable[[], Coroutine[Any, Any, None]]
 pools: list[ar.EnvPool] = []

@@ -7,7 +7,7 @@ from asyncrollout import EnvCrashed, EnvPool
 
 
 async def main() -> None:
-    async with EnvPool(workers=1) as pool, pool.open("tests.fault_envs:Faulty") as env:
+    async with EnvPool(workers=1) as pool, pool.open("tests.envs.fault:Faulty") as env:
         await env.reset(seed=1)
         try:
             await env.step(["exit", 3])

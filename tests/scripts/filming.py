@@ -6,7 +6,7 @@ import sys
 import anyio
 
 import asyncrollout as ar
-from tests.video_envs import ON_WORKER, PAINTER, TURNS
+from tests.envs.video import ON_WORKER, PAINTER, TURNS
 
 
 async def main(directory: str, way: str) -> None:

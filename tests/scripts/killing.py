@@ -22,7 +22,7 @@ from asyncrollout import Failures, Generation, Group, ProviderError, Request, Ro
 from asyncrollout.journal import writer
 from asyncrollout.journal.history import read_past
 from asyncrollout.seeding import sampling_seed
-from tests.rollout_envs import WALK
+from tests.envs.rollout import WALK
 
 BATCHES, GROUPS = 4, 3
 

@@ -17,10 +17,10 @@ from tests.scripts.processes import private_directories, until
 async def main() -> None:
     told = Path(tempfile.mkdtemp(dir=sys.argv[2]))
     async with EnvPool(workers=2) as pool, anyio.create_task_group() as tasks:
-        spinning = await pool.open("tests.fault_envs:Faulty", worker=0)
+        spinning = await pool.open("tests.envs.fault:Faulty", worker=0)
         await spinning.reset(seed=1)
         tasks.start_soon(spinning.step, ["tell", str(told / "spinning"), "spin"])
-        parent = await pool.open("tests.fault_envs:Faulty", worker=1)
+        parent = await pool.open("tests.envs.fault:Faulty", worker=1)
         await parent.reset(seed=1)
         await parent.step(["sleep child", str(told / "child")])
         await until(lambda: (told / "spinning").exists())

@@ -10,14 +10,14 @@ begun = threading.Event()
 
 
 async def count(pool: EnvPool) -> str:
-    env = await pool.open("tests.tiny_envs:Counter")
+    env = await pool.open("tests.envs.tiny:Counter")
     await env.reset(seed=40)
     result: str = (await env.step(2)).observation
     return result.rstrip(".")
 
 
 async def wait_in_step(pool: EnvPool) -> None:
-    async with pool.open("tests.tiny_envs:Slow", seconds=3600) as env:
+    async with pool.open("tests.envs.tiny:Slow", seconds=3600) as env:
         await env.reset(seed=1)
         print("waiting", flush=True)
         begun.set()

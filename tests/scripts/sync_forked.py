@@ -9,7 +9,7 @@ from asyncrollout.dropin.portal import Opened
 
 
 async def count(pool: EnvPool, seed: int) -> str:
-    async with pool.open("tests.tiny_envs:Counter") as env:
+    async with pool.open("tests.envs.tiny:Counter") as env:
         await env.reset(seed=seed)
         result: str = (await env.step(2)).observation
         return result.rstrip(".")

@@ -6,7 +6,7 @@ from asyncrollout import EnvPool
 
 
 async def main() -> None:
-    async with EnvPool(workers=2) as pool, pool.open("tests.tiny_envs:Counter") as env:
+    async with EnvPool(workers=2) as pool, pool.open("tests.envs.tiny:Counter") as env:
         await env.reset(seed=1)
 
 

@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from tests.tiny_envs import Counter, OddError, Step
+from tests.envs.tiny import Counter, OddError, Step
 
 Fault = Sequence[Any]
 """The name of a function below, and its arguments."""

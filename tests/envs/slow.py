@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import anyio
 import anyio.lowlevel
 
-from tests.tiny_envs import AsyncCounter, Counter, Step
+from tests.envs.tiny import AsyncCounter, Counter, Step
 
 _LOOK = 0.002  # seconds, in envs that wait for a file
 

@@ -166,6 +166,6 @@ def colour(painter: int, actions: int) -> tuple[int, int, int]:
     return 10 + 15 * (painter % 16), 10 + 15 * (actions % 16), 60
 
 
-PAINTER = EnvSpec(name="painter", factory="tests.video_envs:Painter", text="tests.video_envs:PainterText", runs="light")
+PAINTER = EnvSpec(name="painter", factory="tests.envs.video:Painter", text="tests.envs.video:PainterText", runs="light")
 ON_WORKER = dataclasses.replace(PAINTER, runs="cpu")
 TURNS = ["go 2", "what?", "go 1", "go 3"]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from asyncrollout import Observation, Parsed, TextOptions
-from tests.tiny_envs import AsyncCounter, Counter, CounterText, SnapshotCounter, Step
+from tests.envs.tiny import AsyncCounter, Counter, CounterText, SnapshotCounter, Step
 
 STATE: dict[str, int] = {}
 HANGING = threading.Event()

@@ -8,7 +8,7 @@ import anyio.lowlevel
 import numpy as np
 
 from asyncrollout import Parsed, TextOptions
-from tests.tiny_envs import Step
+from tests.envs.tiny import Step
 
 
 class Changing:

@@ -73,7 +73,7 @@ class WalkText:
         return "go 9"
 
 
-WALK = EnvSpec(name="walk", factory="tests.rollout_envs:Walk", text="tests.rollout_envs:WalkText", runs="light")
+WALK = EnvSpec(name="walk", factory="tests.envs.rollout:Walk", text="tests.envs.rollout:WalkText", runs="light")
 
 
 class OddWalk(Walk):
@@ -103,7 +103,7 @@ class Direction(Enum):
     UP = 1
 
 
-ODD_WALK = EnvSpec(name="odd", factory="tests.rollout_envs:OddWalk", text="tests.rollout_envs:WalkText", runs="light")
+ODD_WALK = EnvSpec(name="odd", factory="tests.envs.rollout:OddWalk", text="tests.envs.rollout:WalkText", runs="light")
 
 
 class HalfWalk(Walk):

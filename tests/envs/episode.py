@@ -7,8 +7,8 @@ import anyio
 import anyio.lowlevel
 
 from asyncrollout import Parsed, TextOptions
-from tests.recovery_envs import Changing, Gatekeeper, Saving
-from tests.tiny_envs import Step
+from tests.envs.recovery import Changing, Gatekeeper, Saving
+from tests.envs.tiny import Step
 
 
 class Picky(Changing):

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio.lowlevel
 
-from tests.tiny_envs import Counter, Step
+from tests.envs.tiny import Counter, Step
 
 
 class OwnBaseError(BaseException):

@@ -12,11 +12,11 @@ import anyio.lowlevel
 import numpy as np
 
 from asyncrollout import EnvSpec, Observation
+from tests.envs.tiny import Counter, CounterText, Step
 from tests.odd_values import Pair
 from tests.playing import ENVS
-from tests.tiny_envs import Counter, CounterText, Step
 
-HERE = "tests.service_envs"
+HERE = "tests.envs.service"
 
 
 class Rounds(Counter):

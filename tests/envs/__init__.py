@@ -1,0 +1,1 @@
+"""Environments of the tests, which workers import by their path."""
