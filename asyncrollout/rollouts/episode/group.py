@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import anyio.lowlevel
 import msgspec
@@ -21,6 +21,7 @@ from asyncrollout.rollouts.episode.videos import GroupVideos
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, Share
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Group, Limits, Trajectory, Verdict, member_uid
+from asyncrollout.types import check_bounds
 from asyncrollout.video.recorder import VideoRecorder
 
 FAILED = "failed"
@@ -37,14 +38,11 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accepted, if at least `min_valid` members have an outcome.
     """
 
-    retries: int = 2
-    min_valid: int | None = None
+    retries: Annotated[int, msgspec.Meta(ge=0)] = 2
+    min_valid: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise ValueError(f"Failures: retries={self.retries!r} is not a number from 0")
-        if self.min_valid is not None and self.min_valid < 1:
-            raise ValueError(f"Failures: min_valid={self.min_valid!r} is not a number from 1")
+        check_bounds(self)
 
     def verdict(self, group: Group) -> Verdict | None:
         """A verdict on a group that cannot be used, whatever a filter would say."""
