@@ -80,7 +80,7 @@ def test_nothing_is_overwritten(made: Path, capsys: pytest.CaptureFixture[str]) 
     (made.parent / "taken").touch()
     for name in ("ice_maze", "taken"):
         assert main(["new-env", name, "--dir", str(made.parent)]) == 2
-        assert "is there already" in capsys.readouterr().err
+        assert "exists already" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in made.iterdir()} == before
 
 

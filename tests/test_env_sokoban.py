@@ -228,7 +228,7 @@ def test_too_many_boxes_for_the_room() -> None:
     [
         (5, "a task is a map as text, not int"),
         ("####\n#P#", "different lengths"),
-        ("####\n#P?#\n####", r"'\?' is no symbol"),
+        ("####\n#P?#\n####", r"'\?' is not a symbol"),
         ("####\n#XO#\n####", "one player, not 0"),
         ("#####\n#PXX#\n#O__#\n#####", "not 2 and 1"),
         ("####\n#P_#\n####", "not 0 and 0"),
