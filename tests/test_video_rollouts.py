@@ -337,7 +337,9 @@ async def test_retry_of_an_episode_that_cannot_be_resumed_has_a_video(tmp_path: 
     options: dict[str, Any] = {"group_size": 2, "limits": Limits(turns=4), "record": True, "run_dir": tmp_path / "run"}
 
     async def stop(request: Request) -> str:
-        return replies(request) if request.turn < 1 else await anyio.sleep_forever()
+        if request.turn:
+            await anyio.sleep_forever()
+        return replies(request)
 
     broken = ar.Rollouts(once_only, policy=ar.ScriptedPolicy(stop), **options)
     await break_off(broken, lambda source: source.collect(groups=1))
