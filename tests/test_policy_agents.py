@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 import asyncrollout as ar
 from asyncrollout import ChatAgent, Generation, Move, Outcome, Policy, PolicyAgent, Request, Sampling, UsageError
+from asyncrollout.journal.recorded_run import read_run
 from asyncrollout.protocols import policies_of, replace_policies
 from asyncrollout.seeding import sampling_seed
 from tests import test_journal, test_weights
@@ -119,6 +120,7 @@ async def test_replies_of_two_policies_that_are_asked_the_same_are_not_mixed_up(
     # the actor is the first to answer here, and both of them stop in the second turn
     pair = Pair(Named("planner", waits=9, turn=1), Named("actor", turn=1))
     await break_off(test_journal.rollouts(tmp_path / "run", agent=pair), lambda source: source.collect(groups=2))
+    assert {one.turns for one in read_run(tmp_path / "run").in_flight.values()} == {1}  # with two replies each
     places = [event.get("policy", 0) for event in events(tmp_path / "run", "turn")]
     assert sorted(places) == [0] * 4 + [1] * 4
     assert places[0] == 1

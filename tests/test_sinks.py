@@ -257,6 +257,17 @@ def test_a_tracker_of_ones_own_stays_open() -> None:
     assert logged == [flat(FIGURES)]
 
 
+def test_tracker_that_is_finished_leaves_stdout_to_others() -> None:
+    seen: list[object] = []
+
+    class Run:
+        def finish(self) -> None:
+            seen.append(sys.stdout)  # other threads print meanwhile
+
+    Tracker(Run(), owned=True).close()
+    assert seen == [sys.stdout]
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_what_is_not_installed_is_told_with_its_command(
     name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ from asyncrollout.video.files import count_frames, is_written, new_part, new_tak
 from tests.envs.video import ON_WORKER, PAINTER, TURNS
 from tests.playing import BACKENDS, PATIENCE
 from tests.test_guards import running
+from tests.test_journal_trouble import break_off
 from tests.video_files import decode, full_disk, is_whole, names, painted, until
 
 ENDS = [[0, 2], [2, 2], [2, 3], [3, 6]]
@@ -329,6 +330,26 @@ async def test_killed_run_leaves_films_that_play_and_its_resume_has_whole_ones(t
     for one in filmed:
         assert one.video == ar.Video(f"{one.uid}.mp4", 5.0, ENDS)
         assert painted(videos / one.video.file) == [(painter(one), actions) for actions in FILM]
+
+
+async def test_retry_of_an_episode_that_cannot_be_resumed_has_a_video(tmp_path: Path) -> None:
+    once_only = dataclasses.replace(PAINTER, replayable=False)
+    options: dict[str, Any] = {"group_size": 2, "limits": Limits(turns=4), "record": True, "run_dir": tmp_path / "run"}
+
+    async def stop(request: Request) -> str:
+        if request.turn:
+            await anyio.sleep_forever()
+        return replies(request)
+
+    broken = ar.Rollouts(once_only, policy=ar.ScriptedPolicy(stop), **options)
+    await break_off(broken, lambda source: source.collect(groups=1))
+    with structlog.testing.capture_logs() as logs:
+        filmed = await play(None, env=once_only, groups=1, resume=True, failures=ar.Failures(retries=2), **options)
+    assert [one.video for one in filmed] == [ar.Video(f"{one.uid}.mp4", 5.0, ENDS) for one in filmed]
+    assert [painted(tmp_path / "run" / "videos" / f"{one.uid}.mp4") for one in filmed] == [
+        [(painter(one), actions) for actions in FILM] for one in filmed
+    ]
+    assert logs == []
 
 
 async def test_what_a_killed_run_left_of_finished_rollouts_is_finished(tmp_path: Path) -> None:

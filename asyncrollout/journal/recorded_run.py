@@ -118,9 +118,9 @@ class RecordedRun:
                 self.finished.pop(uid, None)
                 self.in_flight[uid] = OpenRollout(at, at)
                 self._cancelled.discard(group_of(uid))
-            case Replied(uid=uid, at=at) if uid in self.in_flight:
+            case Replied(uid=uid, turn=turn, at=at) if uid in self.in_flight:
                 self.in_flight[uid].last = at
-                self.in_flight[uid].turns += 1
+                self.in_flight[uid].turns = max(self.in_flight[uid].turns, turn + 1)  # one may have several replies
             case Failed(uid=uid, error=error):
                 self.retries[error.partition(":")[0]] += 1
                 self.in_flight.pop(uid, None)

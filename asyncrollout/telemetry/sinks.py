@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -73,8 +72,7 @@ class Tracker:
 
     def close(self) -> None:
         if self._owned:
-            with redirect_stdout(sys.stderr):  # trackio prints, and stdout is for results
-                self._run.finish()
+            self._run.finish()
 
 
 def open_sinks(names: Sequence[SinkName], directory: Path, run_id: str, settings: dict[str, Any]) -> list[Sink]:
@@ -119,10 +117,13 @@ def _open_trackio(run_id: str, settings: dict[str, Any]) -> Sink:
         import trackio  # noqa: PLC0415 (optional, and slow to load)
     except ImportError as error:
         raise _missing("trackio") from error
+    # It prints, and stdout is for results. `redirect_stdout` would also take what other threads print.
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] == "trackio":
+            vars(module)["print"] = partial(print, file=sys.stderr)
     init = partial(trackio.init, project=_PROJECT, name=run_id, config=settings, resume="allow")
-    with redirect_stdout(sys.stderr):
-        # In its own context the run is nobody's current run, which trackio would finish, and print, at exit.
-        return Tracker(copy_context().run(init), owned=True)
+    # In its own context the run is nobody's current run, which trackio would finish, and print, at exit.
+    return Tracker(copy_context().run(init), owned=True)
 
 
 def _missing(name: SinkName) -> MissingExtraError:

@@ -54,13 +54,13 @@ class EnvEpisode:
     sampling_seed: int
     limits: Limits
     recording: VideoRecording | None = None
-    is_broken_off: bool = False
-    """Whether an earlier process had begun it, so that its replies may be recorded."""
+    is_lost: bool = False
+    """Whether an earlier process was within it, and its env cannot be brought back there."""
 
     async def play(self, uid: str, progress: Progress) -> Trajectory:
         progress.begins("its env")
         try:
-            if self.is_broken_off and not self.spec.replayable:
+            if self.is_lost:
                 raise EnvCrashed(f"env {self.spec.name!r} ({uid}) was left within an episode, and is not replayable")
             async with self.pool.open(self.spec, record=self.recording, **self.env_kwargs) as env:
                 return await run_rollout(

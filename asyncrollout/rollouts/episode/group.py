@@ -220,6 +220,7 @@ class _RunningGroup:
 
     def _episode(self, member: int, uid: str) -> Episode:
         runner = self.runner
+        is_lost = runner.observer.is_broken_off(uid) and not self.spec.replayable
         return EnvEpisode(
             pool=runner.pool,
             spec=self.spec,
@@ -230,8 +231,8 @@ class _RunningGroup:
             member=member,
             sampling_seed=sampling_seed(self.sampling_base, member),
             limits=runner.limits,
-            recording=self.videos.begin(uid),
-            is_broken_off=runner.observer.is_broken_off(uid),
+            recording=None if is_lost else self.videos.begin(uid),  # nobody would end it, and the retry has none then
+            is_lost=is_lost,
         )
 
     @property
