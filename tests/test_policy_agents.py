@@ -133,6 +133,19 @@ async def test_replies_of_two_policies_that_are_asked_the_same_are_not_mixed_up(
     assert planner.calls == actor.calls == turns - 4
 
 
+async def test_policies_that_change_places_are_refused(tmp_path: Path) -> None:
+    class Served(Named):
+        def __init__(self, model: str) -> None:
+            super().__init__(model, turn=1)
+            self._model = model
+
+    pair = Pair(Served("large"), Served("small"))
+    await break_off(test_journal.rollouts(tmp_path, agent=pair), lambda source: source.collect(groups=1))
+    with pytest.raises(UsageError, match="cannot be resumed with other settings: policy="):
+        async with test_journal.rollouts(tmp_path, agent=Pair(Served("small"), Served("large")), resume=True):
+            pass
+
+
 async def test_policies_of_an_agent_are_updated_together() -> None:
     planner, actor = Weighty(), Weighty()
     async with test_weights.rollouts(agent=Pair(planner, actor), max_lag=0) as source:

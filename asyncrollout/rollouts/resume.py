@@ -73,12 +73,16 @@ def _agent_identity(agent: Any) -> dict[str, Any]:
     policies = policies_of(agent)
     shown = {"policy", *(name for name, value in _made_of(agent).items() if any(value is one for one in policies))}
     own = [name for name in _made_of(agent) if name not in shown]
-    leaves = [part for policy in policies for part in nested(policy) if len([*nested(part)]) == 1]
     return {
         "agent": type(agent).__name__,
         **{f"agent.{name}": _described(getattr(agent, name)) for name in own},
-        "policy": sorted({_policy(leaf) for leaf in leaves}),
+        "policy": [model for policy in policies for model in _models(policy)],  # in order: they have different parts
     }
+
+
+def _models(policy: Any) -> list[str]:
+    """What a policy asks in the end, through the policies around it."""
+    return sorted({_policy(part) for part in nested(policy) if len([*nested(part)]) == 1})
 
 
 def _made_of(agent: Any) -> dict[str, Any]:
