@@ -7,4 +7,4 @@ from asyncrollout.lazy import attach
 
 __version__ = "0.1.0.dev0"
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -2,24 +2,29 @@
 
 import ast
 import importlib
+import pkgutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 _Attached = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
 
 
-def attach(package: str, file: str) -> _Attached:
+def attach(package: str) -> _Attached:
     """`__getattr__`, `__dir__` and `__all__` for a package, as its stub lists them.
 
     Type checkers and people read the same list. A worker process pays for the modules it uses and no others.
     """
+    stub = pkgutil.get_data(package, "__init__.pyi")  # by the package's own loader: it may be in a zip file
+    assert stub is not None
+    listed = ast.parse(stub).body
     homes = {
         name.asname or name.name: (statement.module or "", name.name)
-        for statement in ast.parse(Path(file).with_suffix(".pyi").read_bytes()).body
+        for statement in listed
         if isinstance(statement, ast.ImportFrom)
         for name in statement.names
     }
+    own = [ast.unparse(statement.target) for statement in listed if isinstance(statement, ast.AnnAssign)]
+    names = sorted([*homes, *own])
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -29,4 +34,4 @@ def attach(package: str, file: str) -> _Attached:
             return importlib.import_module(f"{package}.{attribute}")
         return getattr(importlib.import_module(module), attribute)
 
-    return get, lambda: sorted(homes), sorted(homes)
+    return get, lambda: [*names], names

@@ -19,6 +19,7 @@ from asyncrollout import (
     Group,
     MarkovAgent,
     Move,
+    OpenAIPolicy,
     Outcome,
     Request,
     Rollouts,
@@ -26,8 +27,11 @@ from asyncrollout import (
     Trajectory,
     Verdict,
 )
+from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.pool import loop_monitor
+from tests.llm_server import llm_server
 from tests.playing import PATIENCE
+from tests.waiting import all_tasks_blocked
 
 SPEC = EnvSpec(name="counter", factory="tests.envs.tiny:Counter", text="tests.envs.tiny:CounterText", runs="light")
 
@@ -136,6 +140,29 @@ async def test_what_blocks_is_named_with_what_to_do(hook: str) -> None:
     assert event["call"].startswith(f"{name} ({__file__}:")
     assert hint in event["hint"]
     assert event["seconds"] >= 0
+
+
+async def test_push_of_weights_that_blocks_is_named() -> None:
+    async def on_back(endpoint: Endpoint) -> None:
+        block()
+
+    watch = loop_monitor.watch_loop()
+    try:
+        with capture_logs() as logs, anyio.fail_after(PATIENCE):
+            async with llm_server() as goes, OpenAIPolicy(goes.url, "m", kind="openai", on_back=on_back) as policy:
+                await policy.pause()
+                await policy.resume(1)
+                await goes.stop()
+                while policy.endpoints[0].up:
+                    await all_tasks_blocked()
+                async with llm_server(port=int(goes.root.rpartition(":")[2])):
+                    await policy.generate(Request(messages=[{"role": "user", "content": "Hello"}]))
+                    await _answered()
+    finally:
+        watch.release()
+    (event,) = [event for event in logs if event["event"] == "loop_blocked"]
+    assert event["role"] == "policy"
+    assert "on_back" in event["call"]
 
 
 async def _answered() -> None:

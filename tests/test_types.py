@@ -6,8 +6,10 @@ import math
 import pickle
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -44,6 +46,26 @@ def test_every_exported_name_resolves_and_is_exported_once() -> None:
     assert [name for name in EXPORTED if getattr(asyncrollout, name, None) is None] == []
     assert dir(asyncrollout) == sorted(set(EXPORTED))
     assert len(dir(asyncrollout)) == len(EXPORTED)
+
+
+def test_a_star_import_has_every_exported_name() -> None:
+    assert run("from asyncrollout import *; print(__version__, EnvPool.__name__)").split()[1:] == ["EnvPool"]
+
+
+def test_package_works_from_a_zip_file(tmp_path: Path) -> None:
+    package = Path(asyncrollout.__file__).parent
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
+        for path in package.rglob("*"):
+            if path.suffix != ".pyc":
+                packed.write(path, path.relative_to(package.parent))
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "packed.zip")!r})
+import asyncrollout
+from asyncrollout.cli.app import app
+print(asyncrollout.__file__, asyncrollout.EnvPool.__name__, "doctor" in [*app])
+"""
+    assert run(code).split() == [f"{tmp_path}/packed.zip/asyncrollout/__init__.py", "EnvPool", "True"]
 
 
 def test_every_error_is_exported() -> None:

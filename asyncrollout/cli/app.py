@@ -4,6 +4,7 @@ import ast
 import inspect
 import io
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +71,9 @@ def _help(module: str, function: str) -> str:
 
     Each paragraph becomes one line, which the terminal wraps to its own width.
     """
-    source = ast.parse((Path(__file__).parent / f"{module}.py").read_bytes())
+    content = pkgutil.get_data("asyncrollout.cli", f"{module}.py")
+    assert content is not None
+    source = ast.parse(content)
     defined = {node.name: node for node in source.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     text = ast.get_docstring(defined[function]) or ""
     return "\n\n".join(" ".join(part.split("\n")) for part in text.split("\n\n"))

@@ -28,11 +28,8 @@ _IN_THREAD = "await what waits, and run what computes in a thread: await anyio.t
 _IN_SCORE = "have `score` compute what it needs, as an `async def` or in a thread"
 _ROLES = {
     "asyncrollout.rollouts.episode.scoring": ("score", f"make it an `async def`: {_IN_THREAD}"),
-    "asyncrollout.rollouts.sampling.filtering": (
-        "filter",
-        "have `score` compute what it needs, as an `async def` or in a thread",
-    ),
-    "asyncrollout.filters": ("filter", "have `score` compute what it needs, as an `async def` or in a thread"),
+    "asyncrollout.rollouts.sampling.filtering": ("filter", _IN_SCORE),
+    "asyncrollout.filters": ("filter", _IN_SCORE),
     "asyncrollout.rollouts.sampling.task_source": (
         "tasks",
         "make the source of tasks async, and let `finished` only take notes",
@@ -45,7 +42,7 @@ _ROLES = {
     "asyncrollout.pool.worker.text": ("env", 'run it in a worker: EnvSpec(runs="cpu") and a pool with workers'),
     "asyncrollout.pool.worker.env_factory": ("env", 'run it in a worker: EnvSpec(runs="cpu") and a pool with workers'),
 }
-"""By the module of ours that makes the call: what it calls, and what to do if that blocks."""
+"""By the module of ours that makes the call, or a package around it: what it calls, and what to do if that blocks."""
 
 
 @dataclass
@@ -152,12 +149,18 @@ def _called(frame: FrameType | None, since: float) -> _BlockingCall | None:
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith("asyncrollout."):
-            role = _ROLES.get(module) or _ROLES.get(module.rpartition(".")[0])
+            role = _role(module)
             if role is None or callee is None or _is_library(callee.f_code.co_filename):
                 return None
             return _BlockingCall(id(callee), callee.f_code, callee.f_lineno, *role, since)
         callee, frame = frame, frame.f_back
     return None
+
+
+def _role(module: str) -> tuple[str, str] | None:
+    while module and module not in _ROLES:
+        module = module.rpartition(".")[0]
+    return _ROLES.get(module)
 
 
 def _is_library(file: str) -> bool:

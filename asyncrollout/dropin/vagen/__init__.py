@@ -5,4 +5,4 @@ Names load when they are first used: a worker that runs the trainer's script aga
 
 from asyncrollout.lazy import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__)
