@@ -213,7 +213,7 @@ class Player(Checks):
             check(may_be_closed, "closed while", op)
             raise
         except UsageError as error:
-            if "is at its end" in str(error):
+            if "tasks has ended" in str(error):
                 self._check_end(op)
                 return False
             if "is delivered again" in str(error):

@@ -311,7 +311,7 @@ async def test_env_that_shows_something_else_on_replay_is_an_error_of_its_rollou
     async with rollouts(tmp_path / "outside", model, env=once_only, **options) as source:
         assert [group.id for group in (await source.collect(groups=1)).groups] == ["g1"]
     (first, *_) = [event["error"] for event in events(tmp_path / "outside", "finished") if event.get("error")]
-    assert first.endswith("was left within an episode, and is not replayable")
+    assert first.endswith("was interrupted within an episode, and is not replayable")
 
 
 async def test_retries_of_a_group_are_remembered(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ async def test_report_that_gives_an_awaitable_is_told_where_groups_are_awaited()
             return anyio.lowlevel.checkpoint()
 
     async with Rollouts("bandit", policy=ScriptedPolicy(["x"]), tasks=Waits()) as source:
-        with pytest.raises(UsageError, match="gave an awaitable, which nobody awaits"):
+        with pytest.raises(UsageError, match="returned an awaitable, which is not awaited"):
             await source.collect(groups=1)
 
 

@@ -189,7 +189,7 @@ def test_what_is_no_batch_to_go_on_with_is_refused(tmp_path: Path, resume: Any) 
 def test_resume_needs_a_directory() -> None:
     with pytest.raises(UsageError, match="resume is for Rollouts with a run_dir"):
         Rollouts(WALK, policy=Model(), resume=True)
-    with pytest.raises(UsageError, match="is not a path of a directory"):
+    with pytest.raises(UsageError, match="is not the path of a directory"):
         Rollouts(WALK, policy=Model(), run_dir="a\0b")
 
 

@@ -304,7 +304,7 @@ async def env_server(status: int, body: bytes) -> AsyncIterator[str]:
 
 async def test_little_is_unpacked_of_the_refusal_of_an_env_server(unpacked: list[int]) -> None:
     async with env_server(403, packed(b" ", GIGABYTE, before=b'{"error": "no"')) as url:
-        with pytest.raises(UsageError, match="status 403, which is no answer of"):
+        with pytest.raises(UsageError, match="status 403, which is not an answer of"):
             async with RemoteEnvPool(url):
                 pass
     assert sum(unpacked) == MOST_OF_AN_ERROR

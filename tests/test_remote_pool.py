@@ -256,7 +256,7 @@ async def test_errors_are_those_of_a_pool_here(tmp_path: Path) -> None:
             ("tests.envs.tiny:Counter", {}, UsageError, "opens registered envs only"),
             ("refuses", {}, EnvError, "no licence for this simulator"),
             ("counter", {"limt": 3}, UsageError, "did you mean 'limit'"),
-            ("counter", {"data_path": "/etc/passwd"}, UsageError, "reads no files for others"),
+            ("counter", {"data_path": "/etc/passwd"}, UsageError, "reads no files for clients"),
         ):
             with pytest.raises(kind, match=reason):
                 await pool.open(name, **kwargs)
@@ -313,7 +313,7 @@ async def test_what_is_too_large_stays() -> None:
 async def test_caps() -> None:
     async with remote(caps=Caps(envs=2)) as (_, pool):
         first, _second = await pool.open("counter"), await pool.open("counter")
-        with pytest.raises(PoolError, match="2 environments may be open at this server"):
+        with pytest.raises(PoolError, match="this server allows 2 open environments"):
             await pool.open("counter")
         await first.close()
         await pool.open("counter")
@@ -326,7 +326,7 @@ async def test_caps() -> None:
 async def test_tokens() -> None:
     async with started(tokens=[read_token(CANARY, where="")]) as server:
         for token, reason in (
-            (None, "status 401, a token is needed"),
+            (None, "status 401, a token is required"),
             ("wrong-" + CANARY, "status 401, this token is not"),
         ):
             with pytest.raises(UsageError, match=reason) as caught:

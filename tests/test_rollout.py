@@ -179,7 +179,8 @@ async def test_time_limit_is_a_failure_that_says_what_was_waited_for() -> None:
     trajectory = await play(ChatAgent(Never()), limits=Limits(seconds=0.05))
     assert trajectory.stop_reason is StopReason.SECONDS
     assert isinstance(trajectory.error, LimitError)
-    assert "no end within 0.05 s: rollout it waits for the policy in turn 1" in str(trajectory.error)
+    assert str(trajectory.error).startswith("not finished within 0.05 s: rollout it has waited ")
+    assert "s for the policy in turn 1" in str(trajectory.error)
     assert len(trajectory.turns) == 1
 
 
@@ -327,9 +328,9 @@ async def test_score_of_a_group() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (float("nan"), "score gave nan for g.0"),
-        ("good", "no number"),
-        ({"reward": None}, "no number"),
+        (float("nan"), "score returned nan for g.0"),
+        ("good", "not a number"),
+        ({"reward": None}, "not a number"),
         ({"style": 0.5}, "without 'reward'"),
     ],
 )

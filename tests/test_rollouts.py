@@ -266,7 +266,7 @@ async def test_batch_that_cannot_be_filled(choice: Any, sizes: list[int]) -> Non
         assert (len(kept), kept.count(True), kept.count(False)) == (sum(sizes), 3, sum(sizes) - 3)
     assert source.ledger.balanced
     async with rollouts(keep=keep, max_num_gen_batches=2) as source:
-        with pytest.raises(ExhaustedError, match=r"3 of 4 groups were kept of 8 draws \(dropped: 5 not a third\)"):
+        with pytest.raises(ExhaustedError, match=r"3 of 4 groups were kept after 8 draws \(dropped: 5 not a third\)"):
             await source.collect(groups=4)
 
 
@@ -279,7 +279,7 @@ async def test_filter_that_never_keeps_ends_at_its_bound(choice: Any) -> None:
             batch = await anext(stream)
             assert [group.verdict for group in batch.groups] == [Verdict(False, "never")] * 4
         else:
-            with pytest.raises(ExhaustedError, match="0 of 4 groups were kept of 12 draws"):
+            with pytest.raises(ExhaustedError, match="0 of 4 groups were kept after 12 draws"):
                 await anext(stream)
 
 
@@ -364,7 +364,7 @@ async def test_stall_is_an_error_that_names_what_is_waited_for() -> None:
         return ""
 
     async with rollouts(ScriptedPolicy(never), stall_seconds=0.05) as source:
-        with pytest.raises(StalledError, match=r"0.05 s: rollout g0.0 waits for the policy in turn 0 .* others"):
+        with pytest.raises(StalledError, match=r"0.05 s: rollout g0.0 has waited .* for the policy in turn 0.* others"):
             await source.collect(groups=3)
     assert source.ledger.balanced
 
@@ -376,7 +376,7 @@ async def test_evaluation_that_stalls_is_an_error_whatever_else_plays() -> None:
         return "go"
 
     async with rollouts(ScriptedPolicy(never_in_evaluation), stall_seconds=0.05) as source:
-        with pytest.raises(StalledError, match=r"0.05 s: rollout eval0-g0.0 waits for the policy in turn 0"):
+        with pytest.raises(StalledError, match=r"0.05 s: rollout eval0-g0.0 has waited .* s for the policy in turn 0"):
             await source.evaluate(3)
         assert len((await source.collect(groups=2)).groups) == 2
     assert source.ledger.balanced
@@ -407,7 +407,7 @@ async def test_source_of_tasks_that_never_gives_one_is_a_stall() -> None:
         yield 1
 
     async with rollouts(tasks=tasks(), stall_seconds=0.05) as source:
-        with pytest.raises(StalledError, match="the source of tasks gives none"):
+        with pytest.raises(StalledError, match="the source of tasks returns no task"):
             await source.collect(groups=3)
 
 
@@ -575,12 +575,12 @@ async def test_wrong_calls() -> None:
     with pytest.raises(ClosedError, match="async with"):
         await anext(source.batches(groups=1))
     async with rollouts(tasks=[]) as source:
-        with pytest.raises(UsageError, match="no tasks"):
+        with pytest.raises(UsageError, match="tasks is empty"):
             await source.collect(groups=1)
-        with pytest.raises(UsageError, match="no tasks"):
+        with pytest.raises(UsageError, match="tasks is empty"):
             await anext(source.batches(groups=1))
     async with rollouts(agent=RandomAgent(["go 1"])) as source:
-        with pytest.raises(UsageError, match="this agent shows none"):
+        with pytest.raises(UsageError, match="this agent exposes none"):
             async with source.weight_update(1):
                 pass
 

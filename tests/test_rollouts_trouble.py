@@ -185,7 +185,7 @@ async def test_batch_filter_judges_what_there_is_before_draws_run_out_and_at_the
     keep = BatchFilter(lambda groups: [Verdict(keep=True) for _ in groups])
     options: Any = {"keep": keep, "failures": Failures(retries=0), "order": "start"}
     async with rollouts(tasks=["breaks", None] * 4, max_num_gen_batches=1, **options) as source:
-        with pytest.raises(ExhaustedError, match="2 of 4 groups were kept of 4 draws"):
+        with pytest.raises(ExhaustedError, match="2 of 4 groups were kept after 4 draws"):
             await source.collect(groups=4)
     async with rollouts(tasks=[None] * 6, **options) as source:
         assert [len(batch.groups) async for batch in source.batches(groups=4)] == [4, 2]
@@ -274,7 +274,7 @@ class Odd:
 
 async def test_agents_that_give_no_move_are_mistakes_of_the_caller() -> None:
     async with rollouts(agent=Odd("go 1")) as source:
-        with pytest.raises(UsageError, match=r"Odd.act\(\) gives a Move, and not 'go 1'"):
+        with pytest.raises(UsageError, match=r"Odd.act\(\) must return a Move, not 'go 1'"):
             await source.collect(groups=1)
     async with rollouts(ScriptedPolicy(lambda request: None)) as source:
         with pytest.raises(RolloutError):

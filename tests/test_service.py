@@ -471,7 +471,7 @@ def test_pictures_of_pil(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = from_json(json.loads(json.dumps(told)))[0]
     assert np.array_equal(np.asarray(seen), np.asarray(image))
     assert base64.b64decode(told[0]["__pil_image__"]).startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match="not a picture or array of ours"):
+    with pytest.raises(UsageError, match="not a valid image or array"):
         from_json({"__pil_image__": base64.b64encode(b"GIF?").decode()})
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtraError, match="pip install pillow"):
@@ -483,5 +483,5 @@ BROKEN = [{}, {"data": 1, "dtype": "O2", "shape": []}, {"data": [1], "dtype": "i
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_broken_arrays(broken: Any) -> None:
-    with pytest.raises(UsageError, match="not a picture or array of ours"):
+    with pytest.raises(UsageError, match="not a valid image or array"):
         from_json([{"__numpy_array__": broken}])

@@ -141,7 +141,7 @@ async def test_calls_that_are_too_many_are_refused() -> None:
         client = sessions.attach("0" * 32, heard)
         for env in range(4):
             sessions.begin(client, RemoteCall(env, 1, Op.OPEN, encode(["counter", {}])))
-        assert [(answer.env, "2 calls are under way" in str(answer.failure)) for answer in heard.answers] == [
+        assert [(answer.env, "2 calls are in flight" in str(answer.failure)) for answer in heard.answers] == [
             (2, True),
             (3, True),
         ]
@@ -290,7 +290,7 @@ async def test_options_of_the_pool_are_refused_for_their_env_alone(tmp_path: Pat
         status, told = await browser.post("/environments", {"ids2configs": configs})
         assert (status, told["success"], sorted(told["errors"])) == (200, True, sorted(odd))
         for key, reason in told["errors"].items():
-            assert f"{key} is for whoever runs" in reason or f"{key}={odd[key]!r} is neither true nor" in reason
+            assert f"{key} is not for clients" in reason or f"{key}={odd[key]!r} is neither true nor" in reason
         status, told = await browser.post("/environments", {"ids2configs": {"x": configs["beside"]}})
         assert (status, FOLDER.search(str(told))) == (400, None)
         assert (await browser.post("/reset/good", {"seed": 1}))[0] == 200
@@ -350,7 +350,7 @@ async def test_a_bug_of_the_server_is_told_without_its_traceback(monkeypatch: py
         env = await pool.open("counter")
         with monkeypatch.context() as patched:
             patched.setattr(Sessions, "_made", broken)
-            with pytest.raises(PoolError, match="the server has a bug, and its log the traceback") as caught:
+            with pytest.raises(PoolError, match="the server has a bug: its log has the traceback") as caught:
                 await env.reset(seed=1)
         assert "secret" not in repr(caught.value) + str(getattr(caught.value, "remote_traceback", ""))
         assert (await env.reset(seed=1)).observation is not None

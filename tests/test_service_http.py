@@ -149,7 +149,7 @@ async def test_msgpack_both_ways() -> None:
         headers = {"Content-Type": "application/msgpack"}
         async with browser.session.post(url, data=b"\xc1", headers=headers) as response:
             assert response.status == 400
-            assert "not understood" in msgspec.msgpack.decode(await response.read())["error"]
+            assert "the body is not valid" in msgspec.msgpack.decode(await response.read())["error"]
 
 
 async def test_an_env_may_tell_an_error_and_large_numbers_itself() -> None:
@@ -219,10 +219,10 @@ async def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
             assert (await status(f"Bearer {CANARY}"))[0] == (await status(f"Bearer {OLD}x"))[0] == 200
             for header, reason in (
-                (None, "a token is needed, as a bearer token in the header 'Authorization'"),
-                (f"Basic {CANARY}", "a token is needed"),
-                ("Bearer wrong-" + CANARY, "this token is not known here"),
-                ("Bearer \xfcber-alles", "this token is not known here"),
+                (None, "a token is required, as a bearer token in the header 'Authorization'"),
+                (f"Basic {CANARY}", "a token is required"),
+                ("Bearer wrong-" + CANARY, "this token is not valid here"),
+                ("Bearer \xfcber-alles", "this token is not valid here"),
                 (f"Bearer {OLD}", "this token expired at 20"),
             ):
                 code, told = await status(header)
@@ -247,7 +247,7 @@ def test_tokens_are_read_with_care(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     with pytest.raises(UsageError, match="cannot be read"):
         gather_tokens(None, tmp_path / "nowhere")
     (tmp_path / "none").write_text("# for the lab\n\n")
-    with pytest.raises(UsageError, match="no token is in"):
+    with pytest.raises(UsageError, match="contains no token"):
         gather_tokens(None, tmp_path / "none")
     monkeypatch.setenv("ASYNCROLLOUT_TOKEN", CANARY)
     assert [token.secret.decode() for token in gather_tokens(None, None)] == [CANARY]
@@ -276,11 +276,11 @@ async def test_web_pages_are_kept_out() -> None:
 BAD_BODIES = [
     ("/environments", {}, "missing required field `ids2configs`"),
     ("/environments", {"ids2configs": {"a": 1}}, "Expected `object`, got `int` - at `$.ids2configs[...]`"),
-    ("/environments", {"ids2configs": {"a": {}}}, "a: an env is named by a text, not by None"),
+    ("/environments", {"ids2configs": {"a": {}}}, "a: the name of an env must be a text, not None"),
     ("/environments", {"ids2configs": {"a": {"env_name": "tekst"}}}, "did you mean 'text'"),
     ("/environments", {"ids2configs": {"a": {"env_name": "os:system"}}}, "opens registered envs only"),
     ("/environments", {"ids2configs": {"a": {"env_name": "gymnasium:os:X"}}}, "opens registered envs only"),
-    ("/environments", {"ids2configs": {"a": {"env_name": "text", "env_config": [1]}}}, "are no dict"),
+    ("/environments", {"ids2configs": {"a": {"env_name": "text", "env_config": [1]}}}, "are not a dict"),
     ("/environments", {"ids2configs": {"a": {"env_name": "text", "env_config": {"limt": 1}}}}, "'limit'"),
     ("/environments", {"ids2configs": {"a": {"env_name": "text", "env_config": {"spec_or_name": 1}}}}, "spec_or_name"),
     ("/environments", {"ids2configs": {"a": {"env_name": "text", "env_config": {"self": 1}}}}, "self"),
@@ -300,7 +300,11 @@ BAD_BODIES = [
         {"ids2configs": {"a": {"env_name": "text", "env_config": {"made_by": [{"x": "a-b.c:d/E-v0"}]}}}},
         "is an import path",
     ),
-    ("/environments", {"ids2configs": {"a": {"env_name": "text", "env_config": {"record": {}}}}}, "record is for"),
+    (
+        "/environments",
+        {"ids2configs": {"a": {"env_name": "text", "env_config": {"record": {}}}}},
+        "record is not for clients",
+    ),
     ("/batch/reset", {"ids2seeds": [1]}, "Expected `object`, got `array`"),
     ("/batch/reset", [], "Expected `object`, got `array`"),
     ("/batch/step", {"ids2seeds": {}}, "missing required field `ids2actions`"),
@@ -438,14 +442,14 @@ async def test_caps(tmp_path: Path) -> None:
         await browser.create("a", name="gated", pipe=gate.pipe, at="step")
         configs = {env_id: {"env_name": "text"} for env_id in "bc"}
         status, told = await browser.post("/environments", {"ids2configs": configs})
-        assert (status, "2 environments may be open at this server, and 1 are" in told["error"]) == (429, True)
+        assert (status, "this server allows 2 open environments, and has 1" in told["error"]) == (429, True)
         await browser.post("/batch/reset", {"ids2seeds": {"a": 1}})
         with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(browser.post, "/batch/step", {"ids2actions": {"a": "wait"}})
                 await gate.begun()
                 status, told = await browser.ask("GET", "/stats")
-                assert (status, "1 requests are under way" in told["error"]) == (503, True)
+                assert (status, "1 requests are in flight" in told["error"]) == (503, True)
                 await gate.open()
         assert (await browser.ask("GET", "/stats"))[0] == 200
 

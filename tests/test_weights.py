@@ -234,7 +234,7 @@ async def test_frozen_part_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="not a policy"):
         ar.frozen("a teacher")  # type: ignore[arg-type]
     async with rollouts(ar.frozen(model)) as source:
-        with pytest.raises(UsageError, match="this agent shows none"):
+        with pytest.raises(UsageError, match="this agent exposes none"):
             async with source.weight_update(1):
                 pass
 

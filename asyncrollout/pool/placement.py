@@ -29,7 +29,7 @@ _LOOK_EVERY = 0.05  # seconds
 
 
 class _Trial:
-    """A suspect of a worker's death, and the rank of the worker that it has to itself."""
+    """An env suspected of killing workers, and the rank of the worker that it has to itself."""
 
     def __init__(self, binding: "EnvBinding", rank: int) -> None:
         self.binding, self.rank = binding, rank
@@ -51,7 +51,7 @@ class Placement:
         self._turns: defaultdict[Any, anyio.Lock] = defaultdict(anyio.Lock)  # one for each `binding.queue`
 
     async def place(self, binding: "EnvBinding") -> EnvHost:
-        """Give an env a place to live: the least loaded worker, or the one it is pinned to."""
+        """Give an env a host: the least loaded worker, or the one it is pinned to."""
         self.check_open()
         host: EnvHost = self._inline_host
         if self._backend is not None and not binding.on_loop:
@@ -61,10 +61,7 @@ class Placement:
             host = near if near is not None and is_free else _least_loaded(usable, binding)
         if binding.weighs and not binding.load:
             binding.load = binding.last_seconds = self._usual_load()
-        binding.host, binding.id = (
-            host,
-            next(self._ids),
-        )  # a new id, since the old place may still be at work on its end
+        binding.host, binding.id = host, next(self._ids)  # a new id: the old host may still be closing the env
         self.bindings[binding] = None
         host.envs += 1
         host.load += binding.load
@@ -74,7 +71,7 @@ class Placement:
         """The hosts to choose from. An env that builds slowly waits in its queue for an idle one.
 
         So calls of built envs come first, and no worker is idle while another has two envs to build. An env waits at
-        most a few times as long as the calls under way should take. Envs that build quickly do not wait here.
+        most a few times as long as the calls in flight should take. Envs that build quickly do not wait here.
         """
         usable = await self._permitted(backend, binding)
         if binding.pinned is not None or binding.was_moved or not binding.builds_slowly:
@@ -96,7 +93,7 @@ class Placement:
             return usable
 
     async def _permitted(self, backend: Backend, binding: "EnvBinding") -> Sequence[EnvHost]:
-        """The hosts where an env may live: apart from one that is cleared for another env, and from any quarantine."""
+        """The hosts where an env may live: not one that is cleared for another env, nor one in quarantine."""
         while True:
             trial = self._trial
             if trial is not None and trial.binding is binding:
@@ -116,7 +113,7 @@ class Placement:
             await trial.over.wait()
 
     def _quarantined(self, binding: "EnvBinding") -> tuple[int | None, set[int]]:
-        """The rank where an env is to live, if any, and those where it is not to, while there are others."""
+        """The rank where an env must live, if any, and the ranks to avoid while there are others."""
         rank = self.quarantine.rank
         if binding.pinned is not None or rank is None or not self._has_others() or not self._has_ranks_beside(rank):
             return binding.pinned, set()
@@ -124,7 +121,7 @@ class Placement:
 
     @property
     def has_choice(self) -> bool:
-        """Whether a call that waits could be made elsewhere: not if all other hosts are taken by a quarantine."""
+        """Whether a call that waits could be made elsewhere: not if every other host is in quarantine."""
         rank = self.quarantine.rank
         return rank is None or self._backend is None or sum(host.rank != rank for host in self._backend.hosts) > 1
 
@@ -132,7 +129,7 @@ class Placement:
         return binding.opening.spec.name in self.quarantine.names()
 
     def _has_others(self) -> bool:
-        """Whether there are envs on workers that are not in quarantine; else there is nobody to protect."""
+        """Whether any env on a worker is not in quarantine; otherwise there is none to protect."""
         names = self.quarantine.names()
         return any(not binding.on_loop and binding.opening.spec.name not in names for binding in self.bindings)
 
@@ -141,7 +138,7 @@ class Placement:
 
     @asynccontextmanager
     async def cleared(self, binding: "EnvBinding", patience: float) -> AsyncIterator[None]:
-        """Give an env a worker without other envs, as far as these can be restored elsewhere or later."""
+        """Give an env a worker to itself, as far as the others can be restored elsewhere or later."""
         rank = binding.last_rank if binding.pinned is None else binding.pinned
         if self._backend is None or binding.on_loop or rank is None:
             yield
@@ -158,7 +155,7 @@ class Placement:
             trial.over.set()
 
     def _send_others_away(self, trial: "_Trial") -> bool:
-        """Whether some of them are there until they were made."""
+        """Move the other envs off the trial's worker; whether some are still being built there."""
         others = [other for other in self.bindings if other is not trial.binding and other.rank == trial.rank]
         for other in others:
             if other.may_leave:
@@ -169,7 +166,7 @@ class Placement:
         return any(host.rank == rank and not host.is_idle for host in backend.hosts)
 
     def unbind(self, binding: "EnvBinding") -> EnvHost | None:
-        """Take an env out of its place, which may be gone."""
+        """Take an env off its host, which may be gone."""
         host, binding.host = binding.host, None
         if host is not None:
             host.envs -= 1
@@ -181,11 +178,11 @@ class Placement:
         self.bindings.pop(binding, None)
         host = self.unbind(binding)
         if host is not None and not host.usable:
-            host.drop(binding.id)  # nobody asks it now, and it may come back
+            host.drop(binding.id)  # not usable now, but it may come back
         return host
 
     def rebalance(self, binding: "EnvBinding") -> None:
-        """At a reset an env has no state: if that pays, let it be made anew on a worker with less to do."""
+        """At a reset, when an env has no state, have it built again on a less loaded worker, if that pays."""
         host = binding.host
         if host is None or not host.usable or self._backend is None or binding.on_loop or binding.pinned is not None:
             return
@@ -208,7 +205,7 @@ class Placement:
         host.drop(binding.id)
 
     async def weigh(self) -> None:
-        """Learn, from their latest steps, how much of a load the envs are; often enough, and not at every step."""
+        """Update the envs' loads from their latest steps, at intervals: at every step it would cost too much."""
         while True:
             await anyio.sleep(_WEIGH_EVERY)
             for binding in self.bindings:
@@ -228,7 +225,7 @@ class Placement:
 
 
 def _least_loaded(hosts: Sequence[EnvHost], binding: "EnvBinding") -> EnvHost:
-    """By the work that their envs make, to a tenth of a microsecond, or by number; but first those that are free soon.
+    """The host that is free soon, then the one with the least load (to a tenth of a microsecond) or the fewest envs.
 
     Where an env is quick to build, an even load counts for more than a short wait.
     """

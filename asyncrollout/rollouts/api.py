@@ -45,32 +45,32 @@ class Rollouts:
         env: An env, or several with tags and shares: `[{"env": "bandit", "share": 2}, ...]`.
         env_kwargs: For a single env; each of several has its own.
         tasks: Any source of tasks. Without one, episodes differ by their seed alone.
-        group_size: A group is one task, played so many times from the same env seed.
-        seed: All seeds of envs and of sampling are drawn from it.
+        group_size: How many times each task is played, from the same env seed; these rollouts are a group.
+        seed: All env and sampling seeds are derived from it.
         limits: When an episode is cut off.
         shares: Whether envs get their shares of the groups "drawn" or "delivered".
     Who plays:
         policy: Plays through a `ChatAgent`. Policies that need opening are opened.
         agent: Any other agent, in place of a policy.
-        workers: Worker processes of an own pool; None chooses by the envs.
-        pool: An open pool to use instead.
-    What comes of it:
+        workers: Number of worker processes; None chooses by the envs.
+        pool: An open pool to use instead of a new one.
+    How results are judged:
         score: A function that gives the reward of a trajectory, or of a group.
         failures: How often failed rollouts are played again, and which groups are dropped.
         keep: A filter of groups; None keeps all.
     How batches are made:
         order: "finish" hands out groups as they finish; "start" makes batches independent of timing.
-        max_in_flight: How many rollouts play at a time, at most.
-        max_lag: How many batches are played ahead of the trainer, at most; older groups are dropped as stale.
-        max_num_gen_batches: How many times its size a batch may cost in groups drawn; None is no limit.
+        max_in_flight: At most this many rollouts play at a time.
+        max_lag: At most this many batches are played ahead; groups more versions behind are dropped as stale.
+        max_num_gen_batches: A batch draws at most this many times its size in groups; None is no limit.
         on_exhausted: What happens then: "raise" an error, deliver a "short" batch, or "fill" it with rejected groups.
-        stall_seconds: How long nothing may move before an error says what is being waited for.
+        stall_seconds: If nothing moves for this long, an error says what is being waited for.
     What is recorded:
-        run_dir: All that is played is recorded there as it happens, with a `metrics.jsonl`.
-        resume: True continues after the last batch that was delivered, n with batch n. Finished rollouts are not
-            played again, and recorded replies are not asked for again. Agent and policy must be as at the start.
-        accept_changes: Changes of agent or policy to accept, as the error names them; unfinished groups start anew.
-        metrics: Sinks, which get the `figures()` every few seconds and with each batch.
+        run_dir: Everything is recorded there as it happens, with a `metrics.jsonl`.
+        resume: True continues after the last delivered batch, n with batch n. Finished rollouts are not played
+            again, and recorded replies are not requested again. Agent and policy must be the same as before.
+        accept_changes: Changes of agent or policy to accept, as the error names them; unfinished groups start again.
+        metrics: Sinks that get `figures()` every few seconds and with each batch.
         record: A `VideoRecorder`, or True for videos of envs that render in `videos/` of the run directory.
     """
 
@@ -146,13 +146,13 @@ class Rollouts:
         return await self.__aenter__()
 
     async def close(self) -> None:
-        """Cancel what is playing, and close all that was opened. Closing again has no effect."""
+        """Cancel running rollouts, and close everything that was opened. Closing again has no effect."""
         if self._open:
             await self.__aexit__(None, None, None)
 
     @property
     def version(self) -> int:
-        """The version of the policy's weights; of several parts, of those that learn."""
+        """The version of the policy's weights; if it has several parts, of those that learn."""
         return self._engine.control.version
 
     @property
@@ -168,7 +168,7 @@ class Rollouts:
         groups = validation.check_int("groups", groups, 1)
         self._check_open()
         if (batch := await self._delivery.collect(groups)) is None:
-            raise UsageError("tasks is at its end: there is nothing left to play")
+            raise UsageError("tasks has ended: there is nothing left to play")
         return batch
 
     def batches(self, groups: int) -> AsyncIterator[Batch]:
@@ -185,7 +185,7 @@ class Rollouts:
         return HintedIterator(next_batch, "async for batch in rollouts.batches(...)")
 
     def groups(self) -> AsyncIterator[Group]:
-        """One group after the other, for `async for`; as many as may be in flight are worked on."""
+        """One group at a time, for `async for`; up to `max_in_flight` rollouts play meanwhile."""
         at_once = self._engine.rules.max_in_flight // self._engine.rules.group_size
 
         async def next_group() -> Group:
@@ -197,10 +197,10 @@ class Rollouts:
         return HintedIterator(next_group, "async for group in rollouts.groups()")
 
     def weight_update(self, version: int, mode: PauseMode = "wait") -> AbstractAsyncContextManager[None]:
-        """Hold the policy back while its weights change; what it replies after is of this version.
+        """Pause the policy while its weights change; later replies have this version.
 
-        Replies in flight are awaited, or ("abort") stopped and asked for again, or ("continue") left alone. If the
-        body fails, the version stays. One update at a time: another one waits for its turn. Versions only rise.
+        Replies in flight are awaited, or ("abort") stopped and requested again, or ("continue") left alone. If the
+        body fails, the version stays. Updates run one at a time; others wait. Versions only rise.
         """
         return self._engine.weight_update(version, mode)
 
@@ -213,7 +213,7 @@ class Rollouts:
         seed: int = 0,
         on_group: Callable[[Group], None] | None = None,
     ) -> Evaluation:
-        """Play each task `k` times, beside whatever else is played; all evaluations have half of `max_in_flight`.
+        """Play each task `k` times, beside everything else; evaluations together use at most half of `max_in_flight`.
 
         `tasks` may be a number of episodes. The seeds of envs and of sampling depend on `seed` alone, so that
         evaluations can be compared and repeated. `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
@@ -224,7 +224,7 @@ class Rollouts:
         return await self._evaluator.evaluate(tasks, k=k, env_kwargs=env_kwargs, seed=seed, on_group=on_group)
 
     async def drain(self, seconds: float) -> None:
-        """Ask the policy nothing more, and wait a while for its replies in flight, so that they are recorded."""
+        """Stop asking the policy, and wait at most so long for replies in flight, so that they are recorded."""
         control = self._engine.control
         if control.can_update:
             self._parts.push_async_callback(control.resume, None)  # others may use it, and servers are notified
@@ -232,15 +232,15 @@ class Rollouts:
                 await control.pause("wait")
 
     def expect(self, batches: int, groups: int) -> None:
-        """Announce how many batches of how many groups will be taken, so that `figures` know the way to the end."""
+        """Announce how many batches of how many groups will be taken, so that `figures` can estimate the time left."""
         self._wanted = validation.check_int("batches", batches, 1), validation.check_int("groups", groups, 1)
 
     def figures(self) -> RunMetrics:
-        """What has been played, how well and how fast."""
+        """The metrics of the run: what has been played, how well and how fast."""
         return self.meter.read(time.monotonic(), read_gauges(self._engine, self._delivery, self._wanted))
 
     def stats(self) -> RolloutsStats:
-        """How things stand at this moment."""
+        """A snapshot of the sampler and its pool."""
         return read_stats(self._engine, self._delivery)
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""What `Rollouts` gives to be awaited or iterated over; whoever does the other hears how it is used."""
+"""What `Rollouts` returns to be awaited or iterated over; doing the other raises an error that shows how."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class HintedIterator(Generic[T]):
-    """An async iterator of what a call gives each time, until it raises `StopAsyncIteration`."""
+    """An async iterator over the results of a call, until it raises `StopAsyncIteration`."""
 
     def __init__(self, take: Callable[[], Awaitable[T]], usage: str) -> None:
         self._take = take
@@ -23,14 +23,14 @@ class HintedIterator(Generic[T]):
         return await self._take()
 
     def __iter__(self) -> NoReturn:
-        raise UsageError(f"an async iterator: write `{self._usage}`")
+        raise UsageError(f"this is an async iterator: write `{self._usage}`")
 
     def __await__(self) -> NoReturn:
-        raise UsageError(f"an async iterator, and not to be awaited itself: write `{self._usage}`")
+        raise UsageError(f"this is an async iterator, which cannot be awaited: write `{self._usage}`")
 
 
 class HintedCoroutine(Coroutine[Any, Any, T]):
-    """A coroutine of one result."""
+    """A coroutine with one result."""
 
     def __init__(self, inner: Coroutine[Any, Any, T], usage: str) -> None:
         self._inner = inner
@@ -59,4 +59,4 @@ class HintedCoroutine(Coroutine[Any, Any, T]):
 
     def _refuse(self) -> NoReturn:
         self._inner.close()
-        raise UsageError(f"one result, and nothing to iterate over: write `{self._usage}`")
+        raise UsageError(f"this is one result, not an iterator: write `{self._usage}`")

@@ -34,7 +34,7 @@ class Delivery:
         self._redelivered: deque[ReadyBatch] = deque()  # batches of an earlier process
         self._shared: GroupStream | None = None  # the one that `batches` and `groups` share
         self._streams: list[GroupStream] = []
-        self._left_over = _NOTHING  # what was kept, and has neither a stream nor a taker
+        self._left_over = _NOTHING  # kept groups without a stream or a taker
         self._failure: Exception | None = None  # of a stream whose taker had its batch already
         self._handing_over: list[ReadyBatch] = []
         self._is_closed = self._is_accounted = False
@@ -65,18 +65,18 @@ class Delivery:
             self._take_back(ready)
 
     def account(self) -> None:
-        """Once nothing plays any more: for all that was not delivered."""
+        """Account for everything that was not delivered, once nothing plays any more."""
         self._is_accounted = True
         for left_over in (self._left_over, *(stream.close()[1] for stream in self._streams)):
             self._keep_left_over(left_over)
         self._streams, self._left_over = [], _NOTHING
 
     async def next_batch(self, groups: int) -> Batch | None:
-        """The next groups of the shared stream, which plays on; none at the end of the tasks."""
+        """The next groups of the shared stream, which continues to play; None at the end of the tasks."""
         return await self._next(groups, None)
 
     async def collect(self, groups: int) -> Batch | None:
-        """The next groups in start order; what plays beyond them is cancelled, and played anew next time."""
+        """The next groups in start order; rollouts still running are cancelled, and played again next time."""
         return await self._next(groups, None, is_alone=True)
 
     async def next_group(self, needed: int) -> Group | None:
@@ -109,9 +109,9 @@ class Delivery:
                 return batch
 
     async def _hand_over(self, ready: ReadyBatch) -> Batch | None:
-        """The batch, once it is on record; None if its groups became too old meanwhile.
+        """The batch, once it is recorded; None if its groups became too old meanwhile.
 
-        A batch that does not come through to its taker is taken back, and its groups come first the next time.
+        A batch that does not reach its taker is taken back, and its groups come first next time.
         """
         self._handing_over.append(ready)
         with ExitStack() as unless_handed_over:
@@ -149,7 +149,7 @@ class Delivery:
         self._keep_left_over(ready.taken)
 
     def _keep_left_over(self, taken: TakenGroups) -> None:
-        """For the next stream that somebody takes from, in the order of their draws; or cancelled, if that is over."""
+        """Keep groups for the next stream, in the order of their draws; once all is accounted for, cancel them."""
         if self._is_accounted:
             self._engine.ledger.cancel(group.id for group in taken.groups)
             return
@@ -170,7 +170,7 @@ class Delivery:
         return self._make_ready(await stream.take(groups, needed=needed))
 
     async def _take_alone(self, groups: int) -> ReadyBatch | None:
-        """Groups of a stream that is for them alone, and ends with them."""
+        """Take groups from a stream of their own, which ends with them."""
         stream = self._start_stream(msgspec.structs.replace(self._rules, order="start", ahead=0))
         ready, gives_up, is_raised, is_ended = None, True, False, False
         try:
@@ -206,19 +206,19 @@ class Delivery:
                 raise
             if ready is not None or not self._source.has_returned or self._is_closed:
                 return ready
-            await self._end_shared(stream)  # it had come to the end of the tasks before others gave some back
+            await self._end_shared(stream)  # it had reached the end of the tasks before others gave some back
 
     async def _end_shared(self, stream: GroupStream) -> None:
-        """The next one begins with what this one had left."""
-        if self._shared is not stream:  # somebody else has ended it, and may have begun another
+        """End the shared stream; the next one starts with what it had left."""
+        if self._shared is not stream:  # another task has ended it, and may have started the next
             return
         self._shared = None
         await self._end(stream, gives_up=True, is_alone=False)
 
     def _make_ready(self, taken: TakenGroups) -> ReadyBatch | None:
-        """Groups that were taken, as a batch; none if the tasks are at their end."""
+        """Groups that were taken, as a batch; None if the tasks have ended."""
         if not taken.groups and not self._source.count:
-            raise UsageError("tasks has no tasks: there is nothing to play")
+            raise UsageError("tasks is empty: there is nothing to play")
         if not taken.groups:
             return None
         sums = self._stats.take()
@@ -231,11 +231,10 @@ class Delivery:
         self._observer.journal.delivered(ready.index, ready.groups, ready.dropped, ready.stats)
 
     async def _end(self, stream: GroupStream, *, gives_up: bool, is_alone: bool) -> None:
-        """End a stream; what it has not kept so far is played anew by the next one.
+        """End a stream; what it has not kept so far is played again by the next one.
 
-        If it was not given up, but only interrupted, a resumed run continues with what is recorded. What an earlier
-        process recorded, and nobody has drawn yet, belongs to the shared stream; to the one that ends if that
-        `is_alone`.
+        If it was only interrupted, not given up, a resumed run continues with what is recorded. What an earlier process
+        recorded and nobody has drawn yet belongs to the shared stream, or to this one if it `is_alone`.
         """
         stream.cancel()
         try:
@@ -252,9 +251,9 @@ class Delivery:
 
 
 async def _until_stopped(stream: GroupStream) -> None:
-    """Wait for it, and only then be cancelled: asyncio's own cancellation does not heed a shield.
+    """Wait until it has stopped, and raise a cancellation only then: asyncio's own ignores the shield.
 
-    What is drawn anew while it still plays would be there twice.
+    A group that is drawn again while it still plays would exist twice.
     """
     cancelled: BaseException | None = None
     with anyio.move_on_after(_END_GRACE, shield=True) as grace:

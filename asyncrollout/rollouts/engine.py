@@ -1,4 +1,4 @@
-"""The parts of `Rollouts`, opened, resumed and closed in order; and the streams of groups that they make."""
+"""The parts of `Rollouts`, opened, resumed and closed in order; and the streams of groups made of them."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -41,7 +41,7 @@ _RESUME_GRACE = 60.0
 
 
 class Engine:
-    """Opened, then started: from then on there are streams. Stopped, then closed: in between, nothing plays."""
+    """Owns the parts. Streams run between `start` and `stop`; between `stop` and `close`, nothing plays."""
 
     def __init__(self, options: RolloutsOptions) -> None:
         self._options = options
@@ -102,7 +102,7 @@ class Engine:
         await self._parts.__aexit__(kind, error, trace)
 
     async def start(self) -> None:
-        """From now on streams can be started; a failure of our own in one of them cancels whoever called this."""
+        """Allow streams to be started; a bug in one of them cancels the task that called this."""
         await self._background.open()
 
     async def stop(self, error: BaseException | None) -> None:
@@ -131,7 +131,7 @@ class Engine:
         control, stall = self.control, self.rules.stall_seconds
         if not control.can_update:
             raise UsageError(
-                "weight_update needs a policy that can be held back, and this agent shows none: all of it is frozen, "
+                "weight_update needs a policy that can be paused, and this agent exposes none: all of it is frozen, "
                 "or out of reach (give the agent policies() and with_policies(), or make it, and a policy around "
                 "others, a dataclass with the policy as a field)"
             )
@@ -148,7 +148,7 @@ class Engine:
                     await control.pause(mode)
                 if waiting.cancelled_caught:
                     raise StalledError(
-                        f"replies in flight have not come within {stall:g} s, and weight_update waits for them; "
+                        f"replies in flight have not arrived within {stall:g} s, and weight_update waits for them; "
                         f"mode='abort' does not: {self.ledger.stuck()}"
                     )
                 yield
@@ -178,7 +178,7 @@ class Engine:
             yield journal
 
     async def _resume(self, journal: RunJournal) -> None:
-        """Begin where the journal ends."""
+        """Continue where the journal ends."""
         past = journal.past
         self.observer.start_journal(journal)
         judged_at = past.judged_at if self.source.chooses else {}

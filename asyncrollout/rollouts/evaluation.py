@@ -29,13 +29,13 @@ class Evaluation(msgspec.Struct, frozen=True):
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Of all weights that played: more than one if they were updated meanwhile."""
+        """The versions of the weights that played: more than one if they were updated meanwhile."""
         turns = (turn for trajectory in self.trajectories for turn in trajectory.turns)
         return tuple(sorted({turn.version for turn in turns if not getattr(turn, "frozen", False)}))
 
     @property
     def mean_reward(self) -> float:
-        """Over tasks, of the mean over a task's rollouts."""
+        """The mean over tasks of the mean over each task's rollouts."""
         return _mean(
             [float(np.mean([member.reward for member in group.completed])) for group in self.groups if group.completed]
         )
@@ -45,14 +45,14 @@ class Evaluation(msgspec.Struct, frozen=True):
         return self.pass_at(1)
 
     def pass_at(self, k: int) -> float:
-        """How likely at least one of `k` rollouts of a task succeeds, estimated without bias, over tasks.
+        """The unbiased estimate, averaged over tasks, of the chance that at least one of `k` rollouts succeeds.
 
         A rollout succeeds if its env reports `success`. If the env reports it for any rollout, one that was cut off
         without a report is not a success; if it never does, a reward above 0 counts. Tasks with fewer than `k` valid
         rollouts are left out.
         """
         if not 1 <= k <= self.k:
-            raise UsageError(f"pass@{k} of {self.k} rollouts for each task: k is from 1 to {self.k}")
+            raise UsageError(f"pass@{k} of {self.k} rollouts for each task: k must be from 1 to {self.k}")
         won = succeeded(self.trajectories)
         return _mean([_pass_at(group.completed, won, k) for group in self.groups if len(group.completed) >= k])
 

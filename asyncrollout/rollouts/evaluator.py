@@ -1,4 +1,4 @@
-"""Tasks played to measure a policy, beside whatever else is played."""
+"""Tasks played to measure a policy, beside everything else."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -23,7 +23,7 @@ Play = Callable[[GroupRequest], Awaitable[Group]]
 
 
 class Evaluator:
-    """Half of all slots, at least one, are for evaluations; one fails if nothing moves for `stall_seconds`."""
+    """Plays evaluations in half of all slots, at least one; one fails if nothing moves for `stall_seconds`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -82,7 +82,7 @@ class Evaluator:
         return evaluation
 
     async def _play_all(self, play: Play, name: str, tasks: list[Any], seed: int) -> list[Group]:
-        """Rollouts take their slots in the order of the tasks, so that a group's last ones leave none of them empty.
+        """Rollouts take slots in the order of the tasks, so that none is empty while a group waits for its last ones.
 
         Several evaluations share the slots.
         """
@@ -105,9 +105,9 @@ class Evaluator:
         return [groups[index] for index in sorted(groups)]
 
     async def _raise_if_stalled(self, prefix: str) -> None:
-        """An error, once the rollouts whose uids begin so have not moved for long.
+        """Raise once the rollouts with this prefix have not moved for `stall_seconds`.
 
-        While none of them plays, they wait for others to make room; nor do they move while the policy is held back.
+        It does not count that they wait for others to make room, nor that the policy is paused.
         """
         moved = time.monotonic()
         while (left := moved + self._stall_seconds - time.monotonic()) > 0:
@@ -127,7 +127,7 @@ def _read_tasks(tasks: Any) -> list[Any]:
 
 
 class EvaluationSlots:
-    """Places for rollouts that are taken of all, and of a part of them: a place in the part comes first."""
+    """Each rollout takes two slots: one of the evaluations' part, then one of all."""
 
     def __init__(self, all_slots: anyio.CapacityLimiter, part: anyio.CapacityLimiter) -> None:
         self._all = all_slots

@@ -1,4 +1,4 @@
-"""What happens to rollouts, groups and batches, for all who keep count: the ledger, the metrics and the journal."""
+"""Passes on what happens to rollouts, groups and batches: to the ledger, the metrics and the journal."""
 
 from asyncrollout.journal.run import NullJournal
 from asyncrollout.rollouts.episode.observer import RolloutObserver
@@ -63,7 +63,7 @@ class RunObserver(RolloutObserver):
         self._collector.dropped_stale(group)
 
     def handed_over(self, groups: list[Group], lag: int, *, is_repeated: bool) -> None:
-        """A batch has its taker; one that `is_repeated` was delivered to an earlier process, too."""
+        """A batch reached its taker; one that `is_repeated` was delivered to an earlier process, too."""
         if is_repeated:  # its groups come from the record, and through no stream
             for group in groups:
                 for trajectory in group.trajectories:

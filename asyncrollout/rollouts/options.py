@@ -37,7 +37,7 @@ Find = Callable[[EnvRef], EnvSpec]
 
 @dataclass(kw_only=True)
 class RolloutsOptions:
-    """As given to `Rollouts`, which documents them; numbers and choices are checked."""
+    """The arguments of `Rollouts`, which documents them; numbers and choices are checked."""
 
     env: EnvRef | list[Share | dict[str, Any]]
     env_kwargs: Mapping[str, Any] | None
@@ -107,7 +107,7 @@ class RolloutsOptions:
 
 
 def read_envs(env: Any, env_kwargs: Mapping[str, Any] | None, find: Find = find_env) -> list[Share]:
-    """One env, or several with tags and shares; each with the `EnvSpec` that `find` gives."""
+    """One env, or several with tags and shares; each with the `EnvSpec` that `find` returns."""
     if isinstance(env, str | EnvSpec) or callable(env):
         env = [Share(env, env_kwargs=dict(env_kwargs or {}))]
     elif env_kwargs:
@@ -156,7 +156,7 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Polic
 def read_resume(run_dir: Any, resume: Any) -> bool | int:
     """Whether to resume a run, or at which batch."""
     if run_dir is not None and "\0" in str(run_dir):
-        raise UsageError(f"run_dir={run_dir!r} is not a path of a directory")
+        raise UsageError(f"run_dir={run_dir!r} is not the path of a directory")
     if not isinstance(resume, bool) and (not isinstance(resume, int | np.integer) or resume < 0):
         raise UsageError(f"resume={resume!r} is neither True, False nor the number of a batch")
     if resume is not False and run_dir is None:
@@ -165,7 +165,7 @@ def read_resume(run_dir: Any, resume: Any) -> bool | int:
 
 
 def read_accepted(accept_changes: Any) -> frozenset[str]:
-    """The names of settings that may be others than those that a run began with."""
+    """The names of settings that may differ from those the run started with."""
     if isinstance(accept_changes, str) or not isinstance(accept_changes, Collection):
         raise UsageError(
             f"accept_changes={accept_changes!r:.100} is not a list of names such as 'agent.system_prompt' and 'policy'"

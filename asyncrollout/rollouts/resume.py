@@ -1,4 +1,4 @@
-"""Runs with a directory: what identifies one, its manifest, and what a resumed one starts from."""
+"""Runs with a directory: what identifies a run, its manifest, and what a resumed run starts from."""
 
 import platform
 import subprocess
@@ -57,7 +57,7 @@ class ReadyBatch:
 def run_identity(
     shares: Iterable[Share], agent: Any, *, seed: int, group_size: int, order: str, limits: Limits
 ) -> dict[str, Any]:
-    """What a run's results follow from, and what therefore stays the same when it is resumed; secrets are in it."""
+    """What determines a run's results, and so must be the same when it is resumed; includes secrets."""
     envs = {
         share.tag: {"env": share.env.name, "share": share.share, "env_kwargs": {**share.env.kwargs, **share.env_kwargs}}
         for share in shares
@@ -69,7 +69,7 @@ def run_identity(
 
 
 def _agent_identity(agent: Any) -> dict[str, Any]:
-    """The agent's class and what it was made of, and the models that it asks; their servers may be others."""
+    """The agent's class and arguments, and the models that it asks; their servers may differ."""
     policies = policies_of(agent)
     shown = {"policy", *(name for name, value in _made_of(agent).items() if any(value is one for one in policies))}
     own = [name for name in _made_of(agent) if name not in shown]
@@ -91,7 +91,7 @@ def _made_of(agent: Any) -> dict[str, Any]:
 
 
 def _described(value: Any) -> Any:
-    """Plain data as it is, of a struct what is not left to its default; of anything else, the name."""
+    """Plain data as it is, a struct by its fields that are not defaults, anything else by its name."""
     try:
         if not isinstance(value, msgspec.Struct):
             return to_plain(value)
@@ -102,7 +102,7 @@ def _described(value: Any) -> Any:
 
 
 def _policy(policy: Any) -> str:
-    """Its class, and as far as it has them, its model and sampling."""
+    """Its class and, if it has them, its model and sampling."""
     model, sampling = getattr(policy, "_model", None), getattr(policy, "_sampling", None)
     known = [model] if isinstance(model, str) else []
     known += (
@@ -131,14 +131,14 @@ def recorded_draws(past: RunHistory) -> dict[int, GroupRequest]:
 
 
 def reported_groups(directory: Path, judged_at: Mapping[str, int]) -> list[ReportedGroup]:
-    """All that was judged, for a source of tasks that chooses by it, in the order in which it was."""
+    """All judged groups, in that order, for a source of tasks that chooses by them."""
     groups = RunRecords(directory).groups(judged_at.keys())
     reported = [ReportedGroup(judged_at[group.id], number_of(group.id) or 0, group) for group in groups]
     return sorted(reported, key=lambda one: one.drawn)
 
 
 def with_journal(agent: Any, journal: RunJournal) -> Any:
-    """The agent with the replies of its policies on record."""
+    """The agent, with policies whose replies are journaled."""
     recorded = replace_policies(
         agent,
         [
@@ -161,7 +161,7 @@ def with_journal(agent: Any, journal: RunJournal) -> Any:
 
 
 def _write_manifest(directory: Path, given: Mapping[str, Any]) -> None:
-    """How the run came to be, if that is not written yet."""
+    """Write what started the run, unless that is written already."""
     path = directory / MANIFEST
     if path.exists():
         return
@@ -196,7 +196,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Of the directory in which the program runs; None if it is not a checkout."""
+    """The commit of the working directory; None if it is not a checkout."""
     try:
         commit = _git("rev-parse", "HEAD").strip()
         return {"commit": commit, "changed": bool(_git("status", "--porcelain", "--untracked-files=no").strip())}

@@ -1,4 +1,4 @@
-"""How `Rollouts` stand at one moment."""
+"""A snapshot of `Rollouts`."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ def read_stats(engine: Engine, delivery: Delivery) -> RolloutsStats:
 
 
 def read_gauges(engine: Engine, delivery: Delivery, wanted: tuple[int, int] | None) -> Gauges:
-    """The same for the metrics of a run, of which so many batches of so many groups are wanted."""
+    """The same as gauges, for the metrics of a run; `wanted` are its batches, and the groups in each."""
     stats, ledger = read_stats(engine, delivery), engine.ledger
     training = (progress for uid, progress in ledger.open.items() if uid.startswith(DRAWN))
     waiting = waiting_for(training)

@@ -33,12 +33,12 @@ def read_token(text: str, *, where: str) -> AccessToken:
     if not at or not expires.isdigit():
         secret, expires = text.strip(), ""
     if len(secret) < _SHORTEST or not secret.isascii() or not secret.isprintable() or " " in secret:
-        raise UsageError(f"{where} is not a token: it has at least {_SHORTEST} letters, digits or signs, and no spaces")
+        raise UsageError(f"{where} is not a token: it must have at least {_SHORTEST} ASCII characters, and no spaces")
     return AccessToken(secret.encode(), float(expires) if expires else math.inf)
 
 
 def gather_tokens(given: str | None, file: str | os.PathLike[str] | None) -> list[AccessToken]:
-    """The token that is given, else that of the environment variable; and all those of a file, one on each line."""
+    """The given token, or that of the environment variable; and all tokens of a file, one per line."""
     tokens = []
     if given is not None:
         tokens.append(read_token(given, where="--token"))
@@ -49,10 +49,10 @@ def gather_tokens(given: str | None, file: str | os.PathLike[str] | None) -> lis
             lines = Path(file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError, ValueError) as error:
             raise UsageError(f"tokens cannot be read from {str(file)!r}: {error}") from error
-        told = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
-        if not told:  # whoever names a file does not mean that all may come
-            raise UsageError(f"no token is in {str(file)!r}: write one on each line")
-        tokens += [read_token(line, where=f"{file}, line {number}") for number, line in told]
+        listed = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+        if not listed:  # a file was named, so access is meant to be restricted
+            raise UsageError(f"{str(file)!r} contains no token: write one per line")
+        tokens += [read_token(line, where=f"{file}, line {number}") for number, line in listed]
     return tokens
 
 
@@ -63,7 +63,7 @@ def host_of(header: str) -> str:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether only this machine can be meant by it."""
+    """Whether it can only mean this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -80,12 +80,12 @@ def why_refused(tokens: Iterable[AccessToken], header: str | None) -> str | None
     """Why a request with this `Authorization` header is refused; None if it is not."""
     kind, _, given = (header or "").partition(" ")
     if kind.lower() != "bearer" or not given:
-        return "a token is needed, as a bearer token in the header 'Authorization'"
+        return "a token is required, as a bearer token in the header 'Authorization'"
     secret = given.strip().encode(errors="replace")
-    # All of them, so that the time taken tells nothing.
+    # All of them, so that the time taken reveals nothing.
     found = [token for token in tokens if hmac.compare_digest(token.secret, secret)]
     if not found:
-        return "this token is not known here"
+        return "this token is not valid here"
     expires = max(token.expires for token in found)
     if expires <= time.time():
         return f"this token expired at {datetime.fromtimestamp(expires, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,4 +1,4 @@
-"""Batches of environments by id, with VAGEN's calls; what one env does wrong is told under its id alone."""
+"""Batches of environments by id, with VAGEN's calls; an error is reported under the id of its env alone."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
@@ -26,13 +26,13 @@ _REASONS_KEPT = 1024
 class EnvService:
     """Envs of any kind, opened, reset, stepped and closed in batches; an async context manager.
 
-    At most `max_workers` of them are at work at a time, each in one of as many processes. Nothing raises for a single
-    env: its place in the result tells the error, and `failures` why an env is not there. Results are JSON; `from_json`
-    of `asyncrollout.service.observations` makes pictures and arrays of it again. With a `pool`, envs live in that one.
+    At most `max_workers` of them work at a time, each in one of as many processes. Nothing raises for a single env: its
+    entry in the result has the error, and `failures` says why an env is missing. Results are JSON; `from_json` of
+    `asyncrollout.service.observations` turns them into images and arrays again. With a `pool`, envs live in that one.
     """
 
     env_name: str | None = None
-    """The only kind of env, where there is one."""
+    """The only kind of env, if there is only one."""
 
     def __init__(
         self,
@@ -60,25 +60,25 @@ class EnvService:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._given_pool is None:  # with it go its envs
+        if self._given_pool is None:  # its envs are closed with it
             await self._pool.__aexit__(kind, error, trace)
         else:
-            await run_to_end(self.close_batch)  # to close an env never takes long
+            await run_to_end(self.close_batch)  # closing an env never takes long
         self.environments.clear()
         self.env_configs.clear()
 
     async def create_environments_batch(self, ids2configs: Mapping[Any, Mapping[str, Any]]) -> None:
         """Open envs, each from `{"env_name": ..., "env_config": {...}}`; one of the same id is closed first.
 
-        `env_config` is what `EnvPool.open` takes. If an env cannot be made, `failures` has its id, with the reason.
+        `env_config` is what `EnvPool.open` takes. If an env cannot be built, `failures` has its id, with the reason.
         """
         await self._at_once(ids2configs, self._create, self.note_failure)
 
     async def _create(self, env_id: Any, config: Any) -> None:
-        if env_id in self.environments:  # whatever comes of this, the old one must not answer for the new one
+        if env_id in self.environments:  # even if this fails, the old one must not answer for the new one
             await self.close_batch([env_id])
         if not isinstance(config, Mapping):
-            raise UsageError(f"a configuration is a dict with 'env_name' and 'env_config', not {config!r:.100}")
+            raise UsageError(f"a configuration must be a dict with 'env_name' and 'env_config', not {config!r:.100}")
         name, kwargs = config.get("env_name", self.env_name), config.get("env_config") or {}
         if name is None:
             raise UsageError("its configuration has no 'env_name'")
@@ -94,7 +94,7 @@ class EnvService:
             await replaced.handle.close()
 
     async def _open(self, name: Any, kwargs: Mapping[str, Any]) -> EnvHandle:
-        """An env without an option `seed` is given it at each reset, instead of when it is made."""
+        """Open an env; one without an option `seed` gets the seed at each reset instead."""
         try:
             return await self._pool.open(name, **kwargs)
         except RolloutError as error:
@@ -111,12 +111,12 @@ class EnvService:
         return await self._each(ids2actions, ServedEnv.step, lambda error: ({}, 0.0, True, {"error": error}))
 
     async def compute_reward_batch(self, env_ids: Iterable[Any]) -> dict[Any, float]:
-        """The sum of each env's rewards since its reset; 0 for an env that is not there."""
+        """The sum of each env's rewards since its reset; 0 for a missing env."""
         envs = {env_id: self.environments.get(env_id) for env_id in env_ids}
         return {env_id: 0.0 if env is None else env.reward for env_id, env in envs.items()}
 
     async def get_system_prompts_batch(self, env_ids: Iterable[Any]) -> dict[Any, str]:
-        """The rules of each env; an empty text for one that has none or is not there."""
+        """The rules of each env; an empty text if it has none, or is missing."""
         return await self._each(dict.fromkeys(env_ids), ServedEnv.system_prompt, lambda _: "")
 
     async def get_split_size_batch(self, env_ids: Iterable[Any], split: str = "train") -> dict[Any, int]:
@@ -126,7 +126,7 @@ class EnvService:
     async def init_embedder_batch(
         self, env_ids: Iterable[Any], service_url: str = "http://localhost:5000"
     ) -> dict[Any, dict[str, Any]]:
-        """Connect each env to the service that compares pictures; `{"ok": ...}`, with an `error` if it is not."""
+        """Connect each env to the service that compares images; `{"ok": ...}`, with an `error` if that fails."""
         asked = dict.fromkeys(env_ids, service_url)
         return await self._each(asked, ServedEnv.init_embedder, lambda error: {"ok": False, "error": error})
 
@@ -151,7 +151,7 @@ class EnvService:
         return idle
 
     def note_failure(self, env_id: Any, reason: str) -> None:
-        """Remember why an env is not there; the oldest reasons are forgotten."""
+        """Remember why an env is missing; the oldest reasons are forgotten."""
         log.warning("env_failed", env_id=env_id, error=reason)
         self.failures.pop(env_id, None)
         self.failures[env_id] = reason
@@ -171,7 +171,7 @@ class EnvService:
         work: Callable[[ServedEnv, Any], Awaitable[T]],
         failed: Callable[[str], T],
     ) -> dict[Any, T]:
-        results: dict[Any, Any] = dict.fromkeys(ids2values)  # in the order that they were asked for
+        results: dict[Any, Any] = dict.fromkeys(ids2values)  # in the order of the request
 
         async def run(env_id: Any, value: Any) -> None:
             env = self.find(env_id)
@@ -181,11 +181,11 @@ class EnvService:
                 held.enter_context(env.at_work())
                 results[env_id] = await work(env, value)
 
-        def tell(env_id: Any, error: str) -> None:
+        def note(env_id: Any, error: str) -> None:
             log.warning("env_failed", env_id=env_id, error=error)
             results[env_id] = failed(error)
 
-        await self._at_once(ids2values, run, tell)
+        await self._at_once(ids2values, run, note)
         return results
 
     async def _at_once(
@@ -195,7 +195,7 @@ class EnvService:
         failed: Callable[[Any, str], None],
     ) -> None:
         if not isinstance(ids2values, Mapping):
-            raise UsageError(f"a batch is a dict of ids and what each is given, not {ids2values!r:.100}")
+            raise UsageError(f"a batch must be a dict of ids and values, not {ids2values!r:.100}")
 
         async def run(env_id: Any, value: Any) -> None:
             try:

@@ -1,4 +1,4 @@
-"""Bodies of requests and answers, as JSON or msgpack, and what is wrong with them."""
+"""Bodies of requests and answers, as JSON or msgpack, and the errors of malformed ones."""
 
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ _BODY_SECONDS = 60.0
 
 
 class RefusedError(Exception):
-    """A request that is answered by a status and a message."""
+    """A request that is refused with a status and a message."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
@@ -23,9 +23,9 @@ class RefusedError(Exception):
 
 
 async def read_body(request: web.Request, kind: type[T], largest: int) -> T:
-    """The body as a `kind`; what is wrong with it is told with its place in it."""
+    """The body as a `kind`; an error names the place of what is wrong."""
     if request.content_type not in (JSON, *_MSGPACKS):
-        raise RefusedError(415, f"a body is {JSON} or {MSGPACK}, not {request.content_type!r:.100}")
+        raise RefusedError(415, f"a body must be {JSON} or {MSGPACK}, not {request.content_type!r:.100}")
     if (request.content_length or 0) > largest:
         raise _too_large(largest)
     try:
@@ -34,20 +34,22 @@ async def read_body(request: web.Request, kind: type[T], largest: int) -> T:
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(largest) from error
     except TimeoutError as error:
-        raise RefusedError(408, f"the body did not come within {_BODY_SECONDS:g} s") from error
+        raise RefusedError(408, f"the body did not arrive within {_BODY_SECONDS:g} s") from error
     decode = msgspec.json.decode if request.content_type == JSON else msgspec.msgpack.decode
     try:
         return decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise RefusedError(400, f"the body is not understood: {error}") from error
+        raise RefusedError(400, f"the body is not valid: {error}") from error
 
 
 def _too_large(largest: int) -> RefusedError:
-    return RefusedError(413, f"the body is larger than the {largest:,} bytes that are taken here: send fewer at once")
+    return RefusedError(
+        413, f"the body is larger than the {largest:,} bytes that this server accepts: send less at once"
+    )
 
 
 def answer(request: web.Request, content: dict[str, Any], status: int = 200, headers: Any = None) -> web.Response:
-    """In the form that is asked for, or else that of the request."""
+    """A response in the format that `Accept` asks for, or else in that of the request."""
     accepted = request.headers.get("Accept", "*/*")
     if any(kind in accepted for kind in _MSGPACKS) or (request.content_type in _MSGPACKS and JSON not in accepted):
         kind, body = MSGPACK, msgspec.msgpack.encode(content)

@@ -19,8 +19,8 @@ from asyncrollout.service.sessions import Sessions
 log = get_logger(__name__)
 
 _HEARTBEAT = 30.0  # seconds
-_MOST_UNSENT = 10_000  # answers; a pool that takes them has two for each env at most
-_SLICE = 200  # calls that are begun at a time, at most
+_MOST_UNSENT = 10_000  # answers; a pool that reads them has at most two per env
+_SLICE = 200  # calls that are started at a time, at most
 _LEAST_SLICE = 10
 _LONG_ROUND = 0.004  # seconds of the event loop
 _CLIENT_ID = re.compile(r"[0-9a-f]{32}")
@@ -36,7 +36,7 @@ class ServerChannel:
         self._socket = web.WebSocketResponse(max_msg_size=largest, heartbeat=_HEARTBEAT, compress=False)
         self._stopping = False
         self._slice = _SLICE
-        self._begun = 0  # since others had a turn
+        self._begun = 0  # since other tasks had a turn
         self._scope = anyio.CancelScope()
 
     def send(self, answer: RemoteReply) -> None:
@@ -46,10 +46,10 @@ class ServerChannel:
         """Serve until the other side leaves."""
         client_id = request.headers.get(CLIENT_HEADER, "")
         if not _CLIENT_ID.fullmatch(client_id):
-            raise UsageError(f"a remote pool names itself in the header {CLIENT_HEADER!r}")
+            raise UsageError(f"a remote pool must send its id in the header {CLIENT_HEADER!r}")
         socket = self._socket
         if not socket.can_prepare(request):
-            raise UsageError("this address is for remote pools: asyncrollout.RemoteEnvPool(url, token=...)")
+            raise UsageError("this endpoint is for remote pools: asyncrollout.RemoteEnvPool(url, token=...)")
         await socket.prepare(request)
         await socket.send_bytes(msgspec.msgpack.encode(Hello(PROTOCOL, self._largest)))
         client = self._sessions.attach(client_id, self)
@@ -67,11 +67,11 @@ class ServerChannel:
         return socket
 
     async def _read(self, client: Client) -> bool:
-        """Whether the pool said that it is closed; else it may come back."""
+        """Read calls until the pool leaves; whether it said that it is closed, or else may come back."""
         async for message in self._socket:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 break
-            if client.channel is not self:  # its pool is here by another one
+            if client.channel is not self:  # its pool is connected by another one
                 break
             try:
                 calls = read_frame(message.data, RemoteCall)
@@ -91,7 +91,7 @@ class ServerChannel:
         return False
 
     async def _let_others(self) -> None:
-        """Whoever else is connected has a turn; the longer it takes to come back, the less is begun at a time."""
+        """Let other connections have a turn; the longer that takes, the fewer calls are started at a time."""
         began, self._begun = time.perf_counter(), 0
         await anyio.lowlevel.checkpoint()
         seconds = time.perf_counter() - began
@@ -104,7 +104,7 @@ class ServerChannel:
         await self._socket.close(code=code, message=reason.encode("ascii", "replace")[:100])
 
     def _begin(self, client: Client, calls: list[RemoteCall]) -> bool:
-        """Make these calls; whether the pool says that it is closed."""
+        """Start these calls; whether the pool said that it is closed."""
         for call in calls:
             if call.op == Op.STOP:
                 return True
@@ -115,11 +115,11 @@ class ServerChannel:
     async def _write(self) -> None:
         try:
             await self._outbox.run(self._socket.send_bytes, self._largest)
-        except (aiohttp.ClientError, OSError):  # the reader finds out, too
+        except (aiohttp.ClientError, OSError):  # the reader notices, too
             return
 
     def stop(self) -> None:
-        """Begin no more calls."""
+        """Start no more calls."""
         self._stopping = True
 
     def leave(self) -> None:

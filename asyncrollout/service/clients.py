@@ -32,7 +32,9 @@ class Session:
         if start == 0:
             self.forget_pieces()
         if start != len(self._pieces):
-            raise UsageError(f"a piece of its log begins at {start!r:.100}, but {len(self._pieces)} bytes are here")
+            raise UsageError(
+                f"a piece of its replay log starts at {start!r:.100}, but {len(self._pieces)} bytes have arrived"
+            )
         if start + len(content) > largest:
             self.forget_pieces()
             raise UsageError(
@@ -42,7 +44,7 @@ class Session:
         self._pieces += content
 
     def take_log(self) -> Any:
-        """What the pieces hold."""
+        """The replay log that the pieces make up."""
         pieces = msgspec.Raw(self._pieces)
         self.forget_pieces()
         return decode(pieces)
@@ -61,7 +63,7 @@ class Channel(Protocol):
 
 
 class Client:
-    """One remote pool: its envs, and the channel by which it is reached, if it is."""
+    """One remote pool: its envs and, while it is connected, its channel."""
 
     def __init__(self, client_id: str) -> None:
         self.id = client_id
@@ -74,5 +76,5 @@ class Client:
         return [self.sessions.pop(env) for env in [*(self.sessions if envs is None else envs)]]
 
     def tell(self, answer: RemoteReply) -> None:
-        if self.channel is not None:  # else it asks again when it is back
+        if self.channel is not None:  # otherwise it asks again when it reconnects
             self.channel.send(answer)

@@ -1,4 +1,4 @@
-"""What a service is made with, in the form of VAGEN."""
+"""The options of a service, in VAGEN's form."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BaseServiceConfig:
-    """How many envs a service has at work at a time."""
+    """How many envs of a service work at a time."""
 
     max_workers: int = 10
 

@@ -19,7 +19,7 @@ _HEARTBEAT = 10.0  # seconds
 _CONNECT_SECONDS = 5.0
 _LEAVE_SECONDS = 1.0
 _LARGEST_ANSWER = 1 << 30
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to connect, while calls wait
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to connect while calls wait
 _FIRST_PAUSE_AWAY, _LONGEST_PAUSE_AWAY = 1.0, 5.0  # between attempts after the server was given up
 _MOST_LOSSES = 5  # in a row, without an answer in between
 
@@ -46,7 +46,7 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._http is not None
-        if self.socket is not None:  # nobody may have begun to use it
+        if self.socket is not None:  # it may never have been used
             await leave(self.socket)
         await self._http.close()
 
@@ -73,7 +73,7 @@ class Connection:
         self._losses, self._pause_away = 0, _FIRST_PAUSE_AWAY
 
     async def make_again(self, calls: int) -> None:
-        """Reconnect after a loss with this many calls under way; raises the reason if the server is given up."""
+        """Reconnect after a loss with this many calls in flight; raises the reason if the server is given up."""
         self._count_loss(calls)
         pause = _FIRST_PAUSE
         deadline = anyio.current_time() + self._patience
@@ -112,7 +112,9 @@ async def _greeted(socket: aiohttp.ClientWebSocketResponse, url: str) -> int:
     try:
         hello = msgspec.msgpack.decode(await socket.receive_bytes(), type=Hello)
         if hello.protocol != PROTOCOL:
-            raise UsageError(f"{url} speaks protocol {hello.protocol}, and this is {PROTOCOL}: use one version")
+            raise UsageError(
+                f"{url} speaks protocol {hello.protocol}, this pool {PROTOCOL}: use the same version on both sides"
+            )
         largest = hello.largest
     finally:
         if largest is None:
@@ -134,6 +136,6 @@ async def _refusal(http: aiohttp.ClientSession, url: str, status: int) -> Rollou
             async with http.get(url + PATH) as response:
                 reason += f", {msgspec.json.decode(await read_start(response))['error']}"
     except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, KeyError, TypeError):
-        reason += ", which is no answer of `asyncrollout serve`"
+        reason += ", which is not an answer of `asyncrollout serve`"
     is_busy = status >= 500 or status == 429
     return (PoolError if is_busy else UsageError)(f"{url} refused the connection: {reason}")

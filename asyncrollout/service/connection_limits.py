@@ -1,4 +1,4 @@
-"""The connections of a server: so many at a time, and none for long that sends no request."""
+"""Limits on a server's connections: how many at a time, and how long without a request."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ FIRST_SECONDS = 20.0  # for the headers of its first one
 
 
 class Connections:
-    """Listens for a runner that is set up. If there are too many connections, the longest idle one makes room."""
+    """Accepts connections for a runner that is set up. If there are too many, the longest idle one is closed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -29,7 +29,7 @@ class Connections:
         self._listening: asyncio.Server | None = None
 
     async def listen(self, runner: web.AppRunner, host: str, port: int) -> int:
-        """Take connections; the port that it became."""
+        """Start accepting connections; returns the port."""
         self._server = runner.server
         try:
             self._listening = await asyncio.get_running_loop().create_server(self._accept, host, port, backlog=1024)
@@ -38,7 +38,7 @@ class Connections:
         return int(self._listening.sockets[0].getsockname()[1])
 
     def stop(self) -> None:
-        """Take no more."""
+        """Accept no more connections."""
         if self._listening is not None:
             self._listening.close()
 
@@ -48,7 +48,7 @@ class Connections:
 
     @contextmanager
     def at_work(self, request: web.Request) -> Iterator[None]:
-        """While a request is under way, its connection is not idle."""
+        """While a request is in flight, its connection is not idle."""
         connection = request.protocol
         self._idle.pop(connection, None)
         self._asked.add(connection)
@@ -103,8 +103,8 @@ class _Malformed(logging.Handler):
 
 
 def http_logger() -> logging.Logger:
-    """For aiohttp, whose own tells each malformed request on stderr: a traceback with its bytes, such as a token."""
-    logger = logging.Logger("asyncrollout.service.http", logging.WARNING)  # noqa: LOG001 (one that nobody hears)
+    """For aiohttp, whose own logger prints a traceback with the bytes, such as a token, of malformed requests."""
+    logger = logging.Logger("asyncrollout.service.http", logging.WARNING)  # noqa: LOG001 (not part of the logger tree)
     logger.addHandler(_Malformed())
     return logger
 

@@ -1,4 +1,4 @@
-"""How much is under way, and the wait for its end."""
+"""How many calls are in flight, and waiting for their end."""
 
 from types import TracebackType
 
@@ -6,7 +6,7 @@ import anyio
 
 
 class InFlightCounter:
-    """Counts what is within its blocks."""
+    """Counts the `with` blocks that are entered."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -23,7 +23,7 @@ class InFlightCounter:
             self._ended.set()
 
     async def end(self) -> None:
-        """Wait until there is nothing."""
+        """Wait until none is entered."""
         while self.count:
             self._ended = anyio.Event()
             await self._ended.wait()

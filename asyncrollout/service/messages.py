@@ -20,24 +20,24 @@ from asyncrollout.serialization import from_plain, to_plain
 T = TypeVar("T")
 
 PATH = "/pool"
-"""Where a server talks with remote pools."""
+"""The endpoint for remote pools."""
 
 CLIENT_HEADER = "X-Asyncrollout-Pool"
-"""Names the remote pool, so that it finds its envs again after its connection was lost."""
+"""Has the id of the remote pool, by which it finds its envs again after its connection was lost."""
 
 PROTOCOL = 3
 MOST_PARTS = 1_000
-"""Calls or answers in a frame; more of them travel in several."""
+"""Calls or answers in a frame; more of them are sent in several frames."""
 
 LIVE = 100
-"""The op of the first call after a reconnect: names the envs that still live; the server closes the pool's others."""
+"""The op of the first call after a reconnect: lists the live envs; the server closes the pool's others."""
 
 PIECE = 101
 """The op of a call that brings part of what is too long for one message: where it begins, and its bytes."""
 
 _FOLDERS = re.compile(r"(?<![\w/:.~-])(?:/[\w.+@~-]+)+/(?=[\w.+@~-]+)")
 _PLAIN = 100  # a kind of msgpack extension beside those of `codec.Code`: what only `plain` can write exactly
-_OVERHEAD = 64  # bytes of a part beside its values, at most
+_OVERHEAD = 64  # bytes of a part besides its values, at most
 _NIL = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
@@ -49,7 +49,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class RemoteCall(msgspec.Struct, frozen=True, array_like=True):
-    """One call of an env; `number` grows with each call of that env, so that a call is known if it comes again."""
+    """One call of an env; `number` grows with each call of that env, so that a repeated call is recognized."""
 
     env: int
     number: int
@@ -62,7 +62,7 @@ class RemoteCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RemoteReply(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a call, with its numbers. `gone` says that the server has no such env (any more)."""
+    """The answer to a call, with its numbers. `gone`: the server does not have the env, or no longer."""
 
     env: int
     number: int
@@ -89,7 +89,7 @@ _unpack = _RemoteUnpacker(trusted=False).decode
 
 
 def encode(value: Any, *, exact: bool = True) -> msgspec.Raw:
-    """The value; `UnsendableError` if that would take a pickle. Not `exact`, values of subclasses are as their base."""
+    """The value as bytes; `UnsendableError` if only pickle could. If not `exact`, subclasses become their base."""
     try:
         return msgspec.Raw(codec.encode_exact(value))
     except codec.INEXACT:
@@ -105,8 +105,8 @@ def decode(raw: msgspec.Raw) -> Any:
     """What `encode` was given; a `UsageError` if the bytes make no sense."""
     try:
         return _unpack(raw)
-    except Exception as error:  # numpy raises all sorts for types that are none
-        raise UsageError(f"these bytes hold no value: {error}") from error
+    except Exception as error:  # numpy raises all sorts of errors for invalid types
+        raise UsageError(f"these bytes cannot be decoded: {error}") from error
 
 
 def encode_outcome(fields: list[Any]) -> tuple[msgspec.Raw, int]:
@@ -120,7 +120,7 @@ def encode_outcome(fields: list[Any]) -> tuple[msgspec.Raw, int]:
 
 
 class _Inline:
-    """Large arrays stay where they are, and are noticed."""
+    """Leaves large arrays in the message, and notes that there are some."""
 
     used = False
 
@@ -129,22 +129,22 @@ class _Inline:
 
 
 def read_frame(frame: bytes, kind: type[T]) -> list[T]:
-    if _length(frame) > MOST_PARTS:  # which is known before any of them is read
+    if _length(frame) > MOST_PARTS:  # checked before any of them is decoded
         raise UsageError(f"a frame has at most {MOST_PARTS} parts")
     try:
         return msgspec.msgpack.decode(frame, type=list[kind])  # type: ignore[valid-type]
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(f"this is not a frame of ours: {error}") from error
+        raise UsageError(f"this is not a valid frame: {error}") from error
 
 
 def _length(frame: bytes) -> int:
-    """How many items the array has, as its first bytes say; 0 if there is none."""
+    """The number of items by the first bytes of the array; 0 if it has few, or is no array."""
     match frame[:1]:
         case b"\xdc":
             return int.from_bytes(frame[1:3], "big")
         case b"\xdd":
             return int.from_bytes(frame[1:5], "big")
-    return 0  # of few items, or of another kind, which is refused when it is read
+    return 0  # anything but an array is refused when it is decoded
 
 
 def without_folders(text: str) -> str:
@@ -153,7 +153,7 @@ def without_folders(text: str) -> str:
 
 
 def as_failure(error: RolloutError) -> Failure:
-    """An env's error as the data of which the other side makes it again, with its own place."""
+    """An env's error as data, from which the other side rebuilds it, with its own env, seed and turn."""
     kind = getattr(error, "remote_type", None) or type(error).__name__
     place = {"seed": error.seed, "turn": error.turn, "worker": error.worker}
     text = str(error).removeprefix(error_prefix(error.env, place)).removeprefix(f"{kind}: ")
@@ -164,7 +164,7 @@ def as_failure(error: RolloutError) -> Failure:
 
 
 class Outbox:
-    """What is to be sent: all that comes at once, or while a frame is under way, goes as one frame."""
+    """Parts to be sent: those put at once, or while a frame is being sent, share a frame."""
 
     def __init__(self) -> None:
         self._parts: list[Any] = []

@@ -1,4 +1,4 @@
-"""What an env shows as JSON and back, in the form of VAGEN: pictures as PNG files, arrays as lists."""
+"""Observations as JSON and back, in VAGEN's form: images as PNG files, arrays as lists."""
 
 import base64
 import binascii
@@ -60,7 +60,7 @@ def to_json(value: Any, depth: int = 0) -> Any:
         number = value.item()
         return to_json(number) if isinstance(number, bool | int | float | str) else str(number)
     if isinstance(value, np.ma.MaskedArray):
-        return to_json(value.tolist(), depth)  # null is what lies behind the mask
+        return to_json(value.tolist(), depth)  # masked values become null
     if isinstance(value, np.ndarray) and (value.dtype.kind in _NUMBERS or value.dtype.kind == "U"):
         return {ARRAY: {"data": _listed(value), "dtype": str(value.dtype), "shape": list(value.shape)}}
     if isinstance(value, msgspec.Struct):
@@ -85,11 +85,11 @@ def _text(value: Any) -> str:
 def _number(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # msgpack, and many who read JSON, have no such
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # beyond msgpack, and beyond many JSON readers
         return str(value)
     if isinstance(value, bool | None):
         return value
-    # Of a subclass, which msgspec would refuse; its own methods may say something else.
+    # msgspec refuses subclasses, and their own methods may return something else.
     return float.__float__(value) if isinstance(value, float) else int.__int__(value)
 
 
@@ -102,7 +102,7 @@ def _listed(array: np.ndarray[Any, Any]) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What `to_json` was given, as far as JSON can tell; a picture is an image of PIL, which must be installed."""
+    """The value that `to_json` was given, as far as JSON keeps it; images need PIL, which must be installed."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -116,7 +116,7 @@ def from_json(value: Any) -> Any:
     except MissingExtraError:
         raise
     except (KeyError, TypeError, ValueError, OSError, binascii.Error) as error:
-        raise UsageError(f"this is not a picture or array of ours: {error}") from error
+        raise UsageError(f"this is not a valid image or array: {error}") from error
     return {key: from_json(item) for key, item in value.items()}
 
 
@@ -124,7 +124,7 @@ def _image(content: bytes) -> Any:
     try:
         from PIL import Image  # noqa: PLC0415 (optional)
     except ImportError as error:
-        raise MissingExtraError("to read a picture needs Pillow, which is not installed: pip install pillow") from error
+        raise MissingExtraError("reading an image needs Pillow, which is not installed: pip install pillow") from error
     image = Image.open(io.BytesIO(content))
     image.load()
     return image

@@ -28,12 +28,12 @@ class RemoteEnvPool(EnvPool):
     """An `EnvPool` whose envs live at `asyncrollout serve`, at one address or several; all else is the same.
 
     An env is opened by a name that the server knows. `token` defaults to $ASYNCROLLOUT_TOKEN. A lost connection is
-    tried again for `patience` seconds, and calls under way are never made twice. An env whose server is gone, or has
-    forgotten it, is played again to where it was, there or elsewhere, as after the death of a worker; if no server can
-    be reached for `patience` seconds, that is a `PoolError`. A server that stays away is used again once it is back.
+    retried for `patience` seconds, and calls in flight are never made twice. An env whose server is gone, or no longer
+    has it, is replayed there or elsewhere, as after the death of a worker; if no server can be reached for `patience`
+    seconds, that is a `PoolError`. A server that was given up is used again once it is back.
     """
 
-    takes_states = False  # an env may read its own with pickle, and no server takes that from a network
+    takes_states = False  # an env may unpickle its own, which no server accepts from a network
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class RemoteEnvPool(EnvPool):
         return RemoteBackend(self._urls, token=self._token, patience=self._patience)
 
     def find(self, env: EnvRef) -> EnvSpec:
-        """What is known here of an env; the server may know more of them."""
+        """What is known about an env here; the server may know more envs."""
         if not isinstance(env, str | EnvSpec):
             raise UsageError(f"{env!r:.100}: a server knows its envs by name; code is not sent there")
         try:
@@ -75,14 +75,14 @@ class RemoteEnvPool(EnvPool):
         record: EnvRecording | None = None,
         **env_kwargs: Any,
     ) -> EnvHandle:
-        """An env that the server knows by this name; `worker` is the number of the server that it is to live at.
+        """An env that the server knows by this name; `worker` is the index of the server to use.
 
-        `beside` has it begin at the server of another env.
+        `beside` starts it at the server of another env.
         """
         self.check_open()
         spec = self.find(env)
         if record is not None:
-            raise UsageError(f"env {spec.name!r} lives at a server: envs are filmed by the process that they live in")
+            raise UsageError(f"env {spec.name!r} lives at a server: a remote pool records no videos")
         given = {"text": text, "expert": expert or None}
         kwargs = own_copies({**spec.kwargs, **env_kwargs})
         kwargs |= {key: value for key, value in given.items() if value is not None}
@@ -148,7 +148,7 @@ class RemoteBackend:
         return usable
 
     async def wait_idle(self) -> None:
-        """Nobody waits for a server that is idle: each has a pool that sees to that."""
+        """Return at once: each server balances the load in its own pool."""
 
     def stats(self) -> list[WorkerStats]:
         return [host.stats() for host in self._hosts]
@@ -158,10 +158,12 @@ class RemoteBackend:
 
 
 def checked_address(url: Any) -> str:
-    """The address of a server, without a slash at its end; what is none is refused."""
+    """The address of a server, without a trailing slash; anything else is refused."""
     parts = urlsplit(url) if isinstance(url, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r:.200} is not the address of a server: write it as http://host:8200")
     if parts.username or parts.password or parts.query:
-        raise UsageError(f"the address of {parts.hostname} holds more than host and port: a token is given by token=")
+        raise UsageError(
+            f"the address of {parts.hostname} must not contain a user, password or query: pass a token as token="
+        )
     return str(url).rstrip("/")

@@ -33,17 +33,17 @@ from asyncrollout.types import Durations, WorkerStats
 log = get_logger(__name__)
 
 _CLOSE_GRACE = 5.0
-_LET_GO = 0.05  # seconds for those who waited to hear that the server is given up
-_PIECE_OVERHEAD = 32  # bytes of a piece beside its content, at most
+_LET_GO = 0.05  # seconds for waiting calls to learn that the server is given up
+_PIECE_OVERHEAD = 32  # bytes of a piece besides its content, at most
 
 Pending = tuple["asyncio.Future[Reply]", RemoteCall]
 
 
 class RemoteHost:
-    """The host of the envs that live at one server. A call that was under way when the connection broke is asked again.
+    """The host of the envs that live at one server. A call that was in flight when the connection broke is repeated.
 
-    A lost connection is tried again for `patience` seconds, in which `usable` stays true. Then the server is given up:
-    calls are `HostLost` until it is back, which `on_back` reports. Envs without a call under way may still live there.
+    A lost connection is retried for `patience` seconds, in which `usable` stays true. Then the server is given up:
+    calls raise `HostLost` until it is back, which `on_back` reports. Envs without calls in flight may still live there.
     """
 
     is_idle = True  # as for `wait`
@@ -66,7 +66,7 @@ class RemoteHost:
         self.clock = DurationWindow()
         self.reconnects = 0
         self.trouble: RolloutError | None = None
-        self.just_lost = False  # calls that come now have waited for it already
+        self.just_lost = False  # calls made now have already waited for it
         self._on_back = on_back
         headers = {CLIENT_HEADER: client_id} | ({} if token is None else {"Authorization": f"Bearer {token}"})
         self._connection = Connection(url, headers, patience)
@@ -79,7 +79,7 @@ class RemoteHost:
         return self.trouble is None
 
     def wait(self) -> float:
-        """The server has a pool of its own to see to that."""
+        """Always 0: the server balances the load in its own pool."""
         return 0.0
 
     def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Awaitable[Reply]:  # noqa: ARG002
@@ -111,7 +111,7 @@ class RemoteHost:
     def drop(self, env_id: int) -> None:
         if self.trouble is None:
             self._outbox.put(self._call(env_id, Op.CLOSE, encode(None)))
-        self._numbers.pop(env_id, None)  # if the server hears nothing of it now, it will by `LIVE`
+        self._numbers.pop(env_id, None)  # if this does not reach the server, `LIVE` will
 
     def _call(self, env_id: int, op: int, content: msgspec.Raw) -> RemoteCall:
         if len(content) > self._connection.largest // 2:
@@ -131,7 +131,7 @@ class RemoteHost:
         )
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Hold the connection until the pool is closed. The first one must come at once."""
+        """Keep a connection until the pool is closed. The first attempt must succeed."""
         async with self._connection as connection:
             await connection.make()
             task_status.started()
@@ -166,7 +166,7 @@ class RemoteHost:
         self._on_back()
 
     def _resume(self) -> None:
-        """Say which envs live, so that the server closes the others, and ask again what has no answer yet."""
+        """List the live envs, so that the server closes the others, and repeat calls that have no answer yet."""
         self.reconnects += 1
         for future, call in self._take_awaited():
             if call.env in self._numbers:
@@ -205,7 +205,7 @@ class RemoteHost:
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:
             await self._outbox.run(socket.send_bytes, self._connection.largest)
-        except (aiohttp.ClientError, OSError):  # the reader finds out, too
+        except (aiohttp.ClientError, OSError):  # the reader notices, too
             return
 
     def _take(self, answer: RemoteReply) -> None:
@@ -216,19 +216,19 @@ class RemoteHost:
         is_over = call.op == Op.CLOSE or answer.gone
         if is_over and self._numbers.get(call.env) == call.number:
             del self._numbers[call.env]
-        if future.done():  # whoever asked is gone
+        if future.done():  # it was cancelled
             return
         if answer.gone:
-            future.set_exception(HostLost("crash", cause=f"{self.url} has this env no more"))
+            future.set_exception(HostLost("crash", cause=f"{self.url} no longer has this env"))
             return
         self.clock.extend((answer.seconds,))
         try:
             future.set_result(_reply(answer, call))
         except UsageError as error:
-            future.set_exception(PoolError(f"{self.url} gave an answer that makes no sense: {error}"))
+            future.set_exception(PoolError(f"{self.url} sent an invalid answer: {error}"))
 
     async def close(self) -> None:
-        """Say that all envs of this pool are done with."""
+        """Tell the server that this pool is closed, and all its envs with it."""
         socket = self._connection.socket
         if self.trouble is not None or socket is None:
             return
@@ -242,14 +242,14 @@ class RemoteHost:
             return
 
     def _end(self, trouble: RolloutError, lost: HostLost) -> None:
-        """Whoever waits for an answer is told, and takes its env elsewhere."""
+        """Fail the calls that wait for an answer, so that their envs move elsewhere."""
         self.trouble = trouble
         for future, call in self._take_awaited():
             lives = self._numbers.pop(call.env, None) is not None
             future.set_exception(lost if lives else self._closed())
 
     def _take_awaited(self) -> list[Pending]:
-        """The calls that somebody waits for, and no others are kept; an env that was to be closed lives no more."""
+        """Take all pending calls; returns those still awaited. An env whose close is not awaited is gone."""
         pending, self._pending = [*self._pending.values()], {}
         for future, call in pending:
             if call.op == Op.CLOSE and future.done():
@@ -257,19 +257,19 @@ class RemoteHost:
         return [(future, call) for future, call in pending if not future.done()]
 
     def _closed(self) -> ClosedError:
-        return ClosedError(f"it was closed during this call, and the connection to {self.url} was lost")
+        return ClosedError(f"the env was closed during this call, and the connection to {self.url} was lost")
 
 
 def _reply(answer: RemoteReply, call: RemoteCall) -> Reply:
     if answer.failure is not None:
-        told = getattr(errors, answer.failure.raises, None)
-        if not isinstance(told, type) or not issubclass(told, RolloutError):
-            raise UsageError(f"no error is called {answer.failure.raises!r:.100}")
+        kind = getattr(errors, answer.failure.raises, None)
+        if not isinstance(kind, type) or not issubclass(kind, RolloutError):
+            raise UsageError(f"there is no error {answer.failure.raises!r:.100}")
         return Reply(0, answer.failure, None, None, None, answer.seconds, None)
     value, info = decode(answer.value), decode(answer.info)
     has_outcome = call.op in OUTCOMES and not (call.op == Op.REPLAY and value is None)
     if has_outcome and (not isinstance(value, list) or len(value) != 4):
-        raise UsageError("an outcome has four parts")
+        raise UsageError("an outcome must have four parts")
     return Reply(0, None, value, info, answer.digest, answer.seconds, None)
 
 

@@ -1,4 +1,4 @@
-"""The batch calls over HTTP, under VAGEN's names and with its bodies, for any number of envs and for one."""
+"""The batch calls over HTTP, with VAGEN's endpoints and bodies, for any number of envs and for one."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -56,7 +56,7 @@ class OneAction(msgspec.Struct):
 
 
 class Routes:
-    """`reserve` keeps room for so many new envs while they are made; a request names at most `most_ids`.
+    """`reserve` keeps room for new envs while they are built; a request names at most `most_ids`.
 
     `shown` is an error's text as clients may see it.
     """
@@ -118,12 +118,12 @@ class Routes:
         for value in msgspec.structs.astuple(body):
             if isinstance(value, dict | list) and len(value) > self._most_ids:
                 raise RefusedError(
-                    413, f"{len(value):,} envs in a request: at most {self._most_ids:,} are taken at once"
+                    413, f"{len(value):,} envs in a request: at most {self._most_ids:,} are accepted at once"
                 )
         return body
 
     async def _create(self, request: web.Request) -> web.Response:
-        """All that can be made are; if none can, the request is refused."""
+        """Build all envs that can be built; if none can, the request is refused."""
         configs = (await self._read(request, Configs)).ids2configs
         errors: dict[str, str] = {}
         admitted: dict[str, Any] = {}
@@ -131,7 +131,7 @@ class Routes:
             try:
                 if env_id in self._service.environments or env_id in self._making:
                     errors[env_id] = f"Environment {env_id} exists already: close it first, or choose another id"
-                    continue  # which is no reason why it is not there
+                    continue  # not noted as a failure: the env exists
                 spec, kwargs = self._admission.admit(config.get("env_name"), config.get("env_config") or {})
                 admitted[env_id] = {"env_name": spec, "env_config": kwargs}
             except UsageError as error:
@@ -147,8 +147,8 @@ class Routes:
         errors |= {env_id: self._service.failures.get(env_id, "it was closed at once") for env_id in missing}
         errors = {env_id: self._shown(text) for env_id, text in errors.items()}
         if configs and len(errors) == len(configs):
-            told = {"success": False, "error": "; ".join(f"{env_id}: {text}" for env_id, text in errors.items())[:2000]}
-            return answer(request, told | {"errors": errors}, status=400)
+            text = "; ".join(f"{env_id}: {text}" for env_id, text in errors.items())[:2000]
+            return answer(request, {"success": False, "error": text, "errors": errors}, status=400)
         return answer(request, {"success": True, "errors": errors})
 
     async def _reset(self, ids2seeds: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Routes:
         }
 
     def _told(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
-        """An env's own info as it is; an error of ours, which has no observation, as clients may see it."""
+        """An env's own info unchanged; an error of the service, which has no observation, as clients may see it."""
         return info if observation else {"error": self._shown(info["error"])}
 
     async def _rewards(self, env_ids: Ids) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Routes:
 
 
 def _one(request: web.Request, content: dict[str, Any]) -> web.Response:
-    """A single env's error has a status, too: it is no result of a batch."""
-    if not content["observation"]:  # an env may tell an `error` in its own info
+    """The answer for a single env; its error has a status, since it is not a result in a batch."""
+    if not content["observation"]:  # an env may have an `error` in its own info
         raise RefusedError(422, str(content["info"]["error"]))
     return answer(request, content)

@@ -23,7 +23,7 @@ _LONGEST_LOGGED = 200
 
 
 class ServedEpisode:
-    """What is kept of an episode; `trouble` is why it cannot be stepped, where the env's handle does not know it."""
+    """What is kept of an episode; `trouble` says why it cannot be stepped, if the env's handle does not know."""
 
     def __init__(self, trouble: str = "") -> None:
         self.trouble = trouble
@@ -32,7 +32,7 @@ class ServedEpisode:
 
 
 class ServedEnv:
-    """An env under its id. `reward` is the sum since the reset; `idle_since` is None while it is at work."""
+    """An env with its id. `reward` is the sum since the reset; `idle_since` is None while it works."""
 
     def __init__(self, env_id: Any, handle: EnvHandle, config: Mapping[str, Any]) -> None:
         self.id = env_id
@@ -51,13 +51,13 @@ class ServedEnv:
         try:
             yield
         finally:
-            if before is not None:  # else another call, which is still under way, says when it ends
+            if before is not None:  # otherwise another call is in flight, and sets it at its end
                 self.idle_since = time.monotonic()
 
     async def reset(self, given: Any) -> Shown:
-        """From a seed, or `{"seed": ..., "extra_info": ...}`, of which the latter is the env's task.
+        """Reset from a seed, or from `{"seed": ..., "extra_info": ...}`; `extra_info` is the env's task.
 
-        Nothing is left of the episode before, even if this fails.
+        The previous episode is gone, even if this fails.
         """
         self._episode = episode = ServedEpisode("its last reset failed: call reset first")
         seed, task = given, None
@@ -71,14 +71,14 @@ class ServedEnv:
         return shown
 
     async def step(self, given: Any) -> Stepped:
-        """A reply, or `{"llm_raw_response": ..., "verbose": ...}`."""
+        """Step by a reply, or by `{"llm_raw_response": ..., "verbose": ...}`."""
         reply, verbose = given, False
         if isinstance(given, Mapping):
             _check_keys("step", given, ("llm_raw_response", "action", "verbose"))
             if "llm_raw_response" not in given and "action" not in given:
                 raise UsageError("step: neither 'llm_raw_response' nor 'action' is given")
             reply, verbose = given.get("llm_raw_response", given.get("action")), bool(given.get("verbose"))
-        episode = self._episode  # a reset that comes meanwhile begins another one
+        episode = self._episode  # a reset meanwhile starts another one
         if episode.trouble:
             raise UsageError(f"env {self.handle.name!r} cannot step: {episode.trouble}")
         outcome = await self.handle.step(reply)
@@ -87,8 +87,8 @@ class ServedEnv:
         episode.trouble = ""
         episode.earned.append((outcome.reward, {STEP_REWARDS: outcome.info.get(STEP_REWARDS)}))
         if verbose:
-            told = str(reply)[:_LONGEST_LOGGED]
-            log.info("env_step", env_id=self.id, reply=told, reward=outcome.reward, done=outcome.done)
+            clipped = str(reply)[:_LONGEST_LOGGED]
+            log.info("env_step", env_id=self.id, reply=clipped, reward=outcome.reward, done=outcome.done)
         return observation, outcome.reward, outcome.done, {**_metrics(outcome, reply), **info}
 
     async def system_prompt(self, _: Any = None) -> str:
@@ -114,7 +114,7 @@ def _metrics(outcome: Outcome, reply: Any) -> dict[str, Any]:
 
 
 async def _shown(outcome: Outcome) -> Shown:
-    """As JSON has it; pictures are made to files beside the event loop."""
+    """Observation and info as JSON; images are encoded in a thread."""
     observation = outcome.observation
     if isinstance(observation, Observation) and not observation.images:
         return observation_to_json(observation), to_json(outcome.info)

@@ -31,16 +31,16 @@ from asyncrollout.service.sessions import Sessions
 
 log = get_logger(__name__)
 
-_LOOK_EVERY = 5.0  # seconds, at most, between two looks for idle envs
+_LOOK_EVERY = 5.0  # seconds, at most, between two checks for idle envs
 _AWAY_SECONDS = 60.0  # for which the envs of a pool that lost its connection are kept
 _LEAVE_SECONDS = 1.0
-_MESSAGES_OF_A_LOG = 16  # that an env's replay log may be as long as
-_SPARE_CONNECTIONS = 64  # beside those of all requests and remote pools
+_MESSAGES_OF_A_LOG = 16  # the longest replay log, in messages of the largest size
+_SPARE_CONNECTIONS = 64  # besides those of all requests and remote pools
 _HEALTH = "/health"
 
 
 class Caps(msgspec.Struct, frozen=True):
-    """What a server bears: open envs, requests at a time, bytes of a body, seconds that an env may be unused."""
+    """The limits of a server: open envs, requests at a time, bytes of a body, seconds that an env may be unused."""
 
     envs: int = 256
     requests: int = 256
@@ -49,10 +49,10 @@ class Caps(msgspec.Struct, frozen=True):
 
 
 class EnvServer:
-    """Serves envs of an open pool until it is left; then calls under way have `grace` seconds, and envs are closed.
+    """Serves envs of an open pool; at its end, calls in flight have `grace` seconds, then envs are closed.
 
-    Without `tokens`, only this machine may be listened to, and only requests for a name of it, for `host` or for one
-    of `allow_hosts` are answered. `port=0` is any that is free; `url` tells which.
+    Without `tokens`, it listens to this machine only, and answers only requests whose `Host` is this machine, `host` or
+    one of `allow_hosts`. `port=0` chooses a free port; `url` has it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EnvServer:
         self._caps = caps
         self._grace = grace
         self._pool = pool
-        self._service = EnvService(max_workers=caps.envs, pool=pool)  # the pool has its own bound
+        self._service = EnvService(max_workers=caps.envs, pool=pool)  # the pool has its own limit
         longest_log = _MESSAGES_OF_A_LOG * caps.body_bytes
         self._sessions = Sessions(
             pool,
@@ -156,7 +156,7 @@ class EnvServer:
         await self._parts.__aexit__(kind, error, trace)
 
     async def _stop(self, runner: web.AppRunner) -> None:
-        """Take nothing new, let what is under way finish, and send its answers. Each part is bounded."""
+        """Accept nothing new, let calls in flight finish, and send their answers. Each part is bounded."""
         self._stopping = True
         log.info("stopping", calls=self._sessions.under_way.count, requests=self._requests.count)
         for channel in self._channels:
@@ -167,12 +167,12 @@ class EnvServer:
         with anyio.move_on_after(_LEAVE_SECONDS):
             async with anyio.create_task_group() as tasks:
                 for channel in self._channels:
-                    tasks.start_soon(channel.close, aiohttp.WSCloseCode.GOING_AWAY, "the server stops")
+                    tasks.start_soon(channel.close, aiohttp.WSCloseCode.GOING_AWAY, "the server is stopping")
         self._connections.stop()
         await runner.cleanup()
 
     def hurry(self) -> None:
-        """Wait no longer for what is under way."""
+        """Stop waiting for calls in flight."""
         self._hurried = True
         if self._finishing is not None:
             self._finishing.cancel()
@@ -194,7 +194,7 @@ class EnvServer:
             log.info("idle_envs_closed", count=closed, open=self._open)
 
     async def close_expired(self) -> None:
-        """Part from the remote pools whose token has expired since they came."""
+        """Close the connections of remote pools whose token has expired since they connected."""
         with anyio.move_on_after(_LEAVE_SECONDS):
             async with anyio.create_task_group() as tasks:
                 for channel, request in self._channels.items():
@@ -210,7 +210,7 @@ class EnvServer:
     def _check_room(self, more: int) -> None:
         if self._open + more > self._caps.envs:
             raise PoolError(
-                f"{self._caps.envs} environments may be open at this server, and {self._open} are: close some, or "
+                f"this server allows {self._caps.envs} open environments, and has {self._open}: close some, or "
                 "start it with a larger --max-envs"
             )
 
@@ -230,7 +230,7 @@ class EnvServer:
     async def _guarded(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Who may ask, how many at a time; and whatever goes wrong has a status and a message."""
+        """Check access and limits; every error becomes a status and a message."""
         with self._connections.at_work(request):
             return await self._answered(request, handler)
 
@@ -240,11 +240,11 @@ class EnvServer:
         try:
             self._check_access(request)
             if self._stopping:
-                raise RefusedError(503, "the server stops", **{"Retry-After": "5"})
-            if request.path == PATH:  # stays for long, and is counted by itself
+                raise RefusedError(503, "the server is stopping", **{"Retry-After": "5"})
+            if request.path == PATH:  # long-lived, and counted separately
                 return await handler(request)
             if self._requests.count >= self._caps.requests:
-                text = f"{self._requests.count} requests are under way, which is all that this server takes at a time"
+                text = f"{self._requests.count} requests are in flight, the most that this server accepts at a time"
                 raise RefusedError(503, text, **{"Retry-After": "1"})
             self._served += 1
             with self._requests:
@@ -257,7 +257,7 @@ class EnvServer:
             return self._refusal(request, 400, self._shown(str(error)))
         except Exception:
             log.exception("request_failed", path=self._hidden(request.path[:200]))
-            return self._refusal(request, 500, "the server has a bug, and its log the traceback")
+            return self._refusal(request, 500, "the server has a bug: its log has the traceback")
 
     def _refusal(self, request: web.Request, status: int, text: str, headers: Any = None) -> web.Response:
         shown, path = self._hidden(text), self._hidden(request.path[:200])
@@ -273,10 +273,10 @@ class EnvServer:
 
     def _check_access(self, request: web.Request) -> None:
         from_page = request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
-        if "Origin" in request.headers or from_page:  # that somebody here looks at: no client of ours sends it
+        if "Origin" in request.headers or from_page:  # a page open in a browser here: our own clients never send it
             raise RefusedError(403, "web pages may not use this server")
         foreign = foreign_host(request.headers.getall("Host", []), self._allowed_hosts)
-        if foreign is not None and not self._tokens:  # any site may have its name lead to this machine
+        if foreign is not None and not self._tokens:  # any site can point its name at this machine
             raise RefusedError(403, f"this is not the server of {foreign!r:.100}: allow it with --allow-host")
         reason = self._refused(request) if request.path != _HEALTH else None
         if reason is not None:
@@ -286,7 +286,7 @@ class EnvServer:
         return why_refused(self._tokens, request.headers.get("Authorization")) if self._tokens else None
 
     async def _health(self, request: web.Request) -> web.Response:
-        """That it is there, to everybody; what is there, to those who may use it."""
+        """Tell everybody that the server runs, and those with access what it offers."""
         told: dict[str, Any] = {"status": "ok", "message": "Environment server is running"}
         if self._refused(request) is None:
             told |= {"registered_envs": env_names(), "active_environments": self._open}
@@ -307,7 +307,9 @@ class EnvServer:
     async def _channel(self, request: web.Request) -> web.StreamResponse:
         is_back = self._sessions.is_connected(request.headers.get(CLIENT_HEADER, ""))  # beside its old connection
         if len(self._channels) >= self._caps.requests and not is_back:
-            raise RefusedError(503, f"{len(self._channels)} remote pools are connected, which is all that can be")
+            raise RefusedError(
+                503, f"{len(self._channels)} remote pools are connected, the most that this server accepts"
+            )
         channel = ServerChannel(self._sessions, self._caps.body_bytes)
         self._channels[channel] = request
         try:

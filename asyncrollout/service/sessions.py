@@ -1,4 +1,4 @@
-"""The envs of remote pools, on the server: each call is made once, however often it is asked for."""
+"""The envs of remote pools, on the server: each call is made once, however often it is requested."""
 
 import asyncio
 import time
@@ -37,8 +37,8 @@ from asyncrollout.types import Outcome
 
 log = get_logger(__name__)
 
-_MOST_WAITING = 2  # calls of an env: one at work, and one after it was given up
-_MOST_READS = 100  # that were given up one after the other
+_MOST_WAITING = 2  # calls of an env: one that was given up but still works, and the next
+_MOST_READS = 100  # given up in a row
 _READS = (Op.RENDER, Op.SNAPSHOT)
 
 
@@ -46,7 +46,7 @@ class Sessions:
     """All remote pools and their envs. `check_room` raises if no more env may be opened.
 
     `longest_log` bounds the bytes of one env's replay log, which is put together here before it is replayed. At most
-    `at_once` calls are at work; others wait, and those beyond `most_waiting` are refused.
+    `at_once` calls run at a time; others wait, and those beyond `most_waiting` are refused.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Sessions:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give up what is under way, and close all envs."""
+        """Give up calls in flight, and close all envs."""
         await self._background.close(error, cancel=False)
 
     async def _give_up(self) -> None:
@@ -102,9 +102,9 @@ class Sessions:
         await _close([session for client in clients.values() for session in client.take()])
 
     def attach(self, client_id: str, channel: Channel) -> Client:
-        """A pool that is new here, or is back; its newest channel is the one that counts."""
+        """Connect a pool that is new, or is back; its newest channel counts."""
         client = self.clients.setdefault(client_id, Client(client_id))
-        if client.channel is not None:  # it hangs: its pool gave it up and is here again
+        if client.channel is not None:  # it hangs: its pool gave it up and has reconnected
             client.channel.leave()
         client.channel = channel
         return client
@@ -127,15 +127,15 @@ class Sessions:
             client.tell(RemoteReply(call.env, call.number, gone=True))
             return
         if len(self._running) >= self._at_once + self._most_waiting and call.op != Op.CLOSE:
-            told = f"{len(self._running)} calls are under way, which is all that this server takes at a time"
-            client.tell(RemoteReply(call.env, call.number, failure=as_failure(PoolError(told))))
+            busy = PoolError(f"{len(self._running)} calls are in flight, the most that this server accepts at a time")
+            client.tell(RemoteReply(call.env, call.number, failure=as_failure(busy)))
             return
         if session is None:
             session = client.sessions[call.env] = Session()
         if call.number <= session.number:
             if session.answer is not None and session.answer.number == call.number:
                 client.tell(session.answer)
-            return  # it is at work, or nobody waits for it any more
+            return  # it is in flight, or no longer awaited
         session.number, session.answer = call.number, None
         session.waiting += 1
         session.reads += call.op in _READS
@@ -148,7 +148,7 @@ class Sessions:
         """Close the envs that the pool does not name: it dropped them while its connection was lost."""
         live = _listed(decode(call.payload))
         if not all(type(env) is int for env in live):
-            raise UsageError("envs are named by numbers")
+            raise UsageError("ids of envs must be whole numbers")
         stale = client.take(client.sessions.keys() - live)
         if stale:
             log.info("stale_envs_closed", pool=client.id[:8], count=len(stale))
@@ -157,18 +157,18 @@ class Sessions:
     async def _answer(self, client: Client, session: Session, call: RemoteCall) -> None:
         try:
             with self.under_way:
-                most = _MOST_WAITING + (call.op == Op.CLOSE)  # which nobody asks again
+                most = _MOST_WAITING + (call.op == Op.CLOSE)  # which is never repeated
                 if session.waiting - session.reads > most or session.reads > _MOST_READS:
-                    raise UsageError("it is still at work on earlier calls")
+                    raise UsageError("earlier calls are still in flight")
                 async with session.turn, self._slot(call):
                     if call.op in _READS and call.number != session.number:
-                        raise UsageError("nobody waits for it any more")
+                        raise UsageError("it is no longer awaited")
                     answer = await self._made(session, call)
         except RolloutError as error:
             answer = RemoteReply(call.env, call.number, failure=as_failure(error))
         except Exception:
             log.exception("call_failed", op=call.op)
-            bug = PoolError("the server has a bug, and its log the traceback")
+            bug = PoolError("the server has a bug: its log has the traceback")
             answer = RemoteReply(call.env, call.number, failure=as_failure(bug))
         finally:
             session.waiting -= 1
@@ -184,7 +184,7 @@ class Sessions:
         client.tell(answer)
 
     def _slot(self, call: RemoteCall) -> AbstractAsyncContextManager[Any]:
-        """A place among the calls at work; an env is closed whether or not there is one."""
+        """A slot for a running call; closing an env needs none."""
         return nullcontext() if call.op == Op.CLOSE else self._slots
 
     async def _made(self, session: Session, call: RemoteCall) -> RemoteReply:
@@ -200,7 +200,7 @@ class Sessions:
         elif call.op == Op.STEP:
             outcome = await handle.step(payload)
         elif call.op == Op.RESET:
-            seed, task, member, _ = _parts(payload, 4)  # which episode it is matters to films alone
+            seed, task, member, _ = _parts(payload, 4)  # the number of the episode only matters to videos
             session.forget_pieces()
             outcome = await handle.reset(seed=seed, task=task, member=member)
         elif call.op == Op.CALL:
@@ -219,14 +219,14 @@ class Sessions:
             session.handle = None
             await handle.close()
         else:
-            raise UsageError(f"an env at this server knows no call {call.op}")
+            raise UsageError(f"this server does not know the op {call.op}")
         seconds = handle.worked if handle is not None and call.op == Op.STEP else time.monotonic() - began
         try:
             return _with_value(call, outcome, value, seconds)
         except codec.UnsendableError as error:
-            told = EnvError(f"what it returned cannot be sent over a network: {error}")
-            told.remote_type = type(error).__name__  # the call was made all the same
-            raise told from error
+            unsendable = EnvError(f"what it returned cannot be sent over a network: {error}")
+            unsendable.remote_type = type(error).__name__  # the call was made all the same
+            raise unsendable from error
 
     async def _open(self, payload: Any) -> EnvHandle:
         name, kwargs = _parts(payload, 2)
@@ -235,11 +235,11 @@ class Sessions:
         return await self._pool.open(spec, **options)
 
     async def _replay(self, handle: EnvHandle, payload: Any) -> Outcome | None:
-        """Bring an env to where it was on a server that is lost; every outcome is checked on the way."""
+        """Replay an env to its state on a server that is lost; every outcome is checked."""
         try:
             replay_log = read_log(payload, self._called)
         except (ValueError, TypeError) as error:
-            raise UsageError(f"this is not the replay log of an env: {error}") from error
+            raise UsageError(f"this is not a valid replay log: {error}") from error
         if replay_log.holds_states:
             raise UsageError("no env here takes its state from a network: an env may read it with pickle")
         if replay_log.episodes and not calls_of(handle).binding.opening.spec.replayable:
@@ -251,7 +251,9 @@ class Sessions:
         method, args, kwargs, keep = _parts(parts[:4], 4)
         is_right = isinstance(method, str) and isinstance(args, list | tuple) and isinstance(kwargs, dict)
         if not is_right or not isinstance(keep, bool | None) or not all(isinstance(key, str) for key in kwargs):
-            raise UsageError("a call has a method's name, a list of arguments, a dict of those with names, and keep")
+            raise UsageError(
+                "a call must have a method's name, a list of arguments, a dict of keyword arguments, and keep"
+            )
         if method == "restore":
             raise UsageError("no env here takes its state from a network: an env may read it with pickle")
         admit = self._admission.admit_value
@@ -259,12 +261,12 @@ class Sessions:
         return RecordedCall(method, tuple(admit("", one) for one in args), own, keep, raised=parts[4:] == [True])
 
     async def close_client(self, client: Client) -> None:
-        """A pool that is closed, or has been away for too long."""
+        """Close the envs of a pool that is closed."""
         self.clients.pop(client.id, None)
         await _close(client.take())
 
     async def close_idle(self, since: float, left_since: float) -> int:
-        """Close envs that nobody used since a time, and all those of pools that have been away since another."""
+        """Close envs unused since a time, and all envs of pools that have been away since `left_since`."""
         closing: list[Session] = []
         for client in [*self.clients.values()]:
             if client.channel is None and client.left_at < left_since:
@@ -282,7 +284,7 @@ async def _close(sessions: Iterable[Session]) -> None:
     async with task_group() as tasks:
         for session in sessions:
             handle, session.handle = session.handle, None
-            if handle is not None:  # else it is being opened, and closed then
+            if handle is not None:  # otherwise it is being opened, and is closed then
                 tasks.start_soon(handle.close)
 
 
@@ -297,11 +299,11 @@ def _with_value(call: RemoteCall, outcome: Outcome | None, value: Any, seconds: 
 
 def _parts(payload: Any, count: int) -> list[Any]:
     if not isinstance(payload, list | tuple) or len(payload) != count:
-        raise UsageError(f"this call has {count} parts, and not {payload!r:.100}")
+        raise UsageError(f"this call must have {count} parts, not {payload!r:.100}")
     return list(payload)
 
 
 def _listed(value: Any) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise UsageError(f"a list is needed here, and not {value!r:.100}")
+        raise UsageError(f"a list is required here, not {value!r:.100}")
     return list(value)

@@ -34,7 +34,7 @@ _NO_LIMITS = Limits()
 
 
 class Episode(Protocol):
-    """One member of a group, ready to be played: the one thing that a group needs to know of any kind of episode."""
+    """One member of a group, ready to be played: all that a group needs to know about any kind of episode."""
 
     async def play(self, uid: str, progress: Progress) -> Trajectory:
         """Play it. A failure ends up on the trajectory; cancellation passes."""
@@ -61,7 +61,9 @@ class EnvEpisode:
         progress.begins("its env")
         try:
             if self.is_lost:
-                raise EnvCrashed(f"env {self.spec.name!r} ({uid}) was left within an episode, and is not replayable")
+                raise EnvCrashed(
+                    f"env {self.spec.name!r} ({uid}) was interrupted within an episode, and is not replayable"
+                )
             async with self.pool.open(self.spec, record=self.recording, **self.env_kwargs) as env:
                 return await run_rollout(
                     env,
@@ -95,7 +97,7 @@ async def run_rollout(
 ) -> Trajectory:
     """Play one episode. A failure of the env or the policy ends up on the trajectory; cancellation passes.
 
-    `member` and `sampling_seed` are what differs among rollouts of one seed; `progress` tells where it is.
+    `member` and `sampling_seed` are what differs between rollouts of one seed; `progress` is told where it is.
     """
     seed, member = validation.check_int("seed", seed, 0), validation.check_int("member", member, 0)
     uid = f"{env.name}-{seed}.{member}" if uid is None else uid
@@ -156,7 +158,7 @@ async def _play(
         except ProviderError as failed:
             stop, error = StopReason.POLICY_ERROR, failed
     if deadline.expired:
-        error = LimitError(f"no end within {limits.seconds:g} s: {progress}")
+        error = LimitError(f"not finished within {limits.seconds:g} s: {progress}")
     progress.begins("")
     reward = total_reward((turn.reward, turn.info) for turn in turns)
     if error is None and not math.isfinite(reward):
@@ -181,7 +183,7 @@ async def _play(
 
 
 async def _act(player: Player, outcome: Outcome, tokens_left: int | None) -> Move:
-    """The player's move; whatever a policy or an agent raises by itself is a failure of this rollout alone."""
+    """The player's move; whatever else a policy or an agent raises is a failure of this rollout alone."""
     try:
         return _checked(await player.act(outcome, tokens_left=tokens_left), player)
     except (ProviderError, EnvError, PoolError, JournalError, UsageError):
@@ -200,7 +202,7 @@ def _place_of_reply(messages: list[dict[str, Any]]) -> int:
 
 def _checked(move: Any, player: Player) -> Move:
     if not isinstance(move, Move):
-        raise UsageError(f"{type(player).__name__}.act() gives a Move, and not {move!r:.100}")
+        raise UsageError(f"{type(player).__name__}.act() must return a Move, not {move!r:.100}")
     return move
 
 

@@ -25,17 +25,17 @@ from asyncrollout.types import check_bounds
 from asyncrollout.video.recorder import VideoRecorder
 
 FAILED = "failed"
-"""Why a group is dropped in which too many members failed."""
+"""The reason for dropping a group in which too many members failed."""
 
 _NO_LIMITS = Limits()
 _STARTED_AT_ONCE = 32  # members; each start costs some tenths of a millisecond
 
 
 class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes of members that fail.
+    """How failed members are handled.
 
-    They are played again, up to `retries` times in the whole group. If some still fail, the group is dropped; or it is
-    accepted, if at least `min_valid` members have an outcome.
+    They are played again, up to `retries` times per group. If some still fail, the group is dropped, unless at least
+    `min_valid` members have an outcome.
     """
 
     retries: Annotated[int, msgspec.Meta(ge=0)] = 2
@@ -85,7 +85,7 @@ async def run_group(
     """Play `size` episodes at once: the same env seed, but each with its own sampling seed.
 
     The group always has all its members; if too many failed, its verdict says so. `slots` bounds rollouts in flight.
-    `record` is open.
+    `record` must be open.
     """
     size, seed = validation.check_int("size", size, 1), validation.check_int("seed", seed, 0)
     spec = pool.find(env)
@@ -109,7 +109,7 @@ async def run_group(
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRunner:
-    """Plays groups on request: what is the same for all of them.
+    """Plays groups on request, and has what all of them share.
 
     `env_kwargs` are for all `envs`, which are found by the tag of a request. Each group's sampling seed is drawn from
     `seed` and its id.
@@ -137,7 +137,7 @@ class GroupRunner:
         sampling_base: int | None = None,
         slots: Slots | None = None,
     ) -> Group:
-        """Play a group; what is not given is as for all groups, and `env_kwargs` are added to theirs."""
+        """Play a group; arguments replace what all groups share, but `env_kwargs` are added to it."""
         share = self.envs[request.tag]
         with GroupVideos(self.recorder, request.tag or share.env.name) as videos:
             group = _RunningGroup(
@@ -179,7 +179,7 @@ class _RunningGroup:
             for member in range(size):
                 tasks.start_soon(play, member)
                 if (member + 1) % _STARTED_AT_ONCE == 0:
-                    await anyio.lowlevel.checkpoint()  # thousands at once would hold everybody up
+                    await anyio.lowlevel.checkpoint()  # thousands at once would block the event loop
         if len(members) < size:
             raise ProviderError(f"group {group_id}: a policy or a hook raised CancelledError by itself")
         group = Group(group_id, [members[member] for member in range(size)], self.request.tag)

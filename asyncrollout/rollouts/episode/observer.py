@@ -1,4 +1,4 @@
-"""What a group reports of its rollouts, and asks about those that an earlier process has played."""
+"""What a group reports about its rollouts, and asks about those that an earlier process has played."""
 
 from typing import Protocol
 
@@ -7,30 +7,30 @@ from asyncrollout.trajectories import Trajectory
 
 
 class RolloutObserver(Protocol):
-    """Hears of all members of a group. Those who subclass it override what they care about."""
+    """Is notified of all members of a group. Subclasses override what they need."""
 
     def recall(self, uid: str) -> Trajectory | None:  # noqa: ARG002
         """The rollout, if an earlier process has finished it."""
         return None
 
     def retries_used(self, group: str) -> int:  # noqa: ARG002
-        """By an earlier process."""
+        """How many retries of a group an earlier process has used."""
         return 0
 
     def is_broken_off(self, uid: str) -> bool:  # noqa: ARG002
-        """Whether an earlier process had begun it."""
+        """Whether it was in flight when the run was interrupted."""
         return False
 
     def dispatched(self, uid: str) -> Progress:
-        """It begins."""
+        """A rollout starts."""
         return Progress(uid)
 
     def failed(self, trajectory: Trajectory) -> None:  # noqa: ARG002
-        """It will be played again."""
+        """A rollout failed, and will be played again."""
         return
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:  # noqa: ARG002
-        """It has ended, and stays as it is returned."""
+        """A rollout has ended; what this returns takes its place."""
         return trajectory
 
 

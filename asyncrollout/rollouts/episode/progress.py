@@ -6,7 +6,7 @@ from collections.abc import Callable
 from asyncrollout.trajectories import Turn
 
 RESET, POLICY, STEP = "the env's reset", "the policy", "the env's step"
-"""What a rollout waits for most of the time."""
+"""What a rollout usually waits for."""
 
 
 class Progress:
@@ -22,7 +22,7 @@ class Progress:
         self.since = time.monotonic()
 
     def begins(self, doing: str) -> float:
-        """Note what it waits for from now on, nothing if it is over; returns the time."""
+        """Note what it waits for from now on, "" if it is over; returns the time."""
         self.doing = doing
         self.since = time.monotonic()
         return self.since
@@ -33,6 +33,5 @@ class Progress:
             self._report(turn)
 
     def __str__(self) -> str:
-        return (
-            f"rollout {self.uid} waits for {self.doing} in turn {self.turn} since {time.monotonic() - self.since:.1f} s"
-        )
+        seconds = time.monotonic() - self.since
+        return f"rollout {self.uid} has waited {seconds:.1f} s for {self.doing} in turn {self.turn}"

@@ -20,10 +20,10 @@ _FIRST_WAIT = 0.25
 
 
 class Scorer:
-    """Calls the hook with at most `at_once` calls at a time; one that fails is made `attempts` times.
+    """Calls the hook, at most `at_once` times at once; a call that fails is made up to `attempts` times.
 
-    The hook takes a `Trajectory` and gives its reward, or a mapping with "reward" and other metrics; or, if its
-    parameter is annotated as `Group` (or called `group`), a group, and gives a list with one of these for each member,
+    The hook takes a `Trajectory` and returns its reward, or a mapping with "reward" and other metrics. If its parameter
+    is annotated as `Group` (or called `group`), it takes a group and returns a list with one of these for each member,
     in order. None leaves the env's reward, which is otherwise kept as the metric "env_reward".
     """
 
@@ -59,10 +59,10 @@ class Scorer:
                 scores = scores.tolist()
             if not isinstance(scores, Sequence) or isinstance(scores, str):
                 raise ScoreError(
-                    f"score gave {scores!r:.100} for a group, and not a list with an entry for each member"
+                    f"score returned {scores!r:.100} for a group, not a list with an entry for each member"
                 )
             if len(scores) != len(group.trajectories):
-                raise ScoreError(f"score gave {len(scores)} values for a group of {len(group.trajectories)}")
+                raise ScoreError(f"score returned {len(scores)} values for a group of {len(group.trajectories)}")
             members = [
                 _with(member, scored) if member.valid and member.uid not in known else member
                 for member, scored in zip(group.trajectories, scores, strict=True)
@@ -97,18 +97,18 @@ def _with(trajectory: Trajectory, scored: Scored) -> Trajectory:
     metrics = dict(scored) if isinstance(scored, Mapping) else {"reward": scored}
     if "reward" not in metrics:
         raise ScoreError(
-            f"score gave {scored!r:.100} for {trajectory.uid}, without 'reward': add it "
+            f"score returned {scored!r:.100} for {trajectory.uid}, without 'reward': add it "
             f"(the env's is trajectory.reward), or return None to leave the env's"
         )
     try:
         reward = float(metrics.pop("reward"))
         numbers = {name: float(value) for name, value in metrics.items()}
     except (TypeError, ValueError, OverflowError) as error:
-        raise ScoreError(f"score gave {scored!r:.100} for {trajectory.uid}, and no number") from error
+        raise ScoreError(f"score returned {scored!r:.100} for {trajectory.uid}, not a number") from error
     if not math.isfinite(reward):
-        raise ScoreError(f"score gave {reward} for {trajectory.uid}")
+        raise ScoreError(f"score returned {reward} for {trajectory.uid}")
     if not all(isinstance(name, str) for name in numbers):
-        raise ScoreError(f"score gave metrics for {trajectory.uid} whose names are no texts: {[*numbers]!r:.100}")
+        raise ScoreError(f"score returned metrics for {trajectory.uid} whose names are not texts: {[*numbers]!r:.100}")
     known = {**trajectory.metrics, "env_reward": trajectory.reward, **numbers}
     return msgspec.structs.replace(trajectory, reward=reward, metrics=known)
 

@@ -12,7 +12,7 @@ from asyncrollout.video.recording import VideoRecording
 
 
 class GroupVideos:
-    """A context manager: a video that is not settled when it is left was aborted."""
+    """A context manager; videos that are not settled by its end were aborted."""
 
     def __init__(self, recorder: VideoRecorder | None, kind: str) -> None:
         self._recorder = recorder if recorder is not None and recorder.is_next(kind) else None
@@ -20,7 +20,7 @@ class GroupVideos:
         self._recordings: dict[str, VideoRecording] = {}
 
     def begin(self, uid: str) -> VideoRecording | None:
-        """What to open the env with; of a rollout that is retried, only the last video counts."""
+        """The recording to open the env with; if a rollout is retried, only its last video counts."""
         self._discard(uid)
         recording = None if self._recorder is None else self._recorder.record_rollout(uid, self._kind)
         if recording is not None:

@@ -4,24 +4,24 @@ from typing import NamedTuple
 
 
 class AdmissionLoad(NamedTuple):
-    """How things stand, in groups."""
+    """What there is, in groups."""
 
     playing: int
     undecided: int
-    """Those that play, and those that are over but not judged yet."""
+    """Playing, or finished and not judged yet."""
     buffered: int
-    """Those that were kept and not delivered."""
+    """Kept, and not delivered yet."""
     judged: int
-    """Those that were judged since the last batch was complete."""
+    """Judged since the last batch was complete."""
 
 
 class AdmissionRules(NamedTuple):
-    """What bounds it, in groups, too."""
+    """What bounds it, also in groups."""
 
     needed: int
     """The size of a batch."""
     batches: int
-    """How many batches may be begun."""
+    """How many batches may be in progress."""
     most_playing: int
     most_draws: int | None = None
     """How many may be drawn for one batch."""

@@ -25,7 +25,7 @@ class _DrawCost(NamedTuple):
 
 
 class BatchBuffer:
-    """Groups are put in as they are judged; at most `max_rounds` times `needed` are drawn for a batch.
+    """Collects groups as they are judged; at most `max_rounds` times `needed` are drawn for a batch.
 
     Pure bookkeeping, in the order of judgement, so that batches do not depend on timing. With a `rank`, kept groups are
     ordered by it; each finds its place once, when it is put in.
@@ -67,11 +67,11 @@ class BatchBuffer:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the batch has had all its draws, and is not complete."""
+        """Whether the batch has used all its draws, and is not complete."""
         return self.max_draws is not None and self.judged >= self.max_draws > 0
 
     def put(self, group: Group) -> list[Group]:
-        """Take in a judged group; those that are of no more use come back."""
+        """Add a judged group; returns the groups that are no longer needed."""
         assert group.verdict is not None
         reason = None if group.verdict.keep else group.verdict.reason or "dropped"
         self._judged.append(_DrawCost(group.id, group.version, reason))
@@ -87,7 +87,7 @@ class BatchBuffer:
         return [self.rejected.popleft()] if len(self.rejected) > self.needed else []
 
     def adopt(self, kept: Sequence[Group], dropped: Sequence[str]) -> None:
-        """Groups that an earlier buffer had kept, and the ids of those that were dropped on the way to them."""
+        """Take over what an earlier buffer kept, and the ids of groups that were dropped on the way to it."""
         for group in kept:
             self._rounds[group.id] = _LEFT_OVER
             self._keep(group)
@@ -106,9 +106,9 @@ class BatchBuffer:
         self._gone.setdefault(round_, {})[name] = None
 
     def take(self, count: int) -> list[Group]:
-        """The next groups; draws that led to a whole batch of them are not the next one's.
+        """The next groups; the draws of a complete batch do not count for the next one.
 
-        They may be counted for that one: if the size of a batch has changed, or others became stale meanwhile.
+        Some may still be counted for it: if the batch size has changed, or other groups became stale meanwhile.
         """
         taken = self._take(count)
         if self._taken % self.needed == 0:
@@ -124,7 +124,7 @@ class BatchBuffer:
         return taken
 
     def take_last(self, count: int) -> list[Group]:
-        """What is left at the end of the tasks; dropped groups fill a batch if so chosen, but do not make one."""
+        """What is left at the end of the tasks; with "fill", dropped groups complete a batch, but never start one."""
         return self._filled(self._take(count), count) if self.kept else []
 
     def _filled(self, groups: list[Group], count: int) -> list[Group]:
@@ -133,7 +133,7 @@ class BatchBuffer:
         return groups
 
     def take_exhausted(self, count: int) -> list[Group]:
-        """A batch whose draws are used up: what there is, filled with dropped groups if so chosen, or an error."""
+        """A batch whose draws are used up: what was kept, with "fill" completed by dropped groups, or an error."""
         groups = self._filled(self._take(count), count)
         self._taken = 0
         if self._on_exhausted == "raise" or not groups:
@@ -149,12 +149,12 @@ class BatchBuffer:
         helpful = {"raise": ["'short'", "'fill'"] if kept else ["'fill'"], "short": ["'fill'"], "fill": []}
         others = " or ".join(helpful[self._on_exhausted])
         return (
-            f"{kept} of {count} groups were kept of {self.judged} draws (dropped: {reasons}{stale}): "
+            f"{kept} of {count} groups were kept after {self.judged} draws (dropped: {reasons}{stale}): "
             "loosen the filter, or raise max_num_gen_batches" + (f", or choose on_exhausted={others}" if others else "")
         )
 
     def start_next_batch(self) -> list[Group]:
-        """Let the next batch have its draws; dropped groups that nobody took come back."""
+        """Count draws for the next batch; returns the dropped groups that filled none."""
         unused = [*self.rejected]
         self.rejected.clear()
         self._stale = 0
@@ -163,7 +163,7 @@ class BatchBuffer:
         return unused
 
     def remove_older(self, version: int) -> list[Group]:
-        """Take out groups in which weights older than this version had a part; draws made with them do not count."""
+        """Remove groups played in part with weights older than this version; draws made with them do not count."""
         self._judged = [cost for cost in self._judged if cost.version is None or cost.version >= version]
         old = [group for group in (*self.kept, *self.rejected) if is_older(group, version)]
         gone = {group.id for group in old}
@@ -177,12 +177,12 @@ class BatchBuffer:
         return old
 
     def note_stale(self, group: Group) -> None:
-        """It is dropped on the way to the next batch, and costs no draw."""
+        """Note a stale group: it is dropped on the way to the next batch, and costs no draw."""
         self._stale += 1
         self._note_gone(group.id, _LEFT_OVER)
 
     def consumed_by(self, groups: list[Group]) -> list[str]:
-        """The ids of those that were dropped on the way to a batch that was taken."""
+        """The ids of groups that were dropped on the way to a batch that was taken."""
         last = max((self._forget(group.id) for group in groups), default=_LEFT_OVER)
         last = last if last < self._round else last - 1  # others may yet be dropped on the way to the same batch
         rounds = sorted(number for number in self._gone if number <= last)
@@ -199,5 +199,5 @@ class BatchBuffer:
         return _LEFT_OVER
 
     def consumed(self) -> list[str]:
-        """The ids of all that were dropped, and led to no batch."""
+        """The ids of all dropped groups that led to no batch."""
         return [name for number in sorted(self._gone) for name in self._gone[number]]

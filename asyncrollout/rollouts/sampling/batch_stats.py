@@ -1,4 +1,4 @@
-"""What was played, filtered or not: filtering changes what a trainer sees, and this tells what it does not see."""
+"""Statistics of all that was played, kept or not: they show what a filter hides from the trainer."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ _STALE = "stale"
 
 @dataclass
 class BatchSums:
-    """Of groups that were judged or dropped as stale, and of their members that have an outcome."""
+    """Sums over groups that were judged or dropped as stale, and over their members that have an outcome."""
 
     groups: int = 0
     failed: int = 0
@@ -41,32 +41,32 @@ class BatchSums:
 
 
 class BatchStats:
-    """Sums since they were last taken, and their means."""
+    """The sums since they were last taken, and their means."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = dict.fromkeys(("mean_reward", "mean_turns", "mean_tokens"), 0.0)
         self._sums = BatchSums()
         self.stale_groups = 0
-        """All in all."""
+        """Over the whole run."""
 
     def add(self, group: Group) -> None:
-        """A group was judged."""
+        """Count a judged group."""
         self._sums.add(group)
 
     def add_stale(self, group: Group) -> None:
-        """A group became stale; one that was not judged before counts as played, too."""
+        """Count a stale group; one that was not judged before counts as played, too."""
         if group.verdict is None:
             self._sums.add(group)
         self.stale_groups += 1
         self._sums.dropped[_STALE] += 1
 
     def take(self) -> BatchSums:
-        """What has come together; then it begins anew."""
+        """The sums so far; then they start at zero again."""
         sums, self._sums = self._sums, BatchSums()
         return sums
 
     def restore(self, sums: BatchSums) -> None:
-        """Sums whose batch nobody had: they are part of the next one's."""
+        """Give back the sums of a batch that was not delivered; they count for the next one."""
         self._sums.merge(sums)
 
     def figures(self, sums: BatchSums) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Groups that fail one after the other: when is it bad luck no longer?"""
+"""Groups that fail in a row: how many are more than bad luck."""
 
 import math
 
@@ -27,7 +27,7 @@ class FailureStreak:
             raise self._raised(f"all rollouts of {self._length} groups in a row failed")
 
     def check_end(self) -> None:
-        """Raise if the tasks are at their end, and none of them could be played."""
+        """Raise if the tasks have ended, and none of them could be played."""
         if self._length and not self._had_valid:
             raise self._raised(f"all {self._length} groups failed")
 

@@ -1,4 +1,4 @@
-"""What filters say of groups, and how often they keep one."""
+"""The filter's verdicts on groups, and how often it keeps one."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ _LEAST_RATE = 0.02
 
 
 class KeepRate:
-    """How many of the groups that were judged lately were kept, and why all others were dropped."""
+    """The share of recently judged groups that were kept, and why all others were dropped."""
 
     def __init__(self) -> None:
         self.dropped: Counter[str] = Counter()
@@ -34,12 +34,12 @@ class KeepRate:
 
     @property
     def now(self) -> float:
-        """1 before there are any."""
+        """The estimate; 1 before any group was judged."""
         return max((self._recently_kept + 1) / (len(self._recent) + 1), _LEAST_RATE)
 
 
 class FilterRunner:
-    """Judges groups in the order in which they come; a batch filter judges `needed` at a time.
+    """Judges groups in the order in which they arrive; a batch filter judges `needed` at a time.
 
     Groups that were `judged` before a run was interrupted are not judged again.
     """
@@ -76,24 +76,24 @@ class FilterRunner:
         return self.judge_rest()
 
     def judge_rest(self) -> list[Group]:
-        """Judge the groups that wait for others, of which there will be none."""
+        """Judge the groups that wait for others, because no others will come."""
         waiting, self._waiting, self._oldest_waiting = self._waiting, [], None
         if not waiting:
             return []
         verdicts: Sequence[Any] = self._ask(self._keep, waiting)
         if len(verdicts) != len(waiting):
             raise UsageError(
-                f"the filter {name_of(self._keep)} gave {len(verdicts)} verdicts for {len(waiting)} groups"
+                f"the filter {name_of(self._keep)} returned {len(verdicts)} verdicts for {len(waiting)} groups"
             )
         found = [as_verdict(verdict, self._keep) for verdict in verdicts]
         return [self._noted(_judged(group, verdict)) for group, verdict in zip(waiting, found, strict=True)]
 
     def has_older(self, version: int) -> bool:
-        """Whether a group waits for others in which weights older than this version had a part."""
+        """Whether a waiting group was played in part with weights older than this version."""
         return self._oldest_waiting is not None and self._oldest_waiting < version
 
     def remove_older(self, version: int) -> list[Group]:
-        """Take out groups that wait for others, and in which weights older than this version had a part."""
+        """Remove waiting groups that were played in part with weights older than this version."""
         old = [group for group in self._waiting if is_older(group, version)]
         gone = {group.id for group in old}
         waiting, self._waiting, self._oldest_waiting = self._waiting, [], None
@@ -130,7 +130,7 @@ def _judged(group: Group, verdict: Verdict) -> Group:
 
 
 def is_older(group: Group, version: int) -> bool:
-    """Whether weights older than this version had a part in it."""
+    """Whether it was played in part with weights older than this version."""
     return group.version is not None and group.version < version
 
 

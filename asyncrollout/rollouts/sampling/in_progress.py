@@ -8,7 +8,7 @@ from asyncrollout.trajectories import Group
 
 
 class PlayingGroups:
-    """Knows with which version of the weights each group began."""
+    """Groups that play, with the version of the weights that each began with."""
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}  # by the numbers of groups
@@ -33,7 +33,7 @@ class PlayingGroups:
 
 
 class FinishedGroups:
-    """A queue by finish; or by start: then a group that is early waits until all that started before it are finished.
+    """A queue in finish order, or in start order: then an early group waits for all that started before it.
 
     What is in a batch must not depend on which group happens to be the quickest: verdicts follow this order.
     """
@@ -55,18 +55,18 @@ class FinishedGroups:
         return self._ready.popleft()
 
     def expect(self, request: GroupRequest) -> None:
-        """It starts."""
+        """Note that a group starts."""
         if self._by_start:
             self._started.append(request.index)
 
     def skip(self, request: GroupRequest) -> None:
-        """It started, but is dropped: nobody waits for it."""
+        """Note that a group that started is dropped: no other waits for it."""
         if self._by_start:
             self._started.remove(request.index)
             self._move_early()
 
     def put(self, request: GroupRequest, group: Group) -> None:
-        """It is finished."""
+        """Add a finished group."""
         if self._by_start:
             self._early[request.index] = group
             self._move_early()
@@ -74,7 +74,7 @@ class FinishedGroups:
             self._ready.append(group)
 
     def remove(self, is_stale: Callable[[Group], bool]) -> list[Group]:
-        """Take out all groups of which that is true."""
+        """Remove all stale groups, and return them."""
         early = {index: group for index, group in self._early.items() if is_stale(group)}
         removed = [*filter(is_stale, self._ready), *early.values()]
         gone = {group.id for group in removed}

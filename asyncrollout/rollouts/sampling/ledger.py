@@ -21,7 +21,7 @@ class Ledger:
         self.dispatched_count = 0
         self.ends: Counter[End] = Counter()
         self.retried = 0
-        """Not of evaluations, which count in no figure of training."""
+        """Without evaluations, which count in no training metric."""
         self.open: dict[str, Progress] = {}
 
     def __repr__(self) -> str:
@@ -34,14 +34,14 @@ class Ledger:
         return self.dispatched_count == self.ends.total() + len(self.open)
 
     def dispatched(self, uid: str, on_turn: Callable[[Turn], None] | None = None) -> Progress:
-        """It begins; `on_turn` is called with each turn."""
+        """Open a rollout; `on_turn` is called with each turn."""
         assert uid not in self.open, f"{uid} is in flight already"
         self.dispatched_count += 1
         self.open[uid] = progress = Progress(uid, on_turn)
         return progress
 
     def retry(self, uid: str) -> None:
-        """It has failed, and will be played again."""
+        """End a rollout that failed and will be played again."""
         self.retried += uid.startswith(DRAWN)
         self.end([uid], "failed")
 
@@ -56,21 +56,21 @@ class Ledger:
             self.end([trajectory.uid], how if trajectory.valid else "failed")
 
     def cancel(self, groups: Iterable[str]) -> None:
-        """End those rollouts of these groups that are open."""
+        """End the open rollouts of these groups."""
         cancelled = {*groups}
         self.end([uid for uid in self.open if group_of(uid) in cancelled], "cancelled")
 
     def last_move(self, prefix: str = "") -> float:
-        """When an open rollout whose uid begins so last moved, on the monotonic clock."""
+        """When an open rollout with this prefix last moved, on the monotonic clock."""
         return max((one.since for uid, one in self.open.items() if uid.startswith(prefix)), default=-math.inf)
 
     def stuck(self, prefix: str = "") -> str:
-        """Those that have waited longest, in words."""
+        """Which rollouts have waited longest, and for what, as a text."""
         in_flight = [one for uid, one in self.open.items() if uid.startswith(prefix)]
         if not in_flight:
-            return "no rollout is in flight, and the source of tasks gives none"
+            return "no rollout is in flight, and the source of tasks returns no task"
         if not any(one.doing for one in in_flight):
-            return "all rollouts in flight are over, and wait for their groups, scores or the filter"
+            return "all rollouts in flight have ended, and wait for their groups, scores or the filter"
         oldest = sorted((one for one in in_flight if one.doing), key=lambda progress: progress.since)
         more = f", and {len(oldest) - _SHOWN} others" if len(oldest) > _SHOWN else ""
         return "; ".join(map(str, oldest[:_SHOWN])) + more

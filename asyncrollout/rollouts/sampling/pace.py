@@ -1,11 +1,11 @@
-"""How far ahead groups may be played for somebody who takes them one by one."""
+"""How far ahead groups may be played when they are taken one by one."""
 
 
 class Pace:
     """Counts the groups that are taken from one weight update to the next: that is the trainer's real batch.
 
     As many may be played ahead as will be taken before `max_lag` updates from now, if the trainer keeps its pace.
-    Before the first update nobody knows it, so that as many are played ahead as have been taken.
+    Before the first update the pace is unknown: as many are played ahead as have been taken.
     """
 
     def __init__(self) -> None:

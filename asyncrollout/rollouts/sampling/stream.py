@@ -38,9 +38,9 @@ class TakenGroups(NamedTuple):
 
 
 class StreamRules(msgspec.Struct, frozen=True):
-    """How a stream goes about it.
+    """What bounds a stream, and in which order it delivers.
 
-    `ahead` is how many batches may be begun while nobody waits for one; `max_lag` is how old, in versions of the
+    `ahead` is how many batches may be started while nobody waits for one; `max_lag` is how old, in versions of the
     weights, a group may be when it is handed out.
     """
 
@@ -110,7 +110,7 @@ class GroupStream:
         return len(self._buffer.kept)
 
     async def run(self) -> None:
-        """Play until the tasks end, or until it is cancelled; a failure is kept for the one who takes."""
+        """Play until the tasks end, or until it is cancelled; `take` raises a failure."""
         with self._scope:
             try:
                 async with task_group() as tasks:
@@ -124,11 +124,11 @@ class GroupStream:
                 self._notify()
 
     def cancel(self) -> None:
-        """Stop playing; `stopped` is set when that has happened."""
+        """Stop playing; `stopped` is set once nothing plays."""
         self._scope.cancel()
 
     def adopt(self, taken: TakenGroups) -> None:
-        """Groups that were kept before, and that nobody has had."""
+        """Take over groups that were kept before, and not delivered."""
         if not taken.groups and not taken.dropped:
             return
         self._open.update((draw.id, draw) for draw in taken.draws)
@@ -136,7 +136,7 @@ class GroupStream:
         self._checked_at = None
 
     def close(self) -> tuple[list[str], TakenGroups]:
-        """Account for all that plays or waits for a verdict: its ids, to be drawn again; and what was kept so far."""
+        """End all that plays or waits for a verdict; returns its ids, to be drawn again, and what was kept so far."""
         for group in self._buffer.rejected:
             self._end(group, "filtered")
         kept = [*self._buffer.kept]
@@ -150,10 +150,10 @@ class GroupStream:
     async def take(self, groups: int, *, needed: int | None = None) -> TakenGroups:
         """The next groups that are kept; fewer at the end of the tasks, or as `on_exhausted` says.
 
-        `needed` is how many the stream works towards at a time, for somebody who takes groups one by one.
+        `needed` is how many the stream works towards at a time when groups are taken one by one.
         """
         if self._wanted:
-            raise UsageError("somebody else awaits groups of this stream: one consumer at a time")
+            raise UsageError("another task awaits groups of this stream: one consumer at a time")
         self._buffer.needed = groups if needed is None else needed
         self._pace = None if needed is None else self._pace or Pace()
         self._wanted = 1
@@ -167,7 +167,7 @@ class GroupStream:
                     return self._hand_out(self._buffer.take(groups))
                 if self.failure is not None:
                     raise self.failure
-                # Before the end of the tasks is looked at: who hears of that first is a matter of timing.
+                # Checked before the end of the tasks: whether that is known by now depends on timing.
                 if self._buffer.exhausted and self.buffered < groups:
                     return self._take_exhausted(groups)
                 if self._is_over():
@@ -179,7 +179,7 @@ class GroupStream:
 
     async def _admit(self, tasks: anyio.abc.TaskGroup) -> None:
         while True:
-            while not self._has_room():  # at first there is none: nobody has asked yet
+            while not self._has_room():  # at first there is none: no batch was requested yet
                 await self._changed.wait()
             try:
                 draw = await anext(self._source)
@@ -190,7 +190,7 @@ class GroupStream:
             self._playing.add(draw, self._control.version)
             self._finished.expect(draw)
             tasks.start_soon(self._run_one, draw)
-            await anyio.lowlevel.checkpoint()  # thousands at once would hold everybody up
+            await anyio.lowlevel.checkpoint()  # thousands at once would block the event loop
 
     def _has_room(self) -> bool:
         undecided = len(self._playing) + len(self._finished) + self._filters.waiting
@@ -223,9 +223,9 @@ class GroupStream:
         self._notify()
 
     def _judge_finished(self) -> None:
-        """Judge in order, but not beyond a batch and its draws, so that what is in it never depends on timing.
+        """Judge in order, but not beyond a batch and its draws, so that its contents never depend on timing.
 
-        If a verdict fails, nothing is judged any more.
+        Once the filter fails, nothing more is judged.
         """
         if self.failure is not None:
             return
@@ -240,16 +240,16 @@ class GroupStream:
             raise
 
     def _is_exhausted(self) -> bool:
-        """Whether a batch has had all its draws, those included that wait to be judged with others."""
+        """Whether a batch has used all its draws, including those that wait to be judged with others."""
         most = self._buffer.max_draws
         return most is not None and 0 < most <= self._buffer.judged + self._filters.waiting
 
     def _is_served(self) -> bool:
-        """Whether nothing more is judged until it is asked for: in start order no verdict depends on timing."""
+        """Whether nothing more is judged until it is requested: in start order no verdict depends on timing."""
         return self._rules.order == "start" and (not self._wanted or self.buffered >= self._buffer.needed)
 
     def _put(self, judged: list[Group]) -> None:
-        """Report groups that were judged together, and take them into the buffer."""
+        """Report groups that were judged together, and put them into the buffer."""
         for place, group in enumerate(judged, start=1):
             self._stats.add(group)
             self._observer.judged(group, len(judged) - place)
@@ -261,7 +261,7 @@ class GroupStream:
     def _is_any_due(self) -> bool:
         """Whether a group plays, or waits for its round, that would be too old for the batch after this one.
 
-        It is waited for: else long groups would be lost to new weights more often than short ones.
+        The batch waits for it: otherwise new weights would cost long groups more often than short ones.
         """
         lag = self._rules.max_lag
         if not lag or self._rules.order == "start" or self.failure is not None:
@@ -282,7 +282,7 @@ class GroupStream:
         return lag is not None and group.verdict is None and is_older(group, self._control.version - lag)
 
     def _drop_stale(self) -> None:
-        """Drop whatever is over and too old, judged or not: it must neither be handed out nor take others' places."""
+        """Drop finished groups that are too old, judged or not: they must not be handed out or take places."""
         if self._rules.max_lag is None or self._checked_at == self._control.version:
             return
         self._checked_at = self._control.version
@@ -303,7 +303,7 @@ class GroupStream:
         self._end(group, "stale")
 
     def _warn_of_jump(self) -> None:
-        """Versions that count a trainer's steps make everything stale that was played ahead; that is never meant."""
+        """Warn once if versions rise too fast, as a trainer's step count does: all that was played ahead is stale."""
         lag, before, now = self._rules.max_lag, self._version_of_last_batch, self._control.version
         if not self._has_warned and lag and before is not None and now - before > lag:
             self._has_warned = True

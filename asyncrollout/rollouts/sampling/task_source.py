@@ -35,7 +35,7 @@ _SKIPPED_AT_ONCE = 500
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A task with more to say than the env's own `task`: the env's seed, and the tag of one of several envs."""
+    """A task with the env's seed, and with the tag of the env that plays it if there are several."""
 
     task: Any = None
     seed: int | None = None
@@ -43,7 +43,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of several envs: of all groups, it gets `share` parts."""
+    """One of several envs; `share` is its weight among them."""
 
     env: Any
     tag: str = ""
@@ -67,7 +67,7 @@ class GroupRequest(msgspec.Struct, frozen=True, order=True):
 
 
 class ReportedGroup(msgspec.Struct, frozen=True):
-    """A group, by its number, that an earlier process reported to the source of tasks when it had drawn so many."""
+    """A group, and its number, that an earlier process reported to the source of tasks after `drawn` draws."""
 
     drawn: int
     index: int
@@ -75,10 +75,10 @@ class ReportedGroup(msgspec.Struct, frozen=True):
 
 
 class TaskSource:
-    """Draws one after the other; the same ones from the same seed, tasks and shares.
+    """Draws the groups to play: the same ones from the same seed, tasks and shares; without tasks, endlessly.
 
-    Without tasks there is no end of them. Each judged group is reported to an object of tasks that has a method
-    `finished(group)`, which may choose the next tasks by it.
+    If the source of tasks has a method `finished(group)`, each judged group is reported to it, so that it can choose
+    the next tasks accordingly.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class TaskSource:
         self._settled: Container[int] = ()
         self._reported: deque[ReportedGroup] = deque()
         self._reported_before: set[str] = set()  # of groups that are judged again
-        self._wound = 0  # as many draws need no task of the source any more
+        self._wound = 0  # this many draws need no task of the source any more
 
     async def remember(
         self, recorded: dict[int, GroupRequest], settled: Container[int], reported: Iterable[ReportedGroup] = ()
     ) -> None:
-        """What was drawn in an earlier process is drawn again, but for the numbers that are settled.
+        """Have the draws of an earlier process drawn again, except for settled numbers.
 
-        The source is wound forward, with what was `reported` to it in between; or it resumes by itself.
+        The source is wound forward, with what was `reported` to it in between, unless it has a `resume()` of its own.
         """
         self._recorded, self._settled, self._reported = recorded, settled, deque(reported)
         self._reported_before = {one.group.id for one in self._reported if one.index not in settled}
@@ -126,7 +126,7 @@ class TaskSource:
             resumed = resume(self._wound)
             if inspect.isawaitable(resumed):
                 await resumed
-            self._tasks = _iterator(self._source)  # anew: it may look where to begin as soon as it is asked for one
+            self._tasks = _iterator(self._source)  # again: it may decide where to begin when it is made
         elif self.chooses and isinstance(self._tasks, Iterator):  # an async one may wait for groups to be judged
             while self._wound in recorded:
                 self._report_until(self._wound)
@@ -138,7 +138,7 @@ class TaskSource:
 
     @property
     def chooses(self) -> bool:
-        """Whether the source of tasks wants to know what is finished."""
+        """Whether the source of tasks chooses by what has finished."""
         return self._finished is not None
 
     def note_judged(self, group: Group) -> None:
@@ -146,7 +146,7 @@ class TaskSource:
         self._report_once(group)
 
     def note_stale(self, group: Group) -> None:
-        """A group that was not judged before is over now, too."""
+        """Note a stale group; one that was never judged is reported now."""
         self.shares.note_stale(group)
         if group.verdict is None:
             self._report_once(group)
@@ -164,7 +164,7 @@ class TaskSource:
 
     @property
     def has_returned(self) -> bool:
-        """Whether something was given back, and not drawn again yet."""
+        """Whether a draw was given back, and not drawn again yet."""
         return bool(self._returned)
 
     def __aiter__(self) -> AsyncIterator[GroupRequest]:
@@ -201,13 +201,13 @@ class TaskSource:
         draw = GroupRequest(index, f"{DRAWN}{index}", seed, task.task, tag)
         if recorded is not None and to_plain(_contents(draw)) != to_plain(_contents(recorded)):
             raise UsageError(
-                f"tasks are not those that the run began with: task {draw.index} was {recorded.task!r:.100}, and is "
-                f"{draw.task!r:.100}"
+                f"tasks differ from those the run started with: task {draw.index} was {recorded.task!r:.100}, and "
+                f"is now {draw.task!r:.100}"
             )
         return draw
 
     def give_back(self, draws: Iterable[GroupRequest]) -> None:
-        """What was drawn and not used comes first the next time."""
+        """Return unused draws; they come first next time."""
         for draw in draws:
             heapq.heappush(self._returned, draw)
 
@@ -221,13 +221,13 @@ class TaskSource:
                 raise
             if not self.chooses:
                 raise UsageError(
-                    f"tasks are not those that the run began with: they end before task {recorded.index}, which was "
+                    f"tasks differ from those the run started with: they end before task {recorded.index}, which was "
                     f"{recorded.task!r:.100}"
                 ) from None
             return None
 
     def _report_until(self, drawn: int) -> None:
-        """Report what an earlier process had reported when it had drawn so many."""
+        """Report what an earlier process had reported by this number of draws."""
         while self._reported and self._reported[0].drawn <= drawn:
             self._report(self._reported.popleft().group)
 
@@ -235,7 +235,7 @@ class TaskSource:
         if self._finished is not None and inspect.isawaitable(returned := self._finished(group)):
             if inspect.iscoroutine(returned):
                 returned.close()
-            raise UsageError("tasks: finished(group) gave an awaitable, which nobody awaits: it must not be async")
+            raise UsageError("tasks: finished(group) returned an awaitable, which is not awaited: it must not be async")
 
     async def _next_task(self) -> Task:
         if self._tasks is None:
@@ -250,7 +250,7 @@ class TaskSource:
         return task if isinstance(task, Task) else Task(task)
 
     async def _next_of(self, tasks: AsyncIterator[Any]) -> Any:
-        """The next of an async source, pulled in a task of its own: cancelled, a generator would be at its end."""
+        """The next task of an async source, pulled in the background: a generator that is cancelled would end."""
         if self._background is None:
             return await anext(tasks)
         if not self._is_pulled:
@@ -264,7 +264,7 @@ class TaskSource:
         return self._ready.popleft()
 
     async def _pull(self, tasks: AsyncIterator[Any]) -> None:
-        """Whenever a task is wanted, get one; not earlier, since the source may choose by what is finished by then."""
+        """Get a task whenever one is wanted, and no earlier: the source may choose by what has finished by then."""
         try:
             while True:
                 await self._wanted.wait()
@@ -293,7 +293,7 @@ def _contents(draw: GroupRequest) -> list[Any]:
 
 
 def as_iterable(tasks: Any) -> Iterable[Any] | None:
-    """Anything that can be iterated over, map-style datasets included, but no text; None if it is none."""
+    """An iterable of tasks, also of a map-style dataset; None for a text, and for anything else."""
     if isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
         return tasks
     if all(hasattr(type(tasks), name) for name in ("__len__", "__getitem__")) and not isinstance(tasks, str | bytes):
