@@ -155,7 +155,7 @@ def test_one_kind_of_env_alone_and_nothing_at_all(workers: Callable[[], int]) ->
     assert service.failures == {"a": "Expected environment type 'video', got 'counter'"}
     with pytest.raises(UsageError, match="max_workers=0"):
         EnvService(max_workers=0)
-    with pytest.raises(UsageError, match=r"a dict of ids and what each is given, not \['a'\]"):
+    with pytest.raises(UsageError, match=r"a dict of ids and values, not \['a'\]"):
         service.reset_batch(["a"])  # type: ignore[arg-type]
 
 

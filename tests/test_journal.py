@@ -257,7 +257,7 @@ async def test_trajectories_that_are_no_trajectories_are_told(tmp_path: Path) ->
 async def test_tasks_must_be_the_same_but_for_a_source_that_chooses(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "run", tasks=["a", "b", "c"]) as source:
         await source.collect(groups=1)
-    with pytest.raises(UsageError, match="task 0 was 'a', and is 'x'"):
+    with pytest.raises(UsageError, match="task 0 was 'a', and is now 'x'"):
         async with rollouts(tmp_path / "run", tasks=["x", "b", "c"], resume=True) as source:
             await source.collect(groups=1)
 

@@ -526,7 +526,7 @@ async def test_a_server_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> No
     ("reply", "trouble"),
     [
         (None, "closed the connection 6 times without an answer"),
-        (b"\xc1", "is not an asyncrollout server: this is not a frame"),
+        (b"\xc1", "is not an asyncrollout server: this is not a valid frame"),
     ],
 )
 async def test_a_server_that_never_answers_is_given_up(reply: bytes | None, trouble: str) -> None:

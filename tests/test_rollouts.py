@@ -207,7 +207,7 @@ async def test_tasks_end_the_stream_with_what_is_left() -> None:
         assert [group.trajectories[0].task async for group in source.groups()] == [0, 1, 2, 3, 4]
     async with rollouts(tasks=range(5)) as source:
         assert len((await source.collect(groups=9)).groups) == 5
-        with pytest.raises(UsageError, match="at its end"):
+        with pytest.raises(UsageError, match="has ended"):
             await source.collect(groups=1)
 
 
@@ -662,7 +662,8 @@ async def test_every_rollout_ends_exactly_once(
     class Failing:
         async def generate(self, request: Request) -> Generation:
             generation = await model.generate(request)
-            if sampling_seed(seed, "fails", request.session) % fails_of == 0:
+            number = int(request.session[1:].partition(".")[0])  # never so many in a row that the run is given up
+            if number % 2 and sampling_seed(seed, "fails", request.session) % fails_of == 0:
                 raise ProviderError("now and then")
             return generation
 

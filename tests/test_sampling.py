@@ -143,7 +143,7 @@ async def test_stale_groups_are_named_where_too_few_are_kept() -> None:
         await settle()
         worthless = True
         await push(source, 9)
-        with pytest.raises(ExhaustedError, match=r"of 4 draws \(dropped: 4 worthless; \d+ more became stale"):
+        with pytest.raises(ExhaustedError, match=r"after 4 draws \(dropped: 4 worthless; \d+ more became stale"):
             await anext(source.batches(groups=4))
 
 
