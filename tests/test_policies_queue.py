@@ -281,8 +281,8 @@ async def test_wait_in_the_line_ends_with_the_deadline() -> None:
         llm_server(script=lambda *_: refusal) as other,
         policy(one, other, kind="openai") as asked,
     ):
-        answers = await ask_all(asked, [ask(str(number), seconds=0.3) for number in range(40)])
-        assert all("no response within 0.3 s" in str(answer) for answer in answers)
+        answers = await ask_all(asked, [ask(str(number), seconds=2.0) for number in range(40)])
+        assert all("no response within 2 s" in str(answer) for answer in answers)
         assert all("quota exceeded" in str(answer) for answer in answers)
         assert [endpoint.load for endpoint in asked.endpoints] == [0, 0]
 

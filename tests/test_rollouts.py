@@ -363,8 +363,8 @@ async def test_stall_is_an_error_that_names_what_is_waited_for() -> None:
         await anyio.sleep_forever()
         return ""
 
-    async with rollouts(ScriptedPolicy(never), stall_seconds=0.05) as source:
-        with pytest.raises(StalledError, match=r"0.05 s: rollout g0.0 has waited .* for the policy in turn 0.* others"):
+    async with rollouts(ScriptedPolicy(never), stall_seconds=0.5) as source:
+        with pytest.raises(StalledError, match=r"0.5 s: rollout g0.0 has waited .* for the policy in turn 0.* others"):
             await source.collect(groups=3)
     assert source.ledger.balanced
 
@@ -375,8 +375,8 @@ async def test_evaluation_that_stalls_is_an_error_whatever_else_plays() -> None:
             await anyio.sleep_forever()
         return "go"
 
-    async with rollouts(ScriptedPolicy(never_in_evaluation), stall_seconds=0.05) as source:
-        with pytest.raises(StalledError, match=r"0.05 s: rollout eval0-g0.0 has waited .* s for the policy in turn 0"):
+    async with rollouts(ScriptedPolicy(never_in_evaluation), stall_seconds=0.5) as source:
+        with pytest.raises(StalledError, match=r"0.5 s: rollout eval0-g0.0 has waited .* s for the policy in turn 0"):
             await source.evaluate(3)
         assert len((await source.collect(groups=2)).groups) == 2
     assert source.ledger.balanced
