@@ -199,6 +199,9 @@ async def test_evaluation_that_was_broken_off_is_gone_on_with(tmp_path: Path) ->
     async with rollouts(tmp_path / "run", stopping) as source, anyio.create_task_group() as evaluating:
         evaluating.start_soon(source.evaluate, 2)
         evaluating.start_soon(source.evaluate, [1, 2])
+        with anyio.fail_after(PATIENCE):
+            while stopping.calls < 10:  # of each evaluation three turns of the first task, and two of the second
+                await all_tasks_blocked()
         await all_tasks_blocked()
         evaluating.cancel_scope.cancel()
     model = Model()
