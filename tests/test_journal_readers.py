@@ -47,9 +47,9 @@ def event_of(step: tuple[object, ...], past: RunHistory, in_flight: set[str]) ->
             return Finished(uid=uid, reward=1.0, stop_reason=StopReason.TERMINATED, turns=1, tokens=1, seconds=1.0)
         case ("cancelled", str(group)):
             return Cancelled(group=group)
-        case ("judged", str(group), bool(keep), int(more)):
+        case ("judged", str(group), bool(keep), int(more)) if not group.startswith("eval"):  # which nobody judges
             return Judged(group=group, keep=keep, reason="" if keep else "constant_reward", more=more)
-        case ("delivered", str(group)):
+        case ("delivered", str(group)) if not group.startswith("eval"):
             return Delivered(batch=past.next_batch, groups=[group])
         case ("taken_back", int(batch)) if batch < past.next_batch:
             return TakenBack(batch=batch)
