@@ -129,7 +129,7 @@ async def test_large_group_starts_in_slices() -> None:
         with anyio.fail_after(PATIENCE):
             await starts.all_asked.wait()
         tasks.cancel_scope.cancel()
-    most = groups_of_rollouts._STARTED_AT_ONCE + 1  # whoever counts the iterations is not always first in one
+    most = groups_of_rollouts._STARTED_AT_ONCE + 4  # some ask an iteration later than others of their slice
     assert max(starts.by_iteration.values()) <= most
 
 
