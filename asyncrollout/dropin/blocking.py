@@ -1,5 +1,6 @@
 """Objects with coroutines for synchronous callers: the same methods, which wait, and the same attributes."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
@@ -13,17 +14,17 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Blocking(Generic[T]):
-    """To inherit from: an object behind synchronous calls.
+class Blocking(ABC, Generic[T]):
+    """Base class: an object behind synchronous calls.
 
     `reset = blocking(Inner.reset)` and `seed = Forwarded[int]()` in the class body say what callers can use.
     """
 
     _target: T
 
+    @abstractmethod
     def _run(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a coroutine function of the object and wait for its result."""
-        raise NotImplementedError
 
 
 class OpenedBlocking(Blocking[T]):

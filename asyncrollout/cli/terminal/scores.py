@@ -168,8 +168,8 @@ class Scores(msgspec.Struct, frozen=True):
 
     def pass_rate(self, k: int) -> str:
         """For people, with the number of tasks if failures left some without enough rollouts."""
-        told = self.pass_at_tasks[k]
-        return as_share(self.pass_at[k]) + (f" of {told} tasks" if told < self.tasks else "")
+        counted = self.pass_at_tasks[k]
+        return as_share(self.pass_at[k]) + (f" of {counted} tasks" if counted < self.tasks else "")
 
 
 class EvaluationFigures(msgspec.Struct, frozen=True):

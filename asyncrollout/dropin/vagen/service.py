@@ -59,7 +59,7 @@ class EnvService(Blocking[batches.EnvService]):
                 opened.close()  # meanwhile other threads find no env, which is not an error of theirs
 
     def _run(self, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        if (opened := self._opened) is None:  # then there is no env to be found
+        if (opened := self._opened) is None:  # nothing was created yet
             return portal.run(work, *args, **kwargs)
         return opened.run(work, *args, **kwargs)
 
