@@ -15,7 +15,7 @@ from rich.console import Console
 
 from asyncrollout import EnvError, Group, Rollouts, SolverPolicy, StopReason
 from asyncrollout.cli.app import main
-from asyncrollout.cli.terminal.scores import EvaluationProgress, EvaluationSummary, read_evaluated
+from asyncrollout.cli.terminal.scores import EvaluationProgress, evaluation_summary, read_evaluated
 from asyncrollout.journal.events import Began, Dispatched, Evaluated, Evaluating, Finished
 from asyncrollout.report.compared_run import decide, read_side
 from asyncrollout.report.page import write_report
@@ -273,7 +273,7 @@ async def test_what_is_shown_fits_any_terminal(tmp_path: Path) -> None:
         assert "pass@1" in progress.line()
         for width in range(20, 201):
             assert {cell_len(line) for line in _drawn(progress, width)} == {min(width, 100)}
-            text = _drawn(EvaluationSummary(found, "run: done", ["files     runs/run"]), width)
+            text = _drawn(evaluation_summary(found, "run: done", ["files     runs/run"]), width)
             assert all(cell_len(line) <= width for line in text)
             assert any(line.startswith("pass@2") for line in text)
 

@@ -393,7 +393,7 @@ def test_demo_plays_without_anything_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "trouble"),
     [
-        (["run", "none.yaml"], "there is no file none.yaml"),
+        (["run", "none.yaml"], "none.yaml does not exist"),
         (["run", "."], ". is not a file"),
         (["run", "lake.yaml", "group_sise=3"], "group_size"),
         (["run", "lake.yaml", "group_size=none"], "group_size"),

@@ -32,7 +32,7 @@ from asyncrollout.cli.terminal.numbers import as_record, summary, with_totals
 from asyncrollout.cli.terminal.output import DONE, STOPPED, Output, OutputParam, program
 from asyncrollout.cli.terminal.scores import (
     EvaluationProgress,
-    EvaluationSummary,
+    evaluation_summary,
     is_complete,
     read_evaluated,
     rollouts_over,
@@ -93,7 +93,7 @@ async def run(
     Example: asyncrollout run examples/configs/frozen_lake_solver.yaml name=lake env_kwargs.size=8
     """
     if not config.is_file():
-        raise UsageError(f"{config} is not a file" if config.exists() else f"there is no file {config}")
+        raise UsageError(f"{config} is not a file" if config.exists() else f"{config} does not exist")
     chosen = read_config(config, overrides, dialect=RAGEN_KEYS)
     check_imports(chosen, allow_import=allow_import)
     with new_directory(runs, chosen.name, config.stem) as directory:
@@ -170,7 +170,7 @@ async def _show_evaluation(directory: Path, config: Config, *, state: str, notes
     output.record({"event": "ended", "directory": str(directory), "state": state, **found.record})
     if state == "stopped":
         notes = ["Quick tasks finish first: the final numbers may differ.", *notes]
-    output.show(EvaluationSummary(found, f"{directory.name}: {state}", notes))
+    output.show(evaluation_summary(found, f"{directory.name}: {state}", notes))
 
 
 def _launched(directory: Path, *, allow_import: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Numbers formatted for people in little space, and the summary at the end of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,8 @@ _LONGEST_NAME = 80
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BLOCKS_ASCII = "_.-:=+*#"
 
+Rows = list[tuple[str, str]]
+
 
 def summary(
     figures: RunMetrics, *, title: str, notes: Sequence[str] = (), totals: Totals | None = None
@@ -29,7 +31,13 @@ def summary(
 
     `totals` are read from the run's files and cover all its attempts; `figures` cover the last one.
     """
-    return _RunSummary(figures if totals is None else with_totals(figures, totals), title, notes, totals)
+    shown = figures if totals is None else with_totals(figures, totals)
+    return Summary(
+        title,
+        lambda ascii_only: _rows(shown, totals, ascii_only=ascii_only),
+        notes,
+        alarm="errors" if shown.errors else "",
+    )
 
 
 def with_totals(figures: RunMetrics, totals: Totals) -> RunMetrics:
@@ -52,12 +60,14 @@ def as_record(figures: RunMetrics) -> dict[str, Any]:
     return record
 
 
-class _RunSummary:
-    def __init__(self, figures: RunMetrics, title: str, notes: Sequence[str], totals: Totals | None) -> None:
-        self._figures = figures
-        self._totals = totals
+class Summary:
+    """A title, rows of labels and figures, and notes below; `rows` are made for a terminal with or without Unicode."""
+
+    def __init__(self, title: str, rows: Callable[[bool], Rows], notes: Sequence[str], alarm: str = "") -> None:
         self._title = title
+        self._rows = rows
         self._notes = notes
+        self._alarm = alarm
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         def shown(text: str) -> str:
@@ -65,9 +75,8 @@ class _RunSummary:
             return text.encode("ascii", "replace").decode() if options.ascii_only else text
 
         yield Text(shown(self._title), style="bold")
-        for label, content in _rows(self._figures, self._totals, ascii_only=options.ascii_only):
-            style = "red" if label == "errors" and self._figures.errors else ""
-            yield Text.assemble((label.ljust(LABEL), "dim"), (shown(content), style))
+        for label, content in self._rows(options.ascii_only):
+            yield Text.assemble((label.ljust(LABEL), "dim"), (shown(content), "red" if label == self._alarm else ""))
         for note in self._notes:
             yield Text(shown(note))
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.console import Group as Stacked
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from asyncrollout.cli.terminal.numbers import LABEL, as_number, as_share, clock, count, counts, number, share
+from asyncrollout.cli.terminal.numbers import LABEL, Summary, as_number, as_share, clock, count, counts, number, share
 from asyncrollout.cli.terminal.output import one_line
 from asyncrollout.journal.recorded_run import read_run
 from asyncrollout.report.compared_run import ComparedRun, read_side, which_k
@@ -205,24 +205,9 @@ class EvaluationFigures(msgspec.Struct, frozen=True):
         return rows
 
 
-class EvaluationSummary:
-    """The figures, with notes below them."""
-
-    def __init__(self, found: EvaluationFigures, title: str, notes: Sequence[str]) -> None:
-        self._found = found
-        self._title = title
-        self._notes = notes
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        def shown(text: str) -> str:
-            text = one_line(text)
-            return text.encode("ascii", "replace").decode() if options.ascii_only else text
-
-        yield Text(shown(self._title), style="bold")
-        for label, content in self._found.lines():
-            yield Text.assemble((label.ljust(LABEL), "dim"), shown(content))
-        for note in (_INTERVALS, *self._notes):
-            yield Text(shown(note))
+def evaluation_summary(found: EvaluationFigures, title: str, notes: Sequence[str]) -> RenderableType:
+    """The figures of an evaluation, with notes below them."""
+    return Summary(title, lambda _: found.lines(), [_INTERVALS, *notes])
 
 
 def read_evaluated(directory: Path, wanted: int) -> EvaluationFigures:

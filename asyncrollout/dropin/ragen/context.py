@@ -65,11 +65,11 @@ class ContextManager:
         if self.tokenizer is None:
             arrays: dict[str, Any] = {"rm_scores": _in_columns(normalized), "original_rm_scores": _in_columns(raw)}
         else:
-            told = [encode_conversation(self.tokenizer, conversation) for conversation in messages]
+            encoded = [encode_conversation(self.tokenizer, conversation) for conversation in messages]
             arrays = {
-                **conversation_arrays(self.tokenizer, told),
-                "rm_scores": _at_ends(told, normalized),
-                "original_rm_scores": _at_ends(told, raw),
+                **conversation_arrays(self.tokenizer, encoded),
+                "rm_scores": _at_ends(encoded, normalized),
+                "original_rm_scores": _at_ends(encoded, raw),
             }
         return DataProto(arrays, _columns(env_outputs, messages), {"metrics": _mean_metrics(env_outputs)})
 
@@ -77,17 +77,17 @@ class ContextManager:
         """States and rewards from the environment, and the replies; of an episode that is over, to the last reply."""
         custom = self._settings.custom_envs.get(cache["tag"])
         rules = (custom.env_instruction if custom else "") or self.instructions.get(cache["env_id"], "")
-        told: list[Message] = [{"role": "system", "content": _SYSTEM}]
+        messages: list[Message] = [{"role": "system", "content": _SYSTEM}]
         reward = 0.0
         for turn, item in enumerate(item for item in cache["history"] if not is_over or "llm_response" in item):
             outcome = Outcome(item["state"], reward, info={"actions_left": item["actions_left"]})
             parts = [rules] if rules and not turn else []
             parts += [ragen(turn, item["state"], outcome), _FORMAT]
-            told.append({"role": "user", "content": "\n\n".join(parts)})
+            messages.append({"role": "user", "content": "\n\n".join(parts)})
             if "llm_response" in item:
-                told.append({"role": "assistant", "content": item["llm_response"]})
+                messages.append({"role": "assistant", "content": item["llm_response"]})
             reward = item.get("reward", 0.0)
-        return told
+        return messages
 
     def _asked(self, env_id: int, text: str) -> dict[str, Any]:
         """The actions of a reply, of which only an answer in tags counts; and the reply with just these."""
@@ -98,8 +98,8 @@ class ContextManager:
         parts = [part.strip() for part in answer.text.split(talk.action_sep)]
         actions = [part for part in parts if part][: talk.max_actions_per_turn]
         thought = text.rpartition("</think>")[0].rpartition("<think>")[2]
-        told = f"<think>{thought}</think><answer>{f' {talk.action_sep} '.join(actions)}</answer>"
-        return {**asked, "llm_response": told, "actions": actions}
+        reply = f"<think>{thought}</think><answer>{f' {talk.action_sep} '.join(actions)}</answer>"
+        return {**asked, "llm_response": reply, "actions": actions}
 
     def _scores(self, env_outputs: Sequence[Cache]) -> tuple[list[list[float]], list[list[float]]]:
         """Of each environment, raw and normalised: one score, or with `use_turn_scores` one for each turn."""
@@ -151,11 +151,11 @@ def _in_columns(scores: list[list[float]]) -> NDArray[np.float64]:
     return placed
 
 
-def _at_ends(told: list[TokenizedConversation], scores: list[list[float]]) -> NDArray[np.float64]:
+def _at_ends(conversations: list[TokenizedConversation], scores: list[list[float]]) -> NDArray[np.float64]:
     """Aligned with `responses`, which begin at the second token of rows that are padded on the left."""
-    width = max(len(one.ids) for one in told)
-    placed = np.zeros((len(told), width))
-    for row, (one, values) in enumerate(zip(told, scores, strict=True)):
+    width = max(len(one.ids) for one in conversations)
+    placed = np.zeros((len(conversations), width))
+    for row, (one, values) in enumerate(zip(conversations, scores, strict=True)):
         for end, value in zip(one.ends[-len(values) :] if values else [], values, strict=False):
             placed[row, width - len(one.ids) + end] = value
     return placed[:, 1:]
