@@ -197,7 +197,7 @@ def test_programs_that_once_failed(name: str) -> None:
     check([PROGRAMS[name]])
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", [*range(3), *(pytest.param(n, marks=pytest.mark.extended) for n in range(3, 6))])
 def test_random_programs(part: int) -> None:
     check([random_program(seed) for seed in range(10 * part, 10 * (part + 1))])
 

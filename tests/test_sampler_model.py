@@ -128,7 +128,7 @@ def test_programs_that_once_failed(name: str) -> None:
     check(PROGRAMS[name])
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", [*range(4), *(pytest.param(n, marks=pytest.mark.extended) for n in range(4, 10))])
 def test_random_programs(part: int) -> None:
     for seed in range(30 * part, 30 * (part + 1)):
         check(random_program(seed))
