@@ -344,14 +344,14 @@ def test_any_callable_can_be_a_batch_filter() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ranked("topk", 1), "strategy='topk' is not one of 'top_p', .*: did you mean 'top_k'"),  # type: ignore[arg-type]
+        (lambda: ranked("topk", 1), "strategy='topk' is not valid: did you mean 'top_k'"),  # type: ignore[arg-type]
         (lambda: ranked("top_k", 1, metric="variance"), "metric='variance' .*: did you mean 'reward_variance'"),  # type: ignore[arg-type]
         (lambda: ranked("top_k", -1), "value=-1 must be a finite number, at least 0"),
         (lambda: ranked("min_p", math.nan), "value=nan"),
         (lambda: ranked("top_p", 0.5, selection_eps=-1), "selection_eps=-1"),
         (lambda: top_std(1.5), "ratio=1.5 must be a finite number, from 0 to 1"),
         (lambda: select([[0.0], [math.inf]], "top_k", 1), r"rewards_of_groups\[1\]\[0\] is inf"),
-        (lambda: reward_varies(singleton="zero"), "singleton='zero' is not one of 'drop', 'keep'"),  # type: ignore[call-overload]
+        (lambda: reward_varies(singleton="zero"), "singleton='zero' is not valid; available: drop, keep"),  # type: ignore[call-overload]
         (lambda: success_between(0.5, 0.4), "high=0.4 must be a finite number, from 0.5 to 1"),
         (lambda: success_between(-0.5, 0.4), "low=-0.5"),
         (lambda: min_valid(0), "k=0 must be a finite number, at least 1"),
