@@ -19,7 +19,11 @@ import psutil
 import pytest
 
 from asyncrollout import EnvPool, EnvSpec, EnvTimeout, PoolError
+from asyncrollout.pool.hosts import PoolLimits
 from asyncrollout.pool.process.supervisor import Supervisor
+from asyncrollout.pool.process.watchdog import WatchContext
+from asyncrollout.pool.process.worker_host import WorkerHost
+from asyncrollout.pool.wire.codec import frame
 from tests.scripts.processes import (
     LIMIT,
     MARK,
@@ -301,6 +305,61 @@ async def test_cancelling_while_workers_are_held_up_in_their_start_leaves_nothin
                 await anyio.sleep_forever()
     assert scope.cancelled_caught
     await check_gone(mark)
+
+
+@contextmanager
+def process_of_its_own() -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("has_successor", [False, True])
+async def test_the_late_hello_of_a_worker_that_was_given_up_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_successor: bool
+) -> None:
+    connected = anyio.Event()
+    connection_made = WorkerHost.connection_made
+
+    def note(host: WorkerHost, transport: Any) -> None:
+        connection_made(host, transport)
+        connected.set()
+
+    monkeypatch.setattr(WorkerHost, "connection_made", note)
+    supervisor = Supervisor(
+        0,
+        tmp_path,
+        limits=PoolLimits(1.0, 1.0),
+        environ={},
+        log_dir=None,
+        send_snapshots=False,
+        watch=WatchContext(),
+        on_change=lambda: None,
+        on_idle=lambda: None,
+    )
+    given_up = supervisor._prepare(tmp_path / "1")
+    supervisor._server = await supervisor._listen(given_up)
+    with process_of_its_own() as worker:
+        async with await anyio.connect_unix(given_up.directory / "socket") as socket:
+            await connected.wait()
+            supervisor._server.close()
+            supervisor._server = None
+            assert not supervisor._on_exit("")
+            if has_successor:
+                supervisor._server = await supervisor._listen(supervisor._prepare(tmp_path / "2"))
+            await socket.send(frame([given_up.token, worker.pid]))
+            with anyio.fail_after(LIMIT), pytest.raises(anyio.EndOfStream):
+                await socket.receive()
+        assert supervisor.failure is None
+        assert supervisor.host is None
+        assert worker.poll() is None
+        if has_successor:
+            async with await anyio.connect_unix(tmp_path / "2" / "socket"):
+                assert supervisor._server is not None
+            supervisor._server.close()
 
 
 @uvloop_only

@@ -15,6 +15,7 @@ from asyncrollout.concurrency import Background
 from asyncrollout.errors import ClosedError, ProviderError, RolloutError, UsageError
 from asyncrollout.policies.gate import Gate, check_rises
 from asyncrollout.policies.holding import Deadline, rollout_held
+from asyncrollout.policies.versions import note_version
 from asyncrollout.types import Generation, PauseMode, Request, Timings
 
 Model = Callable[[list[Request]], Sequence[Any]]
@@ -109,6 +110,7 @@ class BatchedPolicy:
         timings = Timings(
             queue=pending.begun - pending.since, first_byte=now - pending.begun, total=now - pending.since
         )
+        note_version(pending.version)
         return msgspec.structs.replace(pending.reply, timings=timings, version=pending.version)
 
     async def pause(self, mode: PauseMode = "wait") -> None:

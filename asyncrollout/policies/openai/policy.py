@@ -26,6 +26,7 @@ from asyncrollout.policies.openai.health import Health, OnBack
 from asyncrollout.policies.openai.refusals import Advisor, backoff
 from asyncrollout.policies.openai.routing import QueuedRequest, RequestQueue, Router
 from asyncrollout.policies.openai.session import ApiKey, HttpSession, check_descriptors, now
+from asyncrollout.policies.versions import note_version
 from asyncrollout.types import Generation, PauseMode, Request, Sampling
 
 
@@ -155,6 +156,7 @@ class OpenAIPolicy:
             try:
                 generation = await self._sender.attempt(call, endpoint, self.version)
                 if generation is not None:
+                    note_version(generation.version)
                     return generation
             finally:
                 self._queue.leave(endpoint)

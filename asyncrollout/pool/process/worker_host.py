@@ -46,7 +46,7 @@ class WorkerHost(asyncio.Protocol):
         clock: DurationWindow,
         on_hello: Callable[["WorkerHost"], None],
         on_idle: Callable[[], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[["WorkerHost"], None],
     ) -> None:
         self.rank = rank
         self.load = 0.0
@@ -55,7 +55,7 @@ class WorkerHost(asyncio.Protocol):
         self.pending: dict[int, SentCall] = {}
         self.page = page
         self.backlog = 0.0  # seconds of work that the calls in `pending` are expected to take
-        self.startup = 0.0  # as far as they are no steps
+        self.startup = 0.0  # ... other than steps
         self._withdrawn: set[int] = set()  # and not yet skipped by the worker, as far as is known
         self._reason = "moved"  # why calls are skipped
         self._ended: HostLost | None = None
@@ -161,7 +161,9 @@ class WorkerHost(asyncio.Protocol):
         """Have the worker skip these calls, if it has not begun them; whoever awaits them makes them elsewhere."""
         call_ids = self._have_skipped(call_ids)
         begun, in_threads = self.page.last_begun(), {call for call, _ in self.page.running()}
-        moved = [call for call in call_ids if call > begun and call not in in_threads]  # of the others, the reply tells
+        moved = [
+            call for call in call_ids if call > begun and call not in in_threads
+        ]  # the reply says what became of the others
         self._give_up(moved, lambda _: HostLost(reason))
 
     def _have_skipped(self, call_ids: list[int]) -> list[int]:
@@ -242,9 +244,14 @@ class WorkerHost(asyncio.Protocol):
         if hmac.compare_digest(hello.token, self._token):
             self.pid = hello.pid
             self._on_hello(self)
-        elif self._transport is not None:
+        else:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Close the connection: this is not a worker of ours, or not any more."""
+        if self._transport is not None:
             self._transport.abort()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         if self.pid:
-            self._on_lost()
+            self._on_lost(self)
