@@ -209,7 +209,6 @@ def test_bad_usage_is_one_message(tokens: list[str], says: str, capsys: pytest.C
 
 
 def test_a_command_shown_to_users_has_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`uvx asyncrollout demo` and `pipx run` run it from a cache, which nobody would type."""
     (tmp_path / "cache" / "bin").mkdir(parents=True)
     (tmp_path / "cache" / "bin" / "asyncrollout").touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "cache" / "bin" / "python"))
@@ -219,6 +218,30 @@ def test_a_command_shown_to_users_has_no_absolute_path(tmp_path: Path, monkeypat
     assert shown_program() == "asyncrollout"
     monkeypatch.chdir(tmp_path)  # an environment that is not activated
     assert shown_program() == "cache/bin/asyncrollout"
+    (tmp_path / "cache" / "bin" / "asyncrollout").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "cache" / "bin"))
+    assert shown_program() == "asyncrollout"
+    monkeypatch.setenv("UV", "/usr/bin/uv")  # `uv run`: the path is this process's own
+    assert shown_program() == "cache/bin/asyncrollout"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "command"),
+    [
+        (".cache/uv/archive-v0/acFK6BQKRN2_sOuj", "uvx asyncrollout"),
+        (".cache/pipx/f3d24533e1d839e", "pipx run asyncrollout"),
+        (".local/pipx/.cache/f3d24533e1d839e", "pipx run asyncrollout"),
+        (".local/share/pipx/venvs/asyncrollout", "asyncrollout"),
+        (".local/share/uv/tools/asyncrollout", "asyncrollout"),
+    ],
+)
+def test_a_command_from_a_cache_is_shown_with_its_launcher(
+    prefix: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / prefix))
+    monkeypatch.setenv("PATH", str(tmp_path / prefix / "bin"))
+    assert shown_program() == command
 
 
 # How commands end
