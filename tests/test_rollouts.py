@@ -40,6 +40,7 @@ from asyncrollout.seeding import sampling_seed
 from tests.envs.rollout import WALK
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
+from tests.virtual_time import run_virtually
 from tests.waiting import all_tasks_blocked
 
 
@@ -358,28 +359,38 @@ async def test_some_failed_members_cost_their_group_and_nothing_else() -> None:
         assert arrays["valid"].tolist().count(False) == 0  # the failed one has no turns, and so no row
 
 
-async def test_stall_is_an_error_that_names_what_is_waited_for() -> None:
+def test_stall_is_an_error_that_names_what_is_waited_for() -> None:
     async def never(request: Request) -> str:
         await anyio.sleep_forever()
         return ""
 
-    async with rollouts(ScriptedPolicy(never), stall_seconds=0.5) as source:
-        with pytest.raises(StalledError, match=r"0.5 s: rollout g0.0 has waited .* for the policy in turn 0.* others"):
-            await source.collect(groups=3)
-    assert source.ledger.balanced
+    async def play() -> None:
+        async with rollouts(ScriptedPolicy(never), stall_seconds=60) as source:
+            with pytest.raises(
+                StalledError, match=r"60 s: rollout g0.0 has waited 60.0 s for the policy in turn 0.* others"
+            ):
+                await source.collect(groups=3)
+        assert source.ledger.balanced
+
+    run_virtually(play)
 
 
-async def test_evaluation_that_stalls_is_an_error_whatever_else_plays() -> None:
+def test_evaluation_that_stalls_is_an_error_even_while_other_groups_play() -> None:
     async def never_in_evaluation(request: Request) -> str:
         if request.session.startswith("eval"):
             await anyio.sleep_forever()
         return "go"
 
-    async with rollouts(ScriptedPolicy(never_in_evaluation), stall_seconds=0.5) as source:
-        with pytest.raises(StalledError, match=r"0.5 s: rollout eval0-g0.0 has waited .* s for the policy in turn 0"):
-            await source.evaluate(3)
-        assert len((await source.collect(groups=2)).groups) == 2
-    assert source.ledger.balanced
+    async def play() -> None:
+        async with rollouts(ScriptedPolicy(never_in_evaluation), stall_seconds=60) as source:
+            with pytest.raises(
+                StalledError, match=r"60 s: rollout eval0-g0.0 has waited 60.0 s for the policy in turn 0"
+            ):
+                await source.evaluate(3)
+            assert len((await source.collect(groups=2)).groups) == 2
+        assert source.ledger.balanced
+
+    run_virtually(play)
 
 
 async def test_weight_update_does_not_wait_for_ever() -> None:
