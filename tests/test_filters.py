@@ -250,9 +250,9 @@ def test_a_reward_that_is_no_number_names_the_group() -> None:
 def test_success_between() -> None:
     judge = success_between(0.25, 0.75)
 
-    def verdict(*told: bool | None, failed: int = 0) -> Verdict:
+    def verdict(*reported: bool | None, failed: int = 0) -> Verdict:
         losses = [member(0.0, success=False, failed=True)] * failed
-        return judge(Group("g", [*(member(0.0, success=success) for success in told), *losses]))
+        return judge(Group("g", [*(member(0.0, success=success) for success in reported), *losses]))
 
     assert verdict(True, False).keep
     assert verdict(True, False, False, False).keep  # the bounds are included
@@ -266,10 +266,10 @@ def test_success_between() -> None:
 
 
 def test_member_that_was_cut_off_without_a_report_is_no_success() -> None:
-    told = member(1.0, success=True)
+    reported = member(1.0, success=True)
     cut = [member(0.5, success=None, stop=StopReason.TURNS) for _ in range(3)]
-    assert success_between(0.0, 0.5)(Group("g", [told, *cut])).keep
-    assert success_between(0.5, 1.0)(Group("g", [told, *cut])).reason == "success_rate_low"
+    assert success_between(0.0, 0.5)(Group("g", [reported, *cut])).keep
+    assert success_between(0.5, 1.0)(Group("g", [reported, *cut])).reason == "success_rate_low"
     assert success_between(0.0, 1.0)(Group("g", cut)).reason == "success_unknown"
 
 

@@ -17,7 +17,7 @@ from asyncrollout.seeding import sampling_seed
 from tests import test_journal, test_weights
 from tests.test_journal import events
 from tests.test_journal_trouble import Stopping, break_off
-from tests.test_rollouts import Model, told
+from tests.test_rollouts import Model, transcripts
 from tests.test_weights import Weighty
 from tests.waiting import all_tasks_blocked
 
@@ -98,7 +98,7 @@ class Named(Stopping):
 
 async def test_plain_agent_that_shows_its_policy_is_resumed_without_asking_again(tmp_path: Path) -> None:
     async with test_journal.rollouts(tmp_path / "whole", agent=Plain(Model())) as source:
-        whole = told((await source.collect(groups=2)).groups)
+        whole = transcripts((await source.collect(groups=2)).groups)
     with capture_logs() as logs:
         broken = test_journal.rollouts(tmp_path / "run", agent=Plain(Stopping(1)))
         await break_off(broken, lambda source: source.collect(groups=2))
@@ -106,7 +106,7 @@ async def test_plain_agent_that_shows_its_policy_is_resumed_without_asking_again
     before = len(events(tmp_path / "run", "turn"))
     model = Model(spread=9)
     async with test_journal.rollouts(tmp_path / "run", agent=Plain(model), resume=True) as source:
-        assert told((await source.collect(groups=2)).groups) == whole
+        assert transcripts((await source.collect(groups=2)).groups) == whole
     assert before == 4
     assert model.calls == sum(len(replies) for _, group in whole for replies in group) - before
     assert not any("policy" in event for event in events(tmp_path / "run", "turn"))
@@ -128,7 +128,7 @@ async def test_replies_of_two_policies_that_are_asked_the_same_are_not_mixed_up(
     planner, actor = Named("planner"), Named("actor")
     async with test_journal.rollouts(tmp_path / "run", agent=Pair(planner, actor), resume=True) as source:
         batch = await source.collect(groups=2)
-    assert told(batch.groups) == told(whole.groups)
+    assert transcripts(batch.groups) == transcripts(whole.groups)
     assert played(batch.groups) == played(whole.groups)
     turns = sum(len(one.turns) for one in whole.trajectories)
     assert planner.calls == actor.calls == turns - 4

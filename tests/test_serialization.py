@@ -181,7 +181,7 @@ def test_records_are_objects_that_anyone_can_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (object(), r"^a builtins\.object cannot be written"),
         ([{"x": (1, len)}], r"^\[0\]\.x\[1\]: a builtins\.builtin_function_or_method cannot be written"),
@@ -194,8 +194,8 @@ def test_records_are_objects_that_anyone_can_read() -> None:
         ({(1, object()): 2}, r"object cannot be written"),
     ],
 )
-def test_what_cannot_be_written_is_reported_with_its_place(value: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_cannot_be_written_is_reported_with_its_place(value: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         to_plain(value)
 
 
@@ -283,7 +283,7 @@ TURN = to_plain(Turn("a"))
 
 
 @pytest.mark.parametrize(
-    ("plain", "told"),
+    ("plain", "message"),
     [
         ({"$": "pickle", "base64": "gASVBQ=="}, r"^no value is of kind 'pickle'"),
         ({"$": ["tuple"]}, r"no value is of kind \['tuple'\]"),
@@ -316,8 +316,8 @@ TURN = to_plain(Turn("a"))
         ({"$": "TextOptions", "max_actions_per_turn": "x"}, "^max_actions_per_turn: Expected `int`"),
     ],
 )
-def test_what_makes_no_sense_is_reported_with_its_place(plain: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_makes_no_sense_is_reported_with_its_place(plain: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         from_plain(plain)
 
 

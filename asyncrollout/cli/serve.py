@@ -39,7 +39,7 @@ async def serve(
     token_file: Annotated[Path | None, Parameter(help="File with one such token per line.")] = None,
     allow_host: Annotated[
         tuple[str, ...],
-        Parameter(help="Another host name by which clients reach it when there is no token. Repeatable."),
+        Parameter(help="Another host name by which clients reach it without a token. Repeatable."),
     ] = (),
     data_dir: Annotated[
         Path | None, Parameter(help="Directory whose files env options may name (default: none).")

@@ -169,7 +169,7 @@ class BatchedPolicy:
         requests = [pending.request for pending in batch]
         try:
             results = await anyio.to_thread.run_sync(self._call, requests, limiter=self._thread)
-        except Exception as error:  # noqa: BLE001 (whatever a model raises belongs to the requests of its batch)
+        except Exception as error:  # noqa: BLE001 (everything that a model raises belongs to the requests of its batch)
             results = [_failed(error)] * len(batch)
         for pending, result in zip(batch, results, strict=True):
             pending.begun, pending.reply = begun, _as_reply(result)

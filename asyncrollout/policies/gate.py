@@ -178,7 +178,7 @@ class GatedPolicy:
         self.weights = weights_of(inner)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else an agent may want of its policy."""
+        """Everything else that an agent may want of its policy."""
         if name.startswith("__") or name in ("inner", "policies", "weights"):
             raise AttributeError(name)
         return getattr(self.inner, name)

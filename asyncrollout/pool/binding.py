@@ -179,8 +179,8 @@ class EnvBinding:
         """The env is closed for good."""
         return self._placement.leave(self)
 
-    async def end_film(self, camera: tuple[str, Any]) -> Any:
-        """What the camera has, or None if it cannot be asked; it films no more, and `camera` is that of later places.
+    async def end_video(self, camera: tuple[str, Any]) -> Any:
+        """End recording: what the camera has, or None if it cannot be asked. `camera` replaces it in later places.
 
         It waits behind a call that is under way, and touches no episode.
         """
@@ -188,7 +188,7 @@ class EnvBinding:
         if self.host is None or not self.host.usable:
             return None
         try:
-            return (await self.host.call(self.id, Op.END_FILM, None)).value
+            return (await self.host.call(self.id, Op.END_VIDEO, None)).value
         except HostLost:
             return None
 
@@ -208,7 +208,7 @@ class EnvBinding:
             self._aim = None
 
     async def _call_again(self, op: Op, payload: Any) -> Reply:
-        """One of several suspects is tried again with half of them, and half again, and in the end on its own."""
+        """One of several suspects is tried again with half of them, then with a quarter, and finally on its own."""
         companions = self._blame.companions
         if not companions:
             reply = await self._call_anew(op, payload)

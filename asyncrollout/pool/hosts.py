@@ -75,7 +75,7 @@ class PoolLimits(msgspec.Struct, frozen=True):
 
 
 class Caller(Protocol):
-    """The env that a call is for, as far as its host must know it to tell what waits behind what."""
+    """The env that a call is for, as far as its host must know it to see which calls wait behind others."""
 
     id: int
     """By which its host knows it; those of later envs are larger."""

@@ -31,7 +31,7 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 _YIELD_AFTER = 0.001  # seconds of work after which other tasks get their turn
-_OPEN, _STEP, _CLOSE, _END_FILM = Op.OPEN, Op.STEP, Op.CLOSE, Op.END_FILM  # an enum's attribute is slow to find
+_OPEN, _STEP, _CLOSE, _END_VIDEO = Op.OPEN, Op.STEP, Op.CLOSE, Op.END_VIDEO  # an enum's attribute is slow to find
 
 
 class InlineHost:
@@ -80,14 +80,14 @@ class InlineHost:
                 await self._open(env_id, payload)
             elif hosted is None:
                 raise HostLost("closed")  # meanwhile, by its user or with the pool
-            elif op is _END_FILM:
-                value = await self._end_film(env_id, hosted)
+            elif op is _END_VIDEO:
+                value = await self._end_video(env_id, hosted)
             elif hosted.is_io:
                 value, info = _split(op, await self._wait(env_id, hosted, op, payload))
             elif op is _STEP:
-                observation, reward, terminated, truncated, told = hosted.step_now(payload)
+                observation, reward, terminated, truncated, raw_info = hosted.step_now(payload)
                 value = detach(observation), reward, terminated, truncated
-                info = detach(told) if told else None
+                info = detach(raw_info) if raw_info else None
             else:
                 value, info = _split(op, run_now(hosted.perform(op, payload)))
             if op in OUTCOMES and value is not None and type(value[0]) not in PLAIN:
@@ -198,9 +198,9 @@ class InlineHost:
         if watch.is_over:
             self._leave_hanging(env_id)
 
-    async def _end_film(self, env_id: int, hosted: EnvRunner) -> Any:
+    async def _end_video(self, env_id: int, hosted: EnvRunner) -> Any:
         """It has no limit of its own and costs no env; behind a slow call it comes to its end even if nobody waits."""
-        ending = hosted.perform(_END_FILM, None)
+        ending = hosted.perform(_END_VIDEO, None)
         if env_id not in self._threads:
             return run_now(ending)
         return await asyncio.shield(asyncio.wrap_future(_submit(self._threads[env_id], lambda: run_now(ending))))
@@ -316,7 +316,7 @@ def _submit(thread: EnvThread, work: Callable[[], T]) -> "Future[T]":
         if outcome.set_running_or_notify_cancel():
             try:
                 outcome.set_result(work())
-            except BaseException as error:  # whatever it is; in the loop's thread some kinds mean something else
+            except BaseException as error:  # of any kind; in the loop's thread some kinds mean something else
                 outcome.set_exception(EnvRaised(error))
 
     thread.submit(run)

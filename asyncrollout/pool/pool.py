@@ -111,7 +111,7 @@ class EnvPool:
     async def start(self) -> Self:
         """Open the pool until `close()`, which another task of the same event loop may call: for notebooks.
 
-        Where one block of code is enough, `async with` is better: it closes the pool whatever happens.
+        Where one block of code is enough, `async with` is better: it closes the pool in any case.
         """
         await self._start(cancels_body=False)
         return self
@@ -229,7 +229,7 @@ class EnvPool:
         return EnvDescription(opening.spec, kwargs, opening.text, opening.expert, binding.pinned)
 
     def reopen(self, like: EnvDescription) -> EnvHandle:
-        """An env of this description, which is not filmed."""
+        """An env of this description, without recording."""
         worker = like.pinned if self._workers else None
         if worker is not None and worker >= self._workers:
             name = like.env if isinstance(like.env, str) else like.env.name

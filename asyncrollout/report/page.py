@@ -107,7 +107,7 @@ def _write(
 
 
 def _own(history: RecordedRun, groups: list[PlayedGroup]) -> list[PlayedGroup]:
-    """The groups of the run itself: those of evaluations only if there are no others."""
+    """The groups of the run itself: those of evaluations only if it has no others."""
     if history.evaluates_only:
         return [group for group in groups if history.evaluation_of(group.id) is history.last_evaluation]
     return [group for group in groups if history.evaluation_of(group.id) is None]
@@ -247,8 +247,8 @@ def _text_of(path: Path) -> str:
 
 def _wanted_batches(config: str) -> int | None:
     try:
-        told = yaml.safe_load(config)
+        settings = yaml.safe_load(config)
     except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that there is not
         return None
-    wanted = told.get("batches") if isinstance(told, dict) else None
+    wanted = settings.get("batches") if isinstance(settings, dict) else None
     return wanted if isinstance(wanted, int) else None

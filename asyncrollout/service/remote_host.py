@@ -228,7 +228,7 @@ class RemoteHost:
             future.set_exception(PoolError(f"{self.url} sent an invalid answer: {error}"))
 
     async def close(self) -> None:
-        """Tell the server that this pool is closed, and all its envs with it."""
+        """Notify the server that this pool is closed, and all its envs with it."""
         socket = self._connection.socket
         if self.trouble is not None or socket is None:
             return
@@ -264,7 +264,7 @@ def _reply(answer: RemoteReply, call: RemoteCall) -> Reply:
     if answer.failure is not None:
         kind = getattr(errors, answer.failure.raises, None)
         if not isinstance(kind, type) or not issubclass(kind, RolloutError):
-            raise UsageError(f"there is no error {answer.failure.raises!r:.100}")
+            raise UsageError(f"unknown error {answer.failure.raises!r:.100}")
         return Reply(0, answer.failure, None, None, None, answer.seconds, None)
     value, info = decode(answer.value), decode(answer.info)
     has_outcome = call.op in OUTCOMES and not (call.op == Op.REPLAY and value is None)

@@ -54,7 +54,7 @@ class Viewer:
         self._answering: set[anyio.CancelScope] = set()
 
     def close(self) -> None:
-        """Cancel whatever is being read or written for a response."""
+        """Cancel all reads and writes for responses."""
         for scope in self._answering:
             scope.cancel()
 

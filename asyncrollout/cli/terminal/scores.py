@@ -105,9 +105,9 @@ class EvaluationProgress:
             ("errors", " ".join(counts(self._errors)).rstrip()),
         ]
         texts = [
-            Text.assemble((label.ljust(LABEL), "dim"), (told, "red" if label == "errors" and self._errors else ""),
+            Text.assemble((label.ljust(LABEL), "dim"), (value, "red" if label == "errors" and self._errors else ""),
                           no_wrap=True, overflow="ellipsis")
-            for label, told in rows
+            for label, value in rows
         ]  # fmt: skip
         return [self._bar(width), *texts]
 

@@ -86,7 +86,7 @@ class Sender:
             async with asyncio.timeout_at(min(limit, deadline)) as timer:
                 with self._gate.passing(timer):
                     return await self._post(endpoint, call)
-        except TimeoutError:  # while held back, both are extended alike: no clock can tell which one expired
+        except TimeoutError:  # while held back, both are extended alike: no clock shows which one expired
             if is_stopped(timer):
                 call.retry_now = True
                 refund(call.began)

@@ -69,7 +69,7 @@ class Endpoint:
         return wait, now < self.backoff_until, is_full, self.load / self.limit.slots, self.sessions
 
     def note_failure(self, now: float) -> None:
-        """Prefer other servers for a while, and for longer each time in a row."""
+        """Prefer other servers for some time, which grows with each failure in a row."""
         if now >= self.backoff_until:
             self.backoff_until = now + min(FIRST_WAIT * 2.0**self.failures, _LONGEST_TROUBLE)
             self.failures = min(self.failures + 1, _MOST_TROUBLES)

@@ -220,7 +220,7 @@ class Advisor:
         return f" (it has no model {self._model!r}; available: {names}{more})"
 
     async def _models(self, client: aiohttp.ClientSession, url: str) -> list[str] | None:
-        """Those of a server; empty if it does not list them, None if there is no such server."""
+        """Those of a server; empty if it does not list them, None if the server is unknown."""
         try:
             async with client.get(f"{url}/models", headers=self._key.headers, allow_redirects=False) as response:
                 if response.status in (401, 403):

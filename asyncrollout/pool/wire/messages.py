@@ -23,7 +23,7 @@ class Op(IntEnum):
     REPLAY = 6
     CLOSE = 7
     STOP = 8
-    END_FILM = 9
+    END_VIDEO = 9
 
 
 OUTCOMES = (Op.STEP, Op.RESET, Op.REPLAY)
@@ -37,7 +37,7 @@ NOT_LOADED = 1
 
 
 class OpenRequest(msgspec.Struct, frozen=True):
-    """All that is needed to make an env somewhere; `camera` is the import path of what films it, and its options."""
+    """All that is needed to make an env somewhere; `camera` is the import path of what records it, and its options."""
 
     spec: EnvSpec
     text: bool
