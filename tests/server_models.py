@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit, work_of
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit, work_of
 
 _REFUSED_AFTER = 0.005  # seconds; a refusal is quick
 _PREFILL = 1 / 40  # tokens of a reply that a token of a prompt costs this server; `work_of` believes something else

@@ -20,7 +20,7 @@ import pytest
 
 from asyncrollout import Rollouts, SolverPolicy
 from asyncrollout.cli.app import main
-from asyncrollout.cli.directory import claimed
+from asyncrollout.cli.run_directory import claimed
 from asyncrollout.cli.terminal.signals import stoppable
 from tests.llm_faults import Hold
 from tests.llm_server import llm_server

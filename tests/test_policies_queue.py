@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from asyncrollout import OpenAIPolicy, ProviderError
 from asyncrollout.policies.holding import rollout_clock
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit
 from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.policies.openai.routing import QueuedRequest, RequestQueue, Router
 from tests.llm_faults import Answer, Hold

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from asyncrollout import ClosedError, ContextError, OpenAIPolicy, ProviderError, Request, Sampling, UsageError
 from asyncrollout.policies.gate import Gate
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit
 from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.policies.openai.routing import Router
 from tests.llm_faults import Answer, Cut, Hold

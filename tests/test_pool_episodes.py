@@ -10,7 +10,7 @@ import pytest
 
 from asyncrollout import EnvCrashed, EnvDiverged, EnvError, EnvHandle, EnvPool, EnvSpec, UsageError
 from asyncrollout.pool.wire import codec
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.testing import same
 from tests.envs.recovery import Changing
 from tests.playing import PATIENCE, Gate, kill_worker_of

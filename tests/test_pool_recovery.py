@@ -27,7 +27,7 @@ from asyncrollout import (
     registry,
 )
 from asyncrollout.pool.wire import codec
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.remote import RemoteEnvPool
 from asyncrollout.testing import same
 from tests.envs.recovery import Changing, Framed, Saving

@@ -35,7 +35,7 @@ from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.messages import Op
 from asyncrollout.service import channel, connection, remote_host
 from asyncrollout.service.access import AccessToken, read_token
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.messages import (
     CLIENT_HEADER,
     PATH,

@@ -19,7 +19,7 @@ from asyncrollout import EnvError, EnvPool, PoolError, RemoteEnvPool, registry
 from asyncrollout.pool.wire.messages import Op
 from asyncrollout.service import bodies, channel, connection_limits, server
 from asyncrollout.service.access import read_token
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.clients import Client
 from asyncrollout.service.messages import CLIENT_HEADER, MOST_PARTS, PATH, RemoteCall, RemoteReply, encode, read_frame
 from asyncrollout.service.server import Caps

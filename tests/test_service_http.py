@@ -25,7 +25,7 @@ import structlog
 from asyncrollout import EnvPool, UsageError, registry
 from asyncrollout.cli.app import main
 from asyncrollout.service.access import gather_tokens, read_token
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.observations import from_json
 from asyncrollout.service.server import Caps, EnvServer
 from tests.envs.service import KNOWN

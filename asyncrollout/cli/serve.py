@@ -17,7 +17,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import allowed_env
 from asyncrollout.service.access import gather_tokens
-from asyncrollout.service.admission import Admission, registered_env
+from asyncrollout.service.allowed_envs import Admission, registered_env
 from asyncrollout.service.server import Caps, EnvServer
 
 _CAPS = Caps()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from asyncrollout.batches.records import located_at
+from asyncrollout.batches.batch_json import located_at
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.events import AnyEvent, Began, decode
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from anyio import to_thread
 
-from asyncrollout.batches.records import encode_record
+from asyncrollout.batches.batch_json import encode_record
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.journal.events import (
     Began,

@@ -20,7 +20,7 @@ from asyncrollout.pool.time_limit import TimeLimit
 from asyncrollout.pool.wire.codec import PLAIN, Undecodable, UnloadableError, detach
 from asyncrollout.pool.wire.digest import outcome_digest
 from asyncrollout.pool.wire.failure import failure
-from asyncrollout.pool.wire.messages import OUTCOMES, Failure, Op, OpenRequest, Reply
+from asyncrollout.pool.wire.messages import OUTCOMES, CallReply, Failure, Op, OpenRequest
 from asyncrollout.pool.wire.raised import EnvRaised, ignored, is_own
 from asyncrollout.pool.worker.env_runner import EnvRunner, is_async, run_now
 from asyncrollout.pool.worker.thread import EnvThread
@@ -66,7 +66,7 @@ class InlineHost:
     def wait(self) -> float:
         return 0.0
 
-    async def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Reply:  # noqa: ARG002
+    async def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> CallReply:  # noqa: ARG002
         if self._worked > _YIELD_AFTER or self._is_behind(env_id):
             await self._wait_first(env_id)
         if op is not _OPEN:
@@ -101,7 +101,7 @@ class InlineHost:
         seconds = time.monotonic() - start
         self._worked += seconds
         self.clock.extend((seconds,))
-        return Reply(0, trouble, value, info, digest, seconds, None)
+        return CallReply(0, trouble, value, info, digest, seconds, None)
 
     def _is_behind(self, env_id: int) -> bool:
         hosted = self._hosted.get(env_id)

@@ -15,10 +15,10 @@ from asyncrollout.journal.recorded_run import EvaluationRecord, RecordedRun, rea
 from asyncrollout.report.bias import bias_and_waste
 from asyncrollout.report.blocks import Blocks, embedded
 from asyncrollout.report.compared_run import ComparedRun, evaluation_side, side_of
-from asyncrollout.report.document import data, replacing, skeleton
 from asyncrollout.report.formatting import as_line, shown_path
 from asyncrollout.report.groups import PlayedGroup, decided, played_group
 from asyncrollout.report.rollouts import Rollout, read_rollouts, shown
+from asyncrollout.report.single_file import data, replacing, skeleton
 from asyncrollout.report.summary import Totals, evaluations, rewards, tiles, totals
 from asyncrollout.report.timeline import where_time_went
 from asyncrollout.report.videos import videos_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.batches.records import located_at
+from asyncrollout.batches.batch_json import located_at
 from asyncrollout.journal.files import TrajectoryFile
 from asyncrollout.report.formatting import as_number, as_text, pictures_in, readable
 from asyncrollout.report.videos import shown_video

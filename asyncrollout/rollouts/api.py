@@ -28,7 +28,7 @@ from asyncrollout.rollouts.sampling.filtering import Keep
 from asyncrollout.rollouts.sampling.shares import SharesOf
 from asyncrollout.rollouts.sampling.stream import Order
 from asyncrollout.rollouts.sampling.task_source import MapStyle, Share, Tasks
-from asyncrollout.rollouts.stats import RolloutsStats, read_gauges, read_stats
+from asyncrollout.rollouts.snapshot import RolloutsStats, read_gauges, read_stats
 from asyncrollout.telemetry import METRICS, JsonLines, RunMetrics, Sink
 from asyncrollout.telemetry.exporter import MetricsExporter
 from asyncrollout.trajectories import Group, Limits

@@ -19,7 +19,7 @@ from asyncrollout.pool.pool import EnvPool
 from asyncrollout.redaction import hide, known_secrets
 from asyncrollout.registry import env_names
 from asyncrollout.service.access import AccessToken, foreign_host, host_of, is_this_machine, why_refused
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer
 from asyncrollout.service.channel import ServerChannel

@@ -20,7 +20,7 @@ from asyncrollout.pool.state_transfer import adopt_log
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.messages import Op
 from asyncrollout.pool.wire.replay_log import RecordedCall, read_log
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.clients import Channel, Client, Session
 from asyncrollout.service.in_flight import InFlightCounter
 from asyncrollout.service.messages import (

@@ -70,7 +70,7 @@ async def live(
 ) -> AsyncIterator[Display]:
     """As `live_view`, of the metrics of a run."""
     async with live_view(
-        lambda: Board(read(), title), lambda: line(read()), console=console or Console(), every=every
+        lambda: LiveTable(read(), title), lambda: line(read()), console=console or Console(), every=every
     ) as display:
         yield display
 
@@ -198,7 +198,7 @@ def _reopen(file: IO[str]) -> int | None:
     return None
 
 
-class Board:
+class LiveTable:
     """The table; every number keeps its column."""
 
     def __init__(self, figures: RunMetrics, title: str) -> None:

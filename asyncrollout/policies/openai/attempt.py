@@ -16,7 +16,7 @@ from asyncrollout.policies.openai import codec
 from asyncrollout.policies.openai.bodies import LARGE, in_thread
 from asyncrollout.policies.openai.call import CallOptions, HttpCall
 from asyncrollout.policies.openai.codec import STREAMED, Mode
-from asyncrollout.policies.openai.concurrency import work_of
+from asyncrollout.policies.openai.concurrency_limit import work_of
 from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.policies.openai.first_contact import FirstContact, SilentError, cause_of
 from asyncrollout.policies.openai.health import Health

@@ -13,7 +13,7 @@ from aiohttp.hdrs import CONTENT_ENCODING
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.openai.bodies import read_raw, read_start, unpack
 from asyncrollout.policies.openai.codec import ServerKind
-from asyncrollout.policies.openai.concurrency import FIRST_WAIT, ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import FIRST_WAIT, ConcurrencyLimit
 from asyncrollout.policies.openai.session import HttpResponse
 from asyncrollout.types import PauseMode
 

@@ -19,7 +19,7 @@ from asyncrollout.policies.holding import held_back
 from asyncrollout.policies.openai.attempt import PATHS, Sender
 from asyncrollout.policies.openai.call import SERVERS_OWN, CallOptions, HttpCall
 from asyncrollout.policies.openai.codec import Mode, ServerKind
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit
 from asyncrollout.policies.openai.endpoint import PAUSES, RESUMES, Endpoint, WeightEndpoint, notify_server
 from asyncrollout.policies.openai.first_contact import FirstContact, SilentError
 from asyncrollout.policies.openai.health import Health, OnBack

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from asyncrollout.policies.openai.bodies import read_start
-from asyncrollout.policies.openai.concurrency import FIRST_WAIT
+from asyncrollout.policies.openai.concurrency_limit import FIRST_WAIT
 from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.policies.openai.responses import SHOWN, UNREADABLE, shown
 from asyncrollout.policies.openai.session import ApiKey, HttpResponse, HttpSession

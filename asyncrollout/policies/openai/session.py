@@ -15,7 +15,7 @@ from asyncrollout.concurrency import run_to_end
 from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.machine import FDS_SPARE, count_descriptors
 from asyncrollout.policies.openai.bodies import ENCODINGS, read_start
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit
 
 _CLOSE_SECONDS = 5.0
 _GET_SECONDS = 5.0

@@ -21,8 +21,8 @@ from asyncrollout.pool.process import interpreter
 from asyncrollout.pool.process.watchdog import KillReason, WatchContext, Watchdog, crash, may_be_killed
 from asyncrollout.pool.process.worker_host import WorkerHost
 from asyncrollout.pool.wire.main_module import MainModule, is_imported_by_child
-from asyncrollout.pool.wire.page import CLOSING, StatusPage
 from asyncrollout.pool.wire.shared_arrays import ArrayReader
+from asyncrollout.pool.wire.status_page import CLOSING, StatusPage
 from asyncrollout.pool.worker.entry import WorkerConfig, serve
 from asyncrollout.pool.worker.guards import kill_group, resident_bytes
 

@@ -16,9 +16,9 @@ import msgspec
 from asyncrollout.pool.hosts import LONG, SOON, Caller, DurationWindow, HostLost
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.definitions import SentDefinitions
-from asyncrollout.pool.wire.messages import NOT_LOADED, Op, Reply, WorkerHello
-from asyncrollout.pool.wire.page import NO_PAGE, StatusPage
+from asyncrollout.pool.wire.messages import NOT_LOADED, CallReply, Op, WorkerHello
 from asyncrollout.pool.wire.shared_arrays import ArrayReader
+from asyncrollout.pool.wire.status_page import NO_PAGE, StatusPage
 
 _MOST_CALLS = 16  # calls; the worker plays them while the next ones are prepared
 _STEP = Op.STEP  # an enum's attribute is slow to find
@@ -26,7 +26,7 @@ _STEP = Op.STEP  # an enum's attribute is slow to find
 _read_hello = msgspec.msgpack.Decoder(WorkerHello).decode
 
 
-SentCall = tuple["asyncio.Future[Reply]", Op, Caller | None, float]
+SentCall = tuple["asyncio.Future[CallReply]", Op, Caller | None, float]
 """A call in flight: its future, its op, its env, and the seconds of work that it is expected to take.
 
 A tuple, always unpacked: to make a struct of it costs a fiftieth of a light step.
@@ -68,7 +68,7 @@ class WorkerHost(asyncio.Protocol):
         self._sent = SentDefinitions()
         self._came_with: dict[int, tuple[list[str], list[str]]] = {}  # names and classes, by the call's id
         self._frames = codec.FrameReader()
-        self._decode = codec.Unpacker(arrays.read).decoder(list[Reply])
+        self._decode = codec.Unpacker(arrays.read).decoder(list[CallReply])
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._outbox: list[tuple[int, int, int, Any]] = []
@@ -108,8 +108,8 @@ class WorkerHost(asyncio.Protocol):
         work = 0.0 if caller is None else caller.work(op)
         return max(abs(now - start - work), work / 4)
 
-    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> "asyncio.Future[Reply]":
-        future: asyncio.Future[Reply] = self._loop.create_future()
+    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> "asyncio.Future[CallReply]":
+        future: asyncio.Future[CallReply] = self._loop.create_future()
         if self._ended is not None:
             future.set_exception(self._ended)
             return future
@@ -143,7 +143,7 @@ class WorkerHost(asyncio.Protocol):
                 [call for call, (future, _, caller, _) in self.pending.items() if caller and future.cancelled()]
             )
         self._last_id += 1
-        closing: asyncio.Future[Reply] = self._loop.create_future()
+        closing: asyncio.Future[CallReply] = self._loop.create_future()
         closing.cancel()
         self.pending[self._last_id] = closing, Op.CLOSE, None, 0.0  # nobody awaits it, but it may take long
         self._outbox.append((self._last_id, env_id, Op.CLOSE, None))
@@ -227,7 +227,7 @@ class WorkerHost(asyncio.Protocol):
         if op is not _STEP:
             self.startup -= work
 
-    def _note_skipped(self, reply: Reply, future: "asyncio.Future[Reply] | None") -> None:
+    def _note_skipped(self, reply: CallReply, future: "asyncio.Future[CallReply] | None") -> None:
         """A worker answers a withdrawn call, too: with nothing if it was skipped, else as usual."""
         self._withdrawn.discard(reply.call_id)
         if not self._withdrawn and self._reason == "moved":
@@ -235,7 +235,7 @@ class WorkerHost(asyncio.Protocol):
         if reply.skipped and future is not None and not future.done():
             future.set_exception(HostLost(self._reason))
 
-    def _note_loaded(self, reply: Reply) -> None:
+    def _note_loaded(self, reply: CallReply) -> None:
         came_with = self._came_with.pop(reply.call_id, None)
         if came_with is not None and reply.failure and reply.value == NOT_LOADED:
             self._sent.take_back(*came_with)

@@ -71,7 +71,7 @@ class Failure(msgspec.Struct, frozen=True):
     trace: str
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):  # nothing in it can refer to it
+class CallReply(msgspec.Struct, frozen=True, array_like=True, gc=False):  # nothing in it can refer to it
     """What came of a call. An outcome's `value` is its first four fields, and `info` the fifth.
 
     `digest` is that of an outcome where one was taken, `seconds` the time at work, `state` the env's own snapshot where

@@ -17,8 +17,8 @@ from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.digest import encode_with_digest
 from asyncrollout.pool.wire.failure import failure
 from asyncrollout.pool.wire.messages import NOT_LOADED, Op, OpenRequest, WorkerCall
-from asyncrollout.pool.wire.page import CLOSING, PAGE_SLOTS, StatusPage
 from asyncrollout.pool.wire.shared_arrays import Arena, ArrayWriter
+from asyncrollout.pool.wire.status_page import CLOSING, PAGE_SLOTS, StatusPage
 from asyncrollout.pool.worker.entry import WorkerConfig
 from asyncrollout.pool.worker.env_runner import EnvRunner, run_now
 from asyncrollout.pool.worker.guards import kill_group, resident_bytes
@@ -82,7 +82,7 @@ class WorkerLoop:
         self._leaving: list[EnvThread] = []  # whose env is being closed
         self._free_slots = deque(range(1, PAGE_SLOTS))
         self._cameras: deque[Camera] = deque(maxlen=_CAMERAS)  # of envs that were closed last
-        self._held: deque[tuple[Any, ...]] = deque()  # replies, with the fields of `Reply`
+        self._held: deque[tuple[Any, ...]] = deque()  # replies, with the fields of `CallReply`
         self._sending = threading.Lock()
         self._behind = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX)

@@ -14,10 +14,10 @@ from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
 from asyncrollout.registry import EnvRef, EnvSpec
 from asyncrollout.rollouts.episode.episode import EnvEpisode, Episode
+from asyncrollout.rollouts.episode.group_videos import GroupVideos
 from asyncrollout.rollouts.episode.observer import NullObserver, RolloutObserver
 from asyncrollout.rollouts.episode.progress import Progress
 from asyncrollout.rollouts.episode.scoring import Scorer
-from asyncrollout.rollouts.episode.videos import GroupVideos
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, Share
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Group, Limits, Trajectory, Verdict, member_uid
