@@ -89,7 +89,7 @@ def fails(program: Program) -> BaseException | None:
     """How it fails, with itself or with other latencies."""
     try:
         player = play(program)
-        if program.is_in_start_order and not program.may_be_stale and not program.is_broken_off:
+        if program.is_in_start_order and not program.may_be_stale and not program.was_interrupted:
             other = play(replace(program, latencies=program.latencies + 1))
             assert player.outcomes == other.outcomes, f"{player.outcomes} but with other latencies {other.outcomes}"
     except (Exception, ExceptionGroup) as error:
