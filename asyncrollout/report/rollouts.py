@@ -1,7 +1,7 @@
 """Finished rollouts, from their records: figures for statistics, and what the page shows."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ class _TurnRecord(msgspec.Struct):
     env_seconds: Any = 0.0
     env_work_seconds: Any = None
     frozen: Any = False
+    oldest_version: Any = None
 
 
 class RolloutRecord(msgspec.Struct):
@@ -123,7 +124,7 @@ def _figures(record: RolloutRecord) -> Rollout:
         invalid=sum(turn.valid is False for turn in turns),
         tokens=sum(map(_tokens, turns)),
         seconds=_finite(record.seconds),
-        version=min((int(_finite(turn.version)) for turn in turns if not turn.frozen), default=None),
+        version=_oldest_version(turns),
         policy_seconds=[_finite(turn.policy_seconds) for turn in turns],
         env_seconds=[_finite(turn.env_seconds) for turn in turns],
         env_work_seconds=[_work(turn) for turn in turns],
@@ -151,6 +152,18 @@ def _finite(plain: Any) -> float:
         return plain
     number = as_number(plain)
     return number if math.isfinite(number) else 0.0
+
+
+def _oldest_version(turns: Iterable[_TurnRecord]) -> int | None:
+    """As `Trajectory.version` says, of what is on file."""
+    oldest = [
+        turn.oldest_version if turn.oldest_version is not None else turn.version for turn in turns if _learns(turn)
+    ]
+    return min((int(_finite(version)) for version in oldest), default=None)
+
+
+def _learns(turn: _TurnRecord) -> bool:
+    return not turn.frozen or turn.oldest_version is not None
 
 
 def _work(turn: _TurnRecord) -> float:

@@ -145,7 +145,7 @@ async def _play(
                     env_seconds=env_seconds,
                     env_work_seconds=worked,
                     message=spoken,
-                    version=None if move.generation.frozen else min(versions, default=None),
+                    oldest_version=min(versions, default=None),
                 )
                 turns.append(turn)
                 sampled += turn.sampled_tokens
