@@ -38,6 +38,7 @@ from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
 _BACKENDS = ("process", "inline")
 _RECOVERIES = ("replay", "snapshot", "none")
+_STEP_TIMEOUT, _RESET_TIMEOUT = 60.0, 120.0
 _FDS_PER_WORKER = 8
 _FDS_SPARE = 16
 
@@ -69,8 +70,8 @@ class EnvPool:
         workers: int | None = None,
         backend: Literal["process", "inline"] = "process",
         *,
-        step_timeout: float = 60.0,
-        reset_timeout: float = 120.0,
+        step_timeout: float = _STEP_TIMEOUT,
+        reset_timeout: float = _RESET_TIMEOUT,
         memory_limit: int | None = None,
         recover: Recovery = "replay",
         max_restarts: int = 10,
@@ -84,12 +85,12 @@ class EnvPool:
         validation.check_int("max_restarts", max_restarts, 0)
         validation.check_seconds("step_timeout", step_timeout)
         validation.check_seconds("reset_timeout", reset_timeout)
+        if backend == "inline":
+            _refuse_inline(workers=workers, memory_limit=memory_limit, worker_env=worker_env, log_dir=log_dir)
         self._workers = (workers or usable_cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
-        self._rules = RecoveryRules(
-            PoolLimits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts
-        )
+        self._rules = RecoveryRules(PoolLimits(step_timeout, reset_timeout, memory_limit), recover, max_restarts)
         self._inline_host = InlineHost(self._rules.limits)
         self._sendable = SentDefinitions()  # classes that were found to be so
         self._backend: Backend | None = None
@@ -259,10 +260,23 @@ class EnvPool:
         if pinned is not None and is_async(opening.spec):
             name = opening.spec.name
             raise UsageError(f"env {name!r}: worker={pinned}: async envs run on the event loop and cannot be pinned")
-        if not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec))):
+        if not self._workers:
+            self._check_interruptible(opening.spec)
+            return True
+        if pinned is None and (opening.spec.runs == "light" or is_async(opening.spec)):
             return True
         self._check_picklable(opening)
         return False
+
+    def _check_interruptible(self, spec: EnvSpec) -> None:
+        """Refuse time limits that were set and cannot be kept: nothing interrupts the event loop's own thread."""
+        limits = self._rules.limits
+        if spec.runs != "cpu" or (limits.step, limits.reset) == (_STEP_TIMEOUT, _RESET_TIMEOUT):
+            return
+        raise UsageError(
+            f"env {spec.name!r}: step_timeout and reset_timeout cannot interrupt it with backend='inline': leave them "
+            "out, use backend='process', or EnvSpec(..., runs='io'), which runs it in a thread"
+        )
 
     def _check_picklable(self, opening: OpenRequest) -> None:
         try:
@@ -327,6 +341,12 @@ class EnvPool:
                 f"{self._workers} workers need {needed} file descriptors ({used} are open), but only {allowed} are "
                 f"allowed: raise the limit with `ulimit -n {needed}`, or use fewer workers"
             )
+
+
+def _refuse_inline(**options: Any) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"{name} is for worker processes, and backend='inline' has none: leave it out")
 
 
 def _check_handles(handles: Sequence[EnvHandle]) -> None:
