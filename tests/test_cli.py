@@ -25,6 +25,7 @@ from asyncrollout.cli.terminal.output import Output, OutputParam, one_line, prin
 from asyncrollout.cli.terminal.output import program as shown_program
 from asyncrollout.errors import EnvError, PoolError, UsageError
 from asyncrollout.registry import register_env
+from tests.old_runs import COMMAND_LINE, TRAINER
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 120  # seconds; none comes near it
@@ -328,11 +329,25 @@ def test_nobody_reads_what_a_task_group_writes() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has such a device")
-@pytest.mark.parametrize("tokens", [["envs", "--json"], ["envs"], ["--help"], ["eval", "--help"], ["--version"]])
-def test_a_full_disk_under_stdout_is_told(tokens: list[str]) -> None:
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["envs", "--json"],
+        ["envs"],
+        ["--help"],
+        ["eval", "--help"],
+        ["--version"],
+        ["doctor"],
+        ["compare", str(COMMAND_LINE), str(TRAINER)],
+    ],
+    ids=lambda tokens: tokens[0],
+)
+def test_a_full_disk_under_stdout_is_told(tokens: list[str], tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "asyncrollout", *tokens]
-        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LONGEST, check=False)
+        ran = subprocess.run(
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LONGEST, check=False
+        )
     assert (ran.returncode, ran.stderr) == (1, "asyncrollout: stdout cannot be written to: No space left on device\n")
 
 

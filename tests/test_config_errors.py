@@ -129,6 +129,7 @@ def test_envs_that_are_not_valid(text: str, error: str) -> None:
             "unknown key 'keep.ratio' with name: top_p: it is valid with name: top_std",
         ),
         ("limits: {zzz: 1}", "unknown key 'limits.zzz': available: turns, tokens, seconds, invalid"),
+        ("record: {directory: videos}", "unknown key 'record.directory': available: every, keep, fps"),
         ("zzz: 1", "unknown key 'zzz': available: name, seed, env, env_kwargs, policy"),
     ],
 )
