@@ -153,6 +153,13 @@ def test_each_command_has_an_example(name: str, capsys: pytest.CaptureFixture[st
     assert f"Example: asyncrollout {name}" in capsys.readouterr().out
 
 
+def test_help_of_resume_names_what_may_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "workers=4 batches=8" in shown
+    assert "group_size" not in shown
+
+
 def test_help_is_wrapped_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["eval", "--help"]) == 0
