@@ -156,7 +156,7 @@ def test_the_errors_that_the_documentation_shows(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text()
     shown = page.partition("## Errors")[2].partition("```\n")[2].partition("```")[0]
     (tmp_path / "run.yaml").write_text(
-        "env: bandit\nenv_kwarg: {size: 8}\npolicy: {kind: openai, base_url: x, model: m, sampling: {\n"
+        "env: bandit\nenv_kwarg: {size: 8}\npolicy: {kind: local, sampling: {\n"
         "  temperature: -1}}\nseed: 1\ngroups: 2\nname: no\n"
     )
     with pytest.raises(ar.UsageError) as caught:
