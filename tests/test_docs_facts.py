@@ -11,8 +11,11 @@ import pytest
 
 import asyncrollout as ar
 from asyncrollout import advantages, filters, rewards
+from asyncrollout.cli.serve import serve
 from asyncrollout.journal import events
+from asyncrollout.journal.recorded_run import FATES
 from asyncrollout.registry import find_env
+from asyncrollout.rollouts.sampling.ledger import ENDS
 from asyncrollout.video import VideoRecorder
 from tests.docs_page import ROOT
 
@@ -174,3 +177,21 @@ def test_envs_have_the_documented_keywords(row: list[str]) -> None:
         assert rules is not None or found[keyword] == default, keyword
     if rules is None:
         assert found.keys() - documented.keys() <= {"split", "config"}
+
+
+def test_every_status_of_a_group_is_documented() -> None:
+    (told,) = re.findall(r"\*\*The status of a group\*\*: (.*)", (DOCS / "report.md").read_text())
+    assert SPAN.findall(told) == [*FATES]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
+def test_every_end_of_a_rollout_is_documented(page: str) -> None:
+    (told,) = re.findall(r"ends exactly once: ([\w, ]+)\.", (ROOT / page).read_text())
+    assert re.split(", | or ", told) == [*ENDS]
+
+
+@pytest.mark.parametrize("option", ["max_envs", "max_requests", "idle_seconds", "step_timeout"])
+def test_caps_of_a_server_are_the_documented_ones(option: str) -> None:
+    flag = "--" + option.replace("_", "-")
+    (told,) = re.findall(rf"`{flag}` ([\d.]+)", (DOCS / "service.md").read_text())
+    assert float(told) == defaults(serve)[option]
