@@ -56,10 +56,11 @@ class EnvDescription(NamedTuple):
 class EnvPool:
     """Many envs on few processes; an async context manager, or opened by `await start()` and closed by `await close()`.
 
-    `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` are seconds of work, not of
-    waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's environment variables.
-    Workers' output is kept in `log_dir`, if given. An env whose worker dies is restored; it fails if it crashes its
-    worker twice at the same call, or more than `max_restarts` times in one episode.
+    `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` (which covers building) are
+    seconds of work, not of waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's
+    environment variables. Workers' output is kept in `log_dir`, if given. An env whose worker dies is restored; it
+    fails if it crashes its worker twice at the same call, or more than `max_restarts` times in one episode. With
+    `backend="inline"` there are no workers: their options, and time limits that cannot be kept, are refused.
     """
 
     takes_states = True
