@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +15,19 @@ import msgspec
 
 from asyncrollout import validation
 from asyncrollout.concurrency import Background
-from asyncrollout.errors import ClosedError, PoolError, UsageError
+from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.pool.batch_calls import Result, call_all
 from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.hosts import Backend, PoolLimits
 from asyncrollout.pool.inline_host import InlineHost
+from asyncrollout.pool.limits import (
+    RESET_TIMEOUT,
+    STEP_TIMEOUT,
+    check_descriptors,
+    check_interruptible,
+    refuse_inline,
+)
 from asyncrollout.pool.loop_monitor import LoopMonitor, watch_loop
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process.backend import ProcessBackend, WorkerEnv
@@ -38,9 +44,6 @@ from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
 _BACKENDS = ("process", "inline")
 _RECOVERIES = ("replay", "snapshot", "none")
-_STEP_TIMEOUT, _RESET_TIMEOUT = 60.0, 120.0
-_FDS_PER_WORKER = 8
-_FDS_SPARE = 16
 
 
 class EnvDescription(NamedTuple):
@@ -71,8 +74,8 @@ class EnvPool:
         workers: int | None = None,
         backend: Literal["process", "inline"] = "process",
         *,
-        step_timeout: float = _STEP_TIMEOUT,
-        reset_timeout: float = _RESET_TIMEOUT,
+        step_timeout: float = STEP_TIMEOUT,
+        reset_timeout: float = RESET_TIMEOUT,
         memory_limit: int | None = None,
         recover: Recovery = "replay",
         max_restarts: int = 10,
@@ -87,7 +90,7 @@ class EnvPool:
         validation.check_seconds("step_timeout", step_timeout)
         validation.check_seconds("reset_timeout", reset_timeout)
         if backend == "inline":
-            _refuse_inline(workers=workers, memory_limit=memory_limit, worker_env=worker_env, log_dir=log_dir)
+            refuse_inline(workers=workers, memory_limit=memory_limit, worker_env=worker_env, log_dir=log_dir)
         self._workers = (workers or usable_cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
@@ -127,7 +130,7 @@ class EnvPool:
         refuse_in_worker()
         if self._was_opened:
             raise UsageError("a pool cannot be opened twice: make another one")
-        self._check_descriptors()
+        check_descriptors(self._workers)
         self._was_opened = True
         self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         self._backend = self._make_backend()
@@ -262,22 +265,12 @@ class EnvPool:
             name = opening.spec.name
             raise UsageError(f"env {name!r}: worker={pinned}: async envs run on the event loop and cannot be pinned")
         if not self._workers:
-            self._check_interruptible(opening.spec)
+            check_interruptible(opening.spec, self._rules.limits)
             return True
         if pinned is None and (opening.spec.runs == "light" or is_async(opening.spec)):
             return True
         self._check_picklable(opening)
         return False
-
-    def _check_interruptible(self, spec: EnvSpec) -> None:
-        """Refuse time limits that were set and cannot be kept: nothing interrupts the event loop's own thread."""
-        limits = self._rules.limits
-        if spec.runs != "cpu" or (limits.step, limits.reset) == (_STEP_TIMEOUT, _RESET_TIMEOUT):
-            return
-        raise UsageError(
-            f"env {spec.name!r}: step_timeout and reset_timeout cannot interrupt it with backend='inline': leave them "
-            "out, use backend='process', or EnvSpec(..., runs='io'), which runs it in a thread"
-        )
 
     def _check_picklable(self, opening: OpenRequest) -> None:
         try:
@@ -331,23 +324,6 @@ class EnvPool:
             seconds=Durations.of([*recent, *self._inline_host.clock.recent()]),
             quarantined=self._placement.quarantine.names(),
         )
-
-    def _check_descriptors(self) -> None:
-        """Too few file descriptors are told before the start, not in the middle of a run."""
-        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        used = len(list(Path("/dev/fd").iterdir()))
-        needed = used + self._workers * _FDS_PER_WORKER + _FDS_SPARE
-        if allowed != resource.RLIM_INFINITY and needed > allowed:
-            raise PoolError(
-                f"{self._workers} workers need {needed} file descriptors ({used} are open), but only {allowed} are "
-                f"allowed: raise the limit with `ulimit -n {needed}`, or use fewer workers"
-            )
-
-
-def _refuse_inline(**options: Any) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise UsageError(f"{name} is for worker processes, and backend='inline' has none: leave it out")
 
 
 def _check_handles(handles: Sequence[EnvHandle]) -> None:
