@@ -143,7 +143,7 @@ async def test_table_has_the_documented_columns(tmp_path: Path) -> None:
     with pyarrow.parquet.ParquetFile(tmp_path / "batch.parquet") as file:
         found = {field.name: str(field.type) for field in file.schema_arrow}
     page = (Path(__file__).parent.parent / "docs" / "batches.md").read_text().partition("**Parquet.**")[2]
-    documented = {}
+    documented: dict[str, str] = {}
     for names, kinds in re.findall(r"^\| (`.*`) \| (.*) \|$", page, re.MULTILINE):
         kind, columns = re.match(r"[a-z_]+\d*", kinds), re.findall(r"`(\w+)`", names)
         assert kind is not None

@@ -58,11 +58,12 @@ def test_wrong_options_of_a_pool(options: dict[str, Any], told: str) -> None:
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("limit", ["step_timeout", "reset_timeout"])
-async def test_a_time_limit_that_cannot_be_kept_is_refused(limit: str) -> None:
-    async with EnvPool(backend="inline", **{limit: 5}) as pool:
+@pytest.mark.parametrize("limit", [{"step_timeout": 5}, {"reset_timeout": 5}], ids=str)
+async def test_a_time_limit_that_cannot_be_kept_is_refused(limit: dict[str, Any]) -> None:
+    async with EnvPool(backend="inline", **limit) as pool:
         with pytest.raises(UsageError, match=r"env 'counter': .* cannot interrupt it with backend='inline'.*runs='io'"):
             pool.open(COUNTER)
+        runs: Any
         for runs in ("io", "light"):  # one has a thread, of the other it is known
             async with pool.open(replace(COUNTER, runs=runs)) as env:
                 await env.reset(seed=1)

@@ -339,7 +339,7 @@ async def test_each_env_of_a_worker_has_its_own_time_to_close(tmp_path: Path, sh
 async def test_each_part_of_a_replay_has_its_own_time(tmp_path: Path, spec: EnvSpec, options: dict[str, Any]) -> None:
     kwargs: dict[str, Any] = {"step": 0.1} | ({} if spec is ASYNC else {"diary": str(tmp_path / "diary")})
     is_interruptible = spec.runs == "io" or "workers" in options
-    limits = {"step_timeout": 0.5, "reset_timeout": 0.5} if is_interruptible else {}
+    limits: dict[str, Any] = {"step_timeout": 0.5, "reset_timeout": 0.5} if is_interruptible else {}
     async with EnvPool(**options, **limits) as pool, pool.open(spec, **kwargs) as env:
         await env.reset(seed=3)
         for action in ACTIONS:

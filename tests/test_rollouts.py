@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +205,7 @@ async def test_a_batch_filter_of_groups_one_by_one_judges_as_many_as_may_be_in_f
     rounds: list[int] = []
 
     @filters.BatchFilter
-    def keep(groups: list[Group]) -> list[Verdict]:
+    def keep(groups: Sequence[Group]) -> Sequence[Verdict]:
         rounds.append(len(groups))
         return [Verdict(keep=True)] * len(groups)
 
