@@ -1,16 +1,12 @@
 """Limits that a pool cannot keep are refused before anything starts."""
 
-import resource
-from pathlib import Path
 from typing import Any
 
-from asyncrollout.errors import PoolError, UsageError
+from asyncrollout.errors import UsageError
 from asyncrollout.pool.hosts import PoolLimits
 from asyncrollout.registry import EnvSpec
 
 STEP_TIMEOUT, RESET_TIMEOUT = 60.0, 120.0
-_FDS_PER_WORKER = 8
-_FDS_SPARE = 16
 
 
 def refuse_inline(**options: Any) -> None:
@@ -26,16 +22,4 @@ def check_interruptible(spec: EnvSpec, limits: PoolLimits) -> None:
         raise UsageError(
             f"env {spec.name!r}: step_timeout and reset_timeout cannot interrupt it with backend='inline': leave them "
             "out, use backend='process', or EnvSpec(..., runs='io'), which runs it in a thread"
-        )
-
-
-def check_descriptors(workers: int) -> None:
-    """Too few file descriptors are reported before the start, not in the middle of a run."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(list(Path("/dev/fd").iterdir()))
-    needed = used + workers * _FDS_PER_WORKER + _FDS_SPARE
-    if allowed != resource.RLIM_INFINITY and needed > allowed:
-        raise PoolError(
-            f"{workers} workers need {needed} file descriptors ({used} are open), but only {allowed} are "
-            f"allowed: raise the limit with `ulimit -n {needed}`, or use fewer workers"
         )

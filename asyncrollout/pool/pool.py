@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,19 +16,13 @@ import msgspec
 
 from asyncrollout import validation
 from asyncrollout.concurrency import Background
-from asyncrollout.errors import ClosedError, UsageError
+from asyncrollout.errors import ClosedError, PoolError, UsageError
 from asyncrollout.pool.batch_calls import Result, call_all
 from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.hosts import Backend, PoolLimits
 from asyncrollout.pool.inline_host import InlineHost
-from asyncrollout.pool.limits import (
-    RESET_TIMEOUT,
-    STEP_TIMEOUT,
-    check_descriptors,
-    check_interruptible,
-    refuse_inline,
-)
+from asyncrollout.pool.limits import RESET_TIMEOUT, STEP_TIMEOUT, check_interruptible, refuse_inline
 from asyncrollout.pool.loop_monitor import LoopMonitor, watch_loop
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process.backend import ProcessBackend, WorkerEnv
@@ -44,6 +39,8 @@ from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
 _BACKENDS = ("process", "inline")
 _RECOVERIES = ("replay", "snapshot", "none")
+_FDS_PER_WORKER = 8
+_FDS_SPARE = 16
 
 
 class EnvDescription(NamedTuple):
@@ -130,7 +127,7 @@ class EnvPool:
         refuse_in_worker()
         if self._was_opened:
             raise UsageError("a pool cannot be opened twice: make another one")
-        check_descriptors(self._workers)
+        self._check_descriptors()
         self._was_opened = True
         self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
         self._backend = self._make_backend()
@@ -324,6 +321,17 @@ class EnvPool:
             seconds=Durations.of([*recent, *self._inline_host.clock.recent()]),
             quarantined=self._placement.quarantine.names(),
         )
+
+    def _check_descriptors(self) -> None:
+        """Too few file descriptors are told before the start, not in the middle of a run."""
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = len(list(Path("/dev/fd").iterdir()))
+        needed = used + self._workers * _FDS_PER_WORKER + _FDS_SPARE
+        if allowed != resource.RLIM_INFINITY and needed > allowed:
+            raise PoolError(
+                f"{self._workers} workers need {needed} file descriptors ({used} are open), but only {allowed} are "
+                f"allowed: raise the limit with `ulimit -n {needed}`, or use fewer workers"
+            )
 
 
 def _check_handles(handles: Sequence[EnvHandle]) -> None:
