@@ -124,7 +124,7 @@ async def check_env(
 
 
 def _pool(backend: Backend) -> EnvPool:
-    return EnvPool(backend="inline") if backend == "inline" else EnvPool(_WORKERS)
+    return EnvPool(backend=backend) if backend == "inline" else EnvPool(_WORKERS, backend)
 
 
 async def _notes(case: Case) -> list[str]:
