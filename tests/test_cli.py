@@ -336,25 +336,11 @@ def test_nobody_reads_what_a_task_group_writes() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has such a device")
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        ["envs", "--json"],
-        ["envs"],
-        ["--help"],
-        ["eval", "--help"],
-        ["--version"],
-        ["doctor"],
-        ["compare", str(COMMAND_LINE), str(TRAINER)],
-    ],
-    ids=lambda tokens: tokens[0],
-)
-def test_a_full_disk_under_stdout_is_told(tokens: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokens", [["envs", "--json"], ["envs"], ["--help"], ["eval", "--help"], ["--version"]])
+def test_a_full_disk_under_stdout_is_told(tokens: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "asyncrollout", *tokens]
-        ran = subprocess.run(
-            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LONGEST, check=False
-        )
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LONGEST, check=False)
     assert (ran.returncode, ran.stderr) == (1, "asyncrollout: stdout cannot be written to: No space left on device\n")
 
 
@@ -563,3 +549,14 @@ def test_pool_errors_fail(trial: Any) -> None:
         raise PoolError("no workers")
 
     assert trial(fail)() == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has such a device")
+@pytest.mark.parametrize(
+    "tokens", [["doctor"], ["compare", str(COMMAND_LINE), str(TRAINER)]], ids=["doctor", "compare"]
+)
+def test_a_full_disk_under_the_results_of_a_command_is_reported(tokens: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "asyncrollout", *tokens]
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=LONGEST, check=False)
+    assert (ran.returncode, ran.stderr) == (1, b"asyncrollout: stdout cannot be written to: No space left on device\n")
