@@ -17,6 +17,8 @@ from asyncrollout.journal.recorded_run import FATES
 from asyncrollout.registry import find_env
 from asyncrollout.rollouts.sampling.ledger import ENDS
 from asyncrollout.video import VideoRecorder
+from asyncrollout_envs.video.env import VideoEnv
+from asyncrollout_envs.video.settings import Rules
 from tests.docs_page import ROOT
 
 DOCS = ROOT / "docs"
@@ -195,3 +197,16 @@ def test_caps_of_a_server_are_the_documented_ones(option: str) -> None:
     flag = "--" + option.replace("_", "-")
     (told,) = re.findall(rf"`{flag}` ([\d.]+)", (DOCS / "service.md").read_text())
     assert float(told) == defaults(serve)[option]
+
+
+def test_the_video_env_has_the_documented_options() -> None:
+    told: dict[str, str | None] = {}
+    for names, given, _ in table("video_env.md", "option "):
+        options, texts = SPAN.findall(names), given.split(", ")
+        told |= zip(options, texts if len(texts) == len(options) else [None] * len(options), strict=True)
+    found = defaults(VideoEnv) | defaults(Rules)
+    del found["rules"]
+    assert told.keys() == found.keys()
+    for name, text in told.items():
+        if text is not None and text != "see above":
+            assert found[name] == value(text.strip("`").replace(" GiB", " << 30")), name
