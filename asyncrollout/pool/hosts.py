@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 from anyio.abc import TaskGroup
 
-from asyncrollout.pool.wire.messages import Op, Reply
+from asyncrollout.pool.wire.messages import WITHOUT_EPISODE, Op, Reply
 from asyncrollout.types import WorkerStats
 
 CLOSE_GRACE = 5.0
@@ -77,7 +77,7 @@ class PoolLimits(msgspec.Struct, frozen=True):
     def of(self, op: Op) -> float:
         if op is Op.REPLAY or op is Op.CLOSE:  # each part of a replay may be a reset or a step
             return self.longest
-        return self.reset if op is Op.OPEN or op is Op.RESET else self.step
+        return self.reset if op in WITHOUT_EPISODE else self.step
 
 
 class Caller(Protocol):
