@@ -1,6 +1,7 @@
 """Batches as files: what is written is read back equal, and a file that is wrong says where."""
 
 import os
+import re
 import resource
 import signal
 import stat
@@ -135,6 +136,21 @@ async def test_lines_can_be_read_by_anyone(tmp_path: Path) -> None:
         ("g1", "", "c", 1.5),
     ]
     assert lines[2]["stop_reason"] == "env_error"
+
+
+async def test_table_has_the_documented_columns(tmp_path: Path) -> None:
+    await made().save(tmp_path / "batch.parquet")
+    with pyarrow.parquet.ParquetFile(tmp_path / "batch.parquet") as file:
+        found = {field.name: str(field.type) for field in file.schema_arrow}
+    page = (Path(__file__).parent.parent / "docs" / "batches.md").read_text().partition("**Parquet.**")[2]
+    documented: dict[str, str] = {}
+    for names, kinds in re.findall(r"^\| (`.*`) \| (.*) \|$", page, re.MULTILINE):
+        kind, columns = re.match(r"[a-z_]+\d*", kinds), re.findall(r"`(\w+)`", names)
+        assert kind is not None
+        both = ["bool", "string"] if kinds.startswith("bool and string") else [kind[0]] * len(columns)
+        documented |= zip(columns, both, strict=True)
+    kinds_here = {"float64": "double", "map": "map<string, double ('metrics')>"}
+    assert {name: kinds_here.get(kind, kind) for name, kind in documented.items()} == found
 
 
 async def test_table_has_columns_to_look_at(tmp_path: Path) -> None:

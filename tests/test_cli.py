@@ -25,6 +25,7 @@ from asyncrollout.cli.terminal.output import Output, OutputParam, one_line, prin
 from asyncrollout.cli.terminal.output import program as shown_program
 from asyncrollout.errors import EnvError, PoolError, UsageError
 from asyncrollout.registry import register_env
+from tests.old_runs import COMMAND_LINE, TRAINER
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 120  # seconds; none comes near it
@@ -150,6 +151,13 @@ def test_no_command_at_all_shows_the_help() -> None:
 def test_each_command_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert f"Example: asyncrollout {name}" in capsys.readouterr().out
+
+
+def test_help_of_resume_names_what_may_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "workers=4 batches=8" in shown
+    assert "group_size" not in shown
 
 
 def test_help_is_wrapped_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,3 +572,14 @@ def test_pool_errors_fail(trial: Any) -> None:
         raise PoolError("no workers")
 
     assert trial(fail)() == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has such a device")
+@pytest.mark.parametrize(
+    "tokens", [["doctor"], ["compare", str(COMMAND_LINE), str(TRAINER)]], ids=["doctor", "compare"]
+)
+def test_a_full_disk_under_the_results_of_a_command_is_reported(tokens: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "asyncrollout", *tokens]
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=LONGEST, check=False)
+    assert (ran.returncode, ran.stderr) == (1, b"asyncrollout: stdout cannot be written to: No space left on device\n")

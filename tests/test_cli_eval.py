@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,16 @@ def _drawn(what: Any, width: int) -> list[str]:
     file = io.StringIO()
     Console(file=file, width=width, color_system=None).print(what)
     return file.getvalue().splitlines()
+
+
+def test_the_documentation_shows_what_an_evaluation_prints(tmp_path: Path) -> None:
+    """But for its numbers, which another version of an env may change."""
+    page = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text()
+    command, *shown = page.partition("```console\n$ asyncrollout ")[2].partition("```")[0].splitlines()
+    done = call_program(tmp_path, *command.replace("-n 50", "-n 12").split())
+    assert (done.returncode, done.stderr) == (0, "")
+
+    def form(line: str) -> str:
+        return re.sub(r"\d+", "0", line)
+
+    assert [*map(form, done.stdout.splitlines())] == [*map(form, shown)]

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -148,6 +149,14 @@ def test_run_leaves_a_directory_that_tells_all(tmp_path: Path) -> None:
     assert {"batch", "reward", "advantage"} <= samples[0].keys()
     for path in run.rglob("*"):
         assert path.is_dir() or SECRET not in path.read_text(), path
+    page = (
+        (Path(__file__).parent.parent / "docs" / "runs.md")
+        .read_text()
+        .partition("## The directory")[2]
+        .partition("## ")[0]
+    )
+    documented = {name.partition("/")[0] for name in re.findall(r"`([\w./]+)`", page)}
+    assert {path.name for path in run.iterdir()} <= documented
 
 
 def test_name_in_use_is_refused_and_a_free_one_is_found(tmp_path: Path) -> None:

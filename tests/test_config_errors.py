@@ -129,6 +129,7 @@ def test_envs_that_are_not_valid(text: str, error: str) -> None:
             "unknown key 'keep.ratio' with name: top_p: it is valid with name: top_std",
         ),
         ("limits: {zzz: 1}", "unknown key 'limits.zzz': available: turns, tokens, seconds, invalid"),
+        ("record: {directory: videos}", "unknown key 'record.directory': available: every, keep, fps"),
         ("zzz: 1", "unknown key 'zzz': available: name, seed, env, env_kwargs, policy"),
     ],
 )
@@ -149,6 +150,18 @@ def test_all_problems_are_reported_at_once_each_with_its_line() -> None:
         "  line 4: unknown key 'limits.turn': did you mean 'limits.turns'?",
         "  line 5: policy.kind: found 'x'; available: solver, scripted, openai, local",
     ]
+
+
+def test_the_errors_that_the_documentation_shows(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text()
+    shown = page.partition("## Errors")[2].partition("```\n")[2].partition("```")[0]
+    (tmp_path / "run.yaml").write_text(
+        "env: bandit\nenv_kwarg: {size: 8}\npolicy: {kind: local, sampling: {\n"
+        "  temperature: -1}}\nseed: 1\ngroups: 2\nname: no\n"
+    )
+    with pytest.raises(ar.UsageError) as caught:
+        read_config(tmp_path / "run.yaml", ["group_size=0"])
+    assert str(caught.value).replace(f"{tmp_path}/", "") == shown.rstrip("\n")
 
 
 @pytest.mark.parametrize(

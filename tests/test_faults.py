@@ -521,6 +521,18 @@ async def test_a_step_that_was_moved_away_and_would_hang_where_it_was_is_found_t
         await check_sound(pinned)
 
 
+@uvloop_only
+@pytest.mark.parametrize("runs", ["cpu", "io"])
+async def test_the_limit_of_a_reset_may_be_below_that_of_a_step(runs: Any) -> None:
+    async with EnvPool(workers=1, step_timeout=10 * LIMIT, reset_timeout=1) as pool:
+        env = await pool.open(replace(FAULTY, runs=runs), reset=["block"])
+        error = await error_of(env.reset, seed=6)
+        assert type(error) is EnvTimeout
+        assert "took longer than 1 s" in str(error)
+        error = await error_of(pool.open(FAULTY, build=["block"]).__aenter__)
+        assert type(error) is EnvTimeout
+
+
 async def test_an_async_env_that_hangs_times_out() -> None:
     async with EnvPool(workers=1, step_timeout=0.5) as pool, neighbours(pool, COUNTER):
         env = await open_reset(pool, FAULTY_ASYNC, 6)

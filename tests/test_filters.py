@@ -295,6 +295,7 @@ def test_not_truncated() -> None:
     assert not_truncated(group(0.0, 1.0)).keep
     assert not_truncated(Group("g", [member(0.0), cut])) == Verdict(keep=False, reason="truncated")
     assert not_truncated(Group("g", [member(0.0), member(0.0, failed=True, stop=StopReason.SECONDS)])).keep
+    assert not_truncated(Group("g", [member(0.0), member(0.0, stop=StopReason.INVALID)])).keep
 
 
 def test_all_of_and_any_of() -> None:

@@ -62,6 +62,22 @@ async def test_server_that_refuses_at_once_draws_no_sessions(headers: dict[str, 
         assert len(calls(busy)) <= SESSIONS
 
 
+async def test_concurrency_is_that_of_each_server() -> None:
+    go = anyio.Event()
+    async with (
+        llm_server(script=lambda *_: Hold(until=go)) as one,
+        llm_server(script=lambda *_: Hold(until=go)) as other,
+        policy(one, other, kind="openai", concurrency=3) as asked,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(ask_all, asked, [ask(str(number), session=f"s{number}") for number in range(10)])
+        with anyio.fail_after(PATIENCE):
+            await one.until(lambda: one.in_flight == 3)
+            await other.until(lambda: other.in_flight == 3)
+        go.set()
+    assert (one.most_in_flight, other.most_in_flight) == (3, 3)
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_server_that_rejects_what_another_answers_is_taken_out(status: int) -> None:
     rejection = Answer(status, "no such model")

@@ -45,6 +45,10 @@ from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, MISSHAPEN, PATIENCE, TEX
         ({"memory_limit": 1.5}, "memory_limit=1.5"),
         ({"recover": "restart"}, "recover='restart' is not valid; available: replay, snapshot, none"),
         ({"max_restarts": -1}, "max_restarts=-1 is not a whole number from 0"),
+        ({"backend": "inline", "workers": 2}, "workers is for worker processes, and backend='inline' has none"),
+        ({"backend": "inline", "memory_limit": 1 << 30}, "memory_limit is for worker processes"),
+        ({"backend": "inline", "worker_env": dict}, "worker_env is for worker processes"),
+        ({"backend": "inline", "log_dir": "logs"}, "log_dir is for worker processes"),
     ],
     ids=str,
 )
@@ -52,6 +56,19 @@ def test_wrong_options_of_a_pool(options: dict[str, Any], raised: str) -> None:
     with pytest.raises(UsageError) as caught:
         EnvPool(**options)
     assert raised in str(caught.value)
+
+
+@pytest.mark.parametrize("limit", [{"step_timeout": 5}, {"reset_timeout": 5}], ids=str)
+async def test_a_time_limit_that_cannot_be_kept_is_refused(limit: dict[str, Any]) -> None:
+    async with EnvPool(backend="inline", **limit) as pool:
+        with pytest.raises(UsageError, match=r"env 'counter': .* cannot interrupt it with backend='inline'.*runs='io'"):
+            pool.open(COUNTER)
+        runs: Any
+        for runs in ("io", "light"):  # one has a thread, of the other it is known
+            async with pool.open(replace(COUNTER, runs=runs)) as env:
+                await env.reset(seed=1)
+    async with EnvPool(backend="inline") as pool, pool.open(COUNTER) as env:
+        await env.reset(seed=1)
 
 
 async def test_pool_must_be_entered_and_not_left(options: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from asyncrollout import (
     registry,
 )
 from tests.envs.tiny import Counter
+from tests.playing import BACKENDS
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +230,6 @@ async def test_a_missing_package_is_reported_with_its_pip_command() -> None:
     with pytest.raises(MissingExtraError, match="pip install no-such-module"):
         registry.check_exists(spec)
     for backend in ("inline", "process"):
-        async with EnvPool(1, backend) as pool:
+        async with EnvPool(**BACKENDS[backend]) as pool:
             with pytest.raises(UsageError, match=r"env 'maze' needs the package.*pip install no-such-module"):
                 await pool.open(spec)

@@ -41,7 +41,7 @@ from asyncrollout.trajectories import Move
 from tests.envs.rollout import WALK
 from tests.llm_faults import Answer
 from tests.llm_server import llm_server
-from tests.playing import ENVS
+from tests.playing import BACKENDS, ENVS
 
 SCRIPTED = ChatAgent(ScriptedPolicy(["go 1"]))
 
@@ -82,7 +82,7 @@ async def test_trajectory_has_all_that_happened() -> None:
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
 async def test_work_of_the_env_is_a_part_of_its_step(backend: Any) -> None:
-    async with EnvPool(1, backend) as pool, pool.open(WALK) as env:
+    async with EnvPool(**BACKENDS[backend]) as pool, pool.open(WALK) as env:
         trajectory = await run_rollout(env, scripted("go 1"), seed=7)
     for turn in trajectory.turns:
         assert turn.env_work_seconds is not None

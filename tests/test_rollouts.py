@@ -1,6 +1,9 @@
 """`Rollouts`: batches for a trainer, whatever the timing; bounds, versions, failures, and nothing left behind."""
 
-from collections.abc import AsyncIterator
+import dataclasses
+import re
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -197,6 +200,56 @@ async def test_groups_come_one_by_one_with_as_many_in_flight_as_allowed() -> Non
                 break
     assert len({*ids}) == 20
     assert policy.most_in_flight == 10
+
+
+async def test_a_batch_filter_of_groups_one_by_one_judges_as_many_as_may_be_in_flight() -> None:
+    rounds: list[int] = []
+
+    @filters.BatchFilter
+    def keep(groups: Sequence[Group]) -> Sequence[Verdict]:
+        rounds.append(len(groups))
+        return [Verdict(keep=True)] * len(groups)
+
+    async with rollouts(keep=keep, max_in_flight=10, max_lag=None) as source:
+        taken = [group async for _, group in azip(range(10), source.groups())]
+    assert len(taken) == 10
+    assert {*rounds} == {5}  # groups of two
+
+
+async def azip(numbers: range, groups: AsyncIterator[Group]) -> AsyncIterator[tuple[int, Group]]:
+    for number in numbers:
+        yield number, await anext(groups)
+
+
+async def test_stats_of_a_batch_are_the_documented_ones() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "rollouts.md").read_text()
+    paragraph = page.partition("`batch.stats` describes")[2].partition("\n\n")[0]
+    documented = {*re.findall(r"`(\w+)`", paragraph)}
+    async with rollouts(keep=filters.reward_varies) as source:
+        batch = await source.collect(groups=4)
+        silent = {name for name in batch.stats if not name.startswith("dropped_")}
+        assert batch.stats.keys() - silent == {"dropped_constant_reward"}
+    async with rollouts(SolverPolicy(), env="frozen_lake", limits=Limits(turns=20)) as source:
+        batch = await source.collect(groups=1)
+    assert {*silent, *batch.stats, "dropped_stale"} == documented
+
+
+async def test_episodes_that_cannot_be_replayed_are_retried_as_new_ones() -> None:
+    once_only = dataclasses.replace(WALK, replayable=False)
+    failing = {"g0.0", "g1.1"}
+
+    class Fails(Model):
+        async def generate(self, request: Request) -> Generation:
+            if request.session in failing:
+                failing.remove(request.session)
+                raise ProviderError("not now")
+            return await super().generate(request)
+
+    async with rollouts(Fails(), env=once_only) as source:
+        assert [group.id for group in (await source.collect(groups=2)).groups] == ["g0", "g1"]
+    failing |= {"g0.0", "g1.1"}
+    async with rollouts(Fails(), env=once_only, failures=Failures(retries=0)) as source:
+        assert [group.id for group in (await source.collect(groups=2)).groups] == ["g2", "g3"]
 
 
 async def test_tasks_end_the_stream_with_what_is_left() -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -565,6 +566,17 @@ def test_the_command(number: signal.Signals, tmp_path: Path) -> None:
     events = (logs / "events.jsonl").read_text()
     assert {"serving", "request_refused", "stopping"} <= {json.loads(line)["event"] for line in events.splitlines()}
     assert CANARY not in events + out + err
+
+
+def test_the_command_prints_what_the_documentation_shows() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "service.md").read_text()
+    shown = page.partition("$ asyncrollout serve --workers 8\n")[2].partition("\n")[0]
+    command = [sys.executable, "-m", "asyncrollout", "serve", "--port", "0", "--workers", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.terminate()
+    assert re.sub(r":\d+,", ":8200,", first) == f"{shown}\n"
 
 
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

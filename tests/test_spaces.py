@@ -565,6 +565,26 @@ def test_pictures_are_shown() -> None:
     assert shown.data is seen
 
 
+@pytest.mark.parametrize(
+    ("shape", "kind", "is_picture"),
+    [
+        ((32, 40, 3), np.uint8, True),
+        ((31, 40, 3), np.uint8, False),
+        ((40, 31, 3), np.uint8, False),
+        ((40, 40), np.uint8, False),
+        ((40, 40, 4), np.uint8, False),
+        ((3, 40, 40), np.uint8, False),
+        ((40, 40, 3), np.float32, False),
+    ],
+)
+def test_pictures_are_rgb_bytes_from_32_pixels_on(shape: tuple[int, ...], kind: Any, is_picture: bool) -> None:
+    values = (np.arange(np.prod(shape)) % 5).reshape(shape).astype(kind)
+    shown = text_of(None, None).describe(values)
+    assert isinstance(shown, Observation) is is_picture
+    if not is_picture:
+        assert shown == f"an array of shape {shape} and type {np.dtype(kind)}: least 0, mean 2, greatest 4"
+
+
 def test_small_grids_of_bytes_are_no_pictures() -> None:
     assert described(np.ones((2, 2, 3), np.uint8)) == "[[[1, 1, 1],\n[1, 1, 1]],\n[[1, 1, 1],\n[1, 1, 1]]]"
 
@@ -704,6 +724,14 @@ def test_gymnasium_envs_are_played_by_text(gym_id: str) -> None:
         assert shown[4]["action_is_valid"]
         if terminated or truncated:
             break
+
+
+def test_gymnasium_envs_report_no_success_and_an_invalid_reply_is_none() -> None:
+    env = hosted("CartPole-v1")
+    assert "success" not in run_now(env.reset(3, None))[4]
+    assert "success" not in run_now(env.step("<answer>1</answer>"))[4]
+    assert run_now(env.step("<answer>fly</answer>"))[4]["success"] is False
+    assert "success" not in run_now(env.step("<answer>0</answer>"))[4]
 
 
 def hosted(gym_id: str) -> EnvRunner:

@@ -25,7 +25,7 @@ from asyncrollout.pool.wire.definitions import SentDefinitions
 from asyncrollout.rollouts.options import read_envs
 from asyncrollout.testing import same
 from tests.envs.tiny import Counter
-from tests.playing import ACTIONS, COUNTER, expected, play
+from tests.playing import ACTIONS, BACKENDS, COUNTER, expected, play
 from tests.scripts.processes import LIMIT, ROOT, spoil_starts, until
 from tests.test_guards import mark, uvloop_only  # noqa: F401 (a fixture)
 
@@ -330,7 +330,7 @@ async def test_a_worker_forgets_classes_that_are_gone() -> None:
 @pytest.mark.parametrize("backend", ["inline", "process"])
 @pytest.mark.parametrize("env", [Counter, partial(Counter), lambda: Counter(), "tests.envs.tiny:Counter"])
 async def test_an_env_is_opened_by_its_class_or_a_function(env: Any, backend: Any) -> None:
-    async with EnvPool(workers=1, backend=backend) as pool, pool.open(env) as opened:
+    async with EnvPool(**BACKENDS[backend]) as pool, pool.open(env) as opened:
         assert same(await play(opened, 1, ACTIONS), expected(COUNTER, 1, ACTIONS))
     assert read_envs(env, None)[0].env == find_env(env)
 
@@ -355,7 +355,7 @@ async def test_classes_keep_their_full_names_and_slots_so_that_digests_agree() -
 
     digests = set()
     for backend in ("inline", "process"):
-        async with EnvPool(workers=1, backend=backend) as pool, pool.open(Local) as env:
+        async with EnvPool(**BACKENDS[backend]) as pool, pool.open(Local) as env:
             await env.reset(seed=1)
             outcome = await env.step(3)
             assert outcome.observation.number == 3

@@ -215,7 +215,7 @@ class EnvBinding:
         else:
             async with self._rules.retries.share(companions):
                 if self._blame.is_tried_alone:
-                    async with self._placement.cleared(self, self._rules.limits.reset):
+                    async with self._placement.cleared(self, self._rules.limits.longest):
                         reply = await self._call_anew(op, payload)
                 else:
                     reply = await self._call_anew(op, payload)

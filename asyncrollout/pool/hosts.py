@@ -70,8 +70,14 @@ class PoolLimits(msgspec.Struct, frozen=True):
     def soft(self) -> float:
         return min(1.0, self.step / 2)
 
+    @property
+    def longest(self) -> float:
+        return max(self.step, self.reset)
+
     def of(self, op: Op) -> float:
-        return self.reset if op in WITHOUT_EPISODE or op is Op.CLOSE else self.step
+        if op is Op.REPLAY or op is Op.CLOSE:  # each part of a replay may be a reset or a step
+            return self.longest
+        return self.reset if op in WITHOUT_EPISODE else self.step
 
 
 class Caller(Protocol):

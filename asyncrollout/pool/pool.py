@@ -22,6 +22,7 @@ from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.hosts import Backend, PoolLimits
 from asyncrollout.pool.inline_host import InlineHost
+from asyncrollout.pool.limits import RESET_TIMEOUT, STEP_TIMEOUT, check_interruptible, refuse_inline
 from asyncrollout.pool.loop_monitor import LoopMonitor, watch_loop
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process.backend import ProcessBackend, WorkerEnv
@@ -54,10 +55,11 @@ class EnvDescription(NamedTuple):
 class EnvPool:
     """Many envs on few processes; an async context manager, or opened by `await start()` and closed by `await close()`.
 
-    `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` are seconds of work, not of
-    waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's environment variables.
-    Workers' output is kept in `log_dir`, if given. An env whose worker dies is restored; it fails if it crashes its
-    worker twice at the same call, or more than `max_restarts` times in one episode.
+    `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` (which covers building) are
+    seconds of work, not of waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's
+    environment variables. Workers' output is kept in `log_dir`, if given. An env whose worker dies is restored; it
+    fails if it crashes its worker twice at the same call, or more than `max_restarts` times in one episode. With
+    `backend="inline"` there are no workers: their options, and time limits that cannot be kept, are refused.
     """
 
     takes_states = True
@@ -68,8 +70,8 @@ class EnvPool:
         workers: int | None = None,
         backend: Literal["process", "inline"] = "process",
         *,
-        step_timeout: float = 60.0,
-        reset_timeout: float = 120.0,
+        step_timeout: float = STEP_TIMEOUT,
+        reset_timeout: float = RESET_TIMEOUT,
         memory_limit: int | None = None,
         recover: Recovery = "replay",
         max_restarts: int = 10,
@@ -83,12 +85,12 @@ class EnvPool:
         validation.check_int("max_restarts", max_restarts, 0)
         validation.check_seconds("step_timeout", step_timeout)
         validation.check_seconds("reset_timeout", reset_timeout)
+        if backend == "inline":
+            refuse_inline(workers=workers, memory_limit=memory_limit, worker_env=worker_env, log_dir=log_dir)
         self._workers = (workers or usable_cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
-        self._rules = RecoveryRules(
-            PoolLimits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts
-        )
+        self._rules = RecoveryRules(PoolLimits(step_timeout, reset_timeout, memory_limit), recover, max_restarts)
         self._inline_host = InlineHost(self._rules.limits)
         self._sendable = SentDefinitions()  # classes that were found to be so
         self._backend: Backend | None = None
@@ -262,7 +264,10 @@ class EnvPool:
         if pinned is not None and is_async(opening.spec):
             name = opening.spec.name
             raise UsageError(f"env {name!r}: worker={pinned}: async envs run on the event loop and cannot be pinned")
-        if not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec))):
+        if not self._workers:
+            check_interruptible(opening.spec, self._rules.limits)
+            return True
+        if pinned is None and (opening.spec.runs == "light" or is_async(opening.spec)):
             return True
         self._check_picklable(opening)
         return False

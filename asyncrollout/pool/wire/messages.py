@@ -30,7 +30,7 @@ OUTCOMES = (Op.STEP, Op.RESET, Op.REPLAY)
 """Ops that change an env's state and have an outcome."""
 
 WITHOUT_EPISODE = (Op.OPEN, Op.RESET, Op.REPLAY)
-"""Ops that need no earlier state; they may build a whole env, and have the longer limit."""
+"""Ops that need no earlier state; they may build a whole env."""
 
 NOT_LOADED = 1
 """The value of a failed call whose payload could not be loaded."""
