@@ -8,7 +8,17 @@ from typing import Any, Literal, get_args
 from asyncrollout.errors import UsageError
 from asyncrollout_envs.kwargs import Style, check_bool, check_number, check_one_of, check_style, check_whole
 from asyncrollout_envs.seeding import Split, check_split, fresh_seed
-from asyncrollout_envs.sudoku.grids import Grid, Place, candidates, conflicts, is_solved, placed, solutions, taken_by
+from asyncrollout_envs.sudoku.grids import (
+    Grid,
+    Place,
+    SearchTooLongError,
+    candidates,
+    conflicts,
+    is_solved,
+    placed,
+    solutions,
+    taken_by,
+)
 from asyncrollout_envs.sudoku.puzzles import Puzzle, make_puzzle
 
 Difficulty = Literal["easy", "medium", "hard"]
@@ -21,6 +31,7 @@ _NUMBER_FIRST = re.compile(
 )
 _PLACE_FIRST = re.compile(r"\b(\d{1,3})\s?,\s?(\d{1,3})\s?,\s?(\d{1,3})\b")
 _LONGEST_ACTION = 200
+_TRIES = 20_000  # to solve a task; a hard one of 9x9 takes a few hundred
 
 
 def parse_action(text: str) -> tuple[int, int, int] | None:
@@ -155,7 +166,10 @@ def _read_puzzle(task: Any, size: int) -> Puzzle:
     if not is_rows or len(numbers) != size * size or not all(type(one) is int and 0 <= one <= size for one in numbers):
         raise UsageError(f"sudoku: task={task!r:.300} is not {size} rows of {size} numbers from 0 to {size}")
     start = tuple(map(tuple, rows))
-    found = [] if conflicts(start) else [*islice(solutions(start), 2)]
+    try:
+        found = [] if conflicts(start) else [*islice(solutions(start, _TRIES), 2)]
+    except SearchTooLongError:
+        raise UsageError(f"sudoku: task={task!r:.300} is too hard to be checked: give more of its numbers") from None
     if len(found) != 1 or found[0] == start:
         many = "is solved already" if start in found else f"has {'several solutions' if found else 'no solution'}"
         raise UsageError(f"sudoku: task={task!r:.300} {many}")

@@ -1,14 +1,15 @@
 """A sudoku grid: rows of numbers, 0 for an empty cell; which numbers fit a cell, and which grids solve a puzzle."""
 
+import functools
 from collections.abc import Iterator
-from functools import lru_cache
 from math import isqrt
+from typing import Any
 
 Grid = tuple[tuple[int, ...], ...]
 Place = tuple[int, int]
 
 
-@lru_cache(maxsize=3)
+@functools.lru_cache(maxsize=3)
 def units(size: int) -> dict[str, list[list[Place]]]:
     """The cells of each row, column and box, in order."""
     box, numbers = isqrt(size), range(size)
@@ -63,44 +64,57 @@ def is_solved(grid: Grid) -> bool:
     return all(all(row) for row in grid) and not conflicts(grid)
 
 
-def solutions(grid: Grid) -> Iterator[Grid]:
-    """All ways to fill in the empty cells, one after the other; the cell with the fewest candidates comes first."""
+class SearchTooLongError(Exception):
+    """Neither another solution was found within the tries, nor that there is none."""
+
+
+def solutions(grid: Grid, tries: int) -> Iterator[Grid]:
+    """All ways to fill in the empty cells of a grid without conflicts, one after the other.
+
+    An exact cover, by Knuth's algorithm X: each empty cell needs a number, and each unit its missing numbers. What has
+    the fewest ways left is decided first. After so many `tries`, decisions that is, it is given up.
+    """
     size = len(grid)
-    rows = [_mask(row) for row in grid]
-    columns = [_mask(column) for column in zip(*grid, strict=True)]
-    boxes = [_mask([grid[r][c] for r, c in cells]) for cells in units(size)["box"]]
-    cells = [[*row] for row in grid]
-    empty = [(row, column) for row in range(size) for column in range(size) if not grid[row][column]]
-    every = (1 << size) - 1
-
-    def fill() -> Iterator[Grid]:
-        if not empty:
-            yield tuple(map(tuple, cells))
-            return
-        best, fits, fewest = 0, 0, size + 1
-        for at, (row, column) in enumerate(empty):
-            free = every & ~(rows[row] | columns[column] | boxes[box_of((row, column), size)])
-            if free.bit_count() < fewest:
-                best, fits, fewest = at, free, free.bit_count()
-                if fewest <= 1:
-                    break
-        row, column = empty.pop(best)
-        box = box_of((row, column), size)
-        while fits:
-            bit = fits & -fits
-            fits ^= bit
-            rows[row], columns[column], boxes[box] = rows[row] | bit, columns[column] | bit, boxes[box] | bit
-            cells[row][column] = bit.bit_length()
-            yield from fill()
-            rows[row], columns[column], boxes[box] = rows[row] ^ bit, columns[column] ^ bit, boxes[box] ^ bit
-        cells[row][column] = 0
-        empty.insert(best, (row, column))
-
-    return fill()
+    needs: dict[tuple[int, int, int], set[int]] = {}  # what has to be decided, and the ways left for it
+    ways: list[tuple[Place, int]] = []
+    covered: list[list[tuple[int, int, int]]] = []  # what each way decides
+    for kind, cells_of_units in enumerate(units(size).values()):
+        for at, cells in enumerate(cells_of_units):
+            there = {grid[row][column] for row, column in cells}
+            needs |= {(kind, at, number): set() for number in range(1, size + 1) if number not in there}
+    for row, column in ((row, column) for row in range(size) for column in range(size) if not grid[row][column]):
+        needs[3, row, column] = set()
+        for number in candidates(grid, (row, column)):
+            box = box_of((row, column), size)
+            covered.append([(3, row, column), (0, row, number), (1, column, number), (2, box, number)])
+            for need in covered[-1]:
+                needs[need].add(len(ways))
+            ways.append(((row, column), number))
+    for chosen in _covers(needs, covered, iter(range(tries))):
+        yield functools.reduce(lambda filled, way: placed(filled, *ways[way]), chosen, grid)
 
 
-def _mask(numbers: tuple[int, ...] | list[int]) -> int:
-    mask = 0
-    for number in numbers:
-        mask |= 1 << number - 1 if number else 0
-    return mask
+def _covers(needs: dict[Any, set[int]], covered: list[list[Any]], tries: Iterator[int]) -> Iterator[list[int]]:
+    """The sets of ways that decide every need exactly once."""
+    if next(tries, None) is None:
+        raise SearchTooLongError
+    if not needs:
+        yield []
+        return
+    need = min(needs, key=lambda one: len(needs[one]))
+    for way in sorted(needs[need]):
+        taken = []
+        for decided in covered[way]:
+            for other in needs[decided]:
+                for rest in covered[other]:
+                    if rest != decided:
+                        needs[rest].remove(other)
+            taken.append(needs.pop(decided))
+        for chosen in _covers(needs, covered, tries):
+            yield [way, *chosen]
+        for decided in reversed(covered[way]):
+            needs[decided] = taken.pop()
+            for other in needs[decided]:
+                for rest in covered[other]:
+                    if rest != decided:
+                        needs[rest].add(other)

@@ -7,10 +7,12 @@ import msgspec
 import numpy as np
 
 from asyncrollout_envs.seeding import generator, split_by_content
-from asyncrollout_envs.sudoku.grids import Grid, placed, solutions
+from asyncrollout_envs.sudoku.grids import Grid, Place, SearchTooLongError, placed, solutions
 
 EMPTIED = {"easy": 0.4, "medium": 0.5, "hard": 0.6}
 """The share of cells that are emptied, at most."""
+
+_TRIES = 1_000
 
 
 class Puzzle(msgspec.Struct, frozen=True):
@@ -32,12 +34,20 @@ def make_puzzle(seed: int, split: str, size: int, difficulty: str) -> Puzzle:
     start = solution
     for place in emptied:
         start = placed(start, place, 0)
-    while len(found := [*islice(solutions(start), 2)]) > 1:
-        # Giving a cell in which the two differ rules one of them out.
-        other = next(one for one in found if one != solution)
-        row, column = next((r, c) for r, c in emptied if other[r][c] != solution[r][c])
-        start = placed(start, (row, column), solution[row][column])
+    while ambiguous := _ambiguous(start, solution):
+        for row, column in ambiguous[: max(1, len(ambiguous) // 8)]:  # a few at once: large grids have many solutions
+            start = placed(start, (row, column), solution[row][column])
     return Puzzle(start, solution)
+
+
+def _ambiguous(start: Grid, solution: Grid) -> list[Place]:
+    """Empty cells of which some must be given to rule out another solution; all, if the search for one takes long."""
+    numbers = range(len(start))
+    try:
+        found = next((one for one in islice(solutions(start, _TRIES), 2) if one != solution), solution)
+    except SearchTooLongError:
+        found = start
+    return [(row, column) for row in numbers for column in numbers if found[row][column] != solution[row][column]]
 
 
 def _solved(rng: np.random.Generator, size: int) -> Grid:
