@@ -28,7 +28,7 @@ def test_places_of_a_room_follow_its_moves() -> None:
     env.step(4)
     assert text.describe(env.cells) == f"{size}\n{targets}\nBoxes: (2, 3)\nBoxes on targets: (1, 3)\nYou: (1, 2)"
     env.step(2)
-    assert text.describe(env.cells).endswith("You, on a target: (2, 2)")
+    assert str(text.describe(env.cells)).endswith("You, on a target: (2, 2)")
 
 
 def test_places_of_a_lake() -> None:
@@ -37,8 +37,7 @@ def test_places_of_a_lake() -> None:
     text = FrozenLakeText(env, TextOptions())
     for action, you in [(3, "You: (0, 1)"), (2, "You, in a hole: (1, 1)")]:
         env.step(action)
-        shown = text.describe(env.cells)
-        assert isinstance(shown, str)
+        shown = str(text.describe(env.cells))
         assert f"Start: (0, 0)\nGoal: (2, 2)\n{you}\nHoles: (1, 1)" in shown
     assert shown.endswith("Grid:\n___\n_X_\n__G")
 
@@ -99,7 +98,7 @@ async def test_whatever_is_in_tags_is_an_answer() -> None:
 async def test_an_arm_that_misses_may_cost(style: str) -> None:
     async with EnvPool(backend="inline") as pool:
         rewards, successes = set(), set()
-        kwargs = {"high_probability": 0.5, "high_score": 1.0, "miss_score": -2.0}
+        kwargs: dict[str, Any] = {"high_probability": 0.5, "high_score": 1.0, "miss_score": -2.0}
         async with pool.open("bandit", style=style, **kwargs) as env:
             for seed in range(30):
                 await env.reset(seed=seed)
