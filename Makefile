@@ -12,10 +12,10 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm torch-venv demo demo-llm test test-fast test-all test-slow test-wheel lint format types layers bench clean
+.PHONY: help install local-llm torch-venv ragen-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
 
 help:  ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## Install the package and its test tools into .venv (about 1 GB, two to three minutes)
 
@@ -53,6 +53,13 @@ torch-venv: .venv-torch/.installed  ## Install torch, dill and transformers into
 	.venv-torch/bin/python $(PIP_INSTALL) --requirement tests/torch-requirements.txt --editable .
 	@touch $@
 
+ragen-venv: .venv-ragen/.installed  ## Install what RAGEN's environments import into .venv-ragen, for tests beside them
+
+.venv-ragen/.installed: tests/ragen-requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-ragen
+	.venv-ragen/bin/python $(PIP_INSTALL) --requirement tests/ragen-requirements.txt --editable .
+	@touch $@
+
 demo: $(DEMO_INSTALLED)  ## Play several environments in one run, live, and write its report; no server, GPU or key
 	@echo "Running: $(DEMO_VENV)/bin/asyncrollout demo"
 	@$(DEMO_VENV)/bin/asyncrollout demo
@@ -62,16 +69,19 @@ demo-llm: local-llm  ## The demo with a small language model on this machine, in
 	@$(BIN)/asyncrollout demo --local
 
 test: $(INSTALLED) lint types layers  ## Run linters, type checks and the tests for every commit (6 minutes on two cores)
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not extended and not slow and not wheel'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not extended and not slow and not upstream and not wheel'
 
 test-fast: $(INSTALLED)  ## Run the tests that start few processes, for the inner loop (90 seconds on two cores)
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not heavy and not extended and not slow and not wheel'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not heavy and not extended and not slow and not upstream and not wheel'
 
 test-all: $(INSTALLED)  ## Run what `make test` leaves out: second event loop, training examples, browser, long forms
 	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow'
 
 test-slow: $(INSTALLED)  ## Run soak and chaos tests in their full form
 	$(BIN)/python -m pytest -m slow
+
+test-upstream: $(INSTALLED)  ## Run programs of other systems against the drop-ins: make test-upstream UPSTREAM=dir
+	UPSTREAM='$(UPSTREAM)' $(BIN)/python -m pytest -m upstream tests/upstream
 
 test-wheel: $(INSTALLED)  ## Build the wheel, install it on each Python found (3.11 to 3.13) and try it
 	$(BIN)/python -m pytest -m wheel tests/test_wheel.py
@@ -106,4 +116,4 @@ bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve min
 	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## Remove virtual environments, caches and build files
-	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-ragen .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
