@@ -26,6 +26,7 @@ class SokobanText(GridText[Sokoban]):
 
     def __init__(self, env: Sokoban, options: TextOptions) -> None:
         super().__init__(env, options)
+        env.budget = min(env.max_steps, options.max_actions_per_traj or env.max_steps)
         self._plans: dict[tuple[Room, int, int], list[int]] = {}  # the moves to come, in each state on the way
         self._lost: tuple[Room, int] | None = None  # the room and the boxes that no solution was found for
 
