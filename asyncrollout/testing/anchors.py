@@ -1,0 +1,137 @@
+"""Whether an anchor tells the whole state: from equal anchors, the same actions must lead to the same."""
+
+import random
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asyncrollout.testing.cases import Case, CheckedEpisode, MethodCall, own_copy
+from asyncrollout.testing.compare import same, shown
+from asyncrollout.testing.direct import DirectPoints, settled
+from asyncrollout.testing.points import Skipped, point
+from asyncrollout.text.spaces import SpaceText
+
+_MOST_PAIRS = 6  # each takes a part of an episode
+_FOLLOWED = 3  # steps after a pair of equal anchors
+_DEEPEST, _MOST_HELD = 3, 64  # where generators are looked for; data has more parts
+
+
+class Visit(NamedTuple):
+    """A state of an episode: the action that led to it, what that earned, and the anchor there."""
+
+    action: Any
+    reward: float
+    terminated: bool
+    anchor: Any
+
+    @property
+    def result(self) -> tuple[float, bool, Any]:
+        return self.reward, self.terminated, self.anchor
+
+
+class Pair(NamedTuple):
+    """Two places of an episode with the same anchor."""
+
+    episode: CheckedEpisode
+    visits: list[Visit]
+    first: int
+    second: int
+
+
+@point(
+    "from equal anchors, the same actions lead to the same rewards, ends and anchors",
+    "put all that step() reads into anchor(), without rounding, except the steps that are left",
+)
+async def whole_anchors(case: Case) -> list[str]:
+    """Episodes come back to an anchor; there they are continued as they were the other time."""
+    if not case.has_text:
+        raise Skipped("it is opened without a text interface")
+    pairs: list[Pair] = []
+    for episode in case.episodes:
+        async with DirectPoints(case) as direct:
+            if not hasattr(direct.text, "anchor"):
+                raise Skipped("its text interface has no anchor()")
+            if isinstance(direct.text, SpaceText):
+                raise Skipped("its anchor is a digest of the observation")
+            if not any(isinstance(action, MethodCall) for action in episode.actions):
+                pairs += _pairs(episode, await _visits(direct, episode))
+    if not pairs:
+        raise Skipped("no anchor came twice in an episode")
+    chosen = [pairs[place * len(pairs) // _MOST_PAIRS] for place in range(_MOST_PAIRS)]
+    seen = [await _continued_otherwise(case, pair) for pair in (pairs if len(pairs) <= _MOST_PAIRS else chosen)]
+    return [text for text in seen if text][:1]
+
+
+async def _visits(direct: DirectPoints, episode: CheckedEpisode) -> list[Visit]:
+    observation, _ = await direct.reset(episode.seed)
+    direct.text.describe(observation)
+    visits = [Visit(None, 0.0, False, direct.text.anchor())]
+    drawn = list(_random_states(direct.env))
+    for action in episode.actions:
+        for raw in direct.read(action):
+            visit, ended = await _step(direct, raw)
+            visits.append(visit)
+            if getattr(direct.env, "plays_by_chance", False) or list(_random_states(direct.env)) != drawn:
+                raise Skipped("its steps draw random numbers, so that equal states may be followed by different ones")
+            if ended:
+                return visits
+    return visits
+
+
+async def _step(direct: DirectPoints, action: Any) -> tuple[Visit, bool]:
+    observation, reward, terminated, truncated, _ = await settled(direct.env.step(own_copy(action)))
+    direct.text.describe(observation)
+    visit = Visit(action, float(reward), bool(terminated), direct.text.anchor())
+    return visit, bool(terminated or truncated)
+
+
+def _pairs(episode: CheckedEpisode, visits: list[Visit]) -> list[Pair]:
+    """The places before the last with the same anchor, each with the next of its kind."""
+    places: dict[Any, list[int]] = {}
+    for place, visit in enumerate(visits[:-1]):
+        places.setdefault(visit.anchor, []).append(place)
+    return [Pair(episode, visits, *pair) for alike in places.values() for pair in pairwise(alike)]
+
+
+async def _continued_otherwise(case: Case, pair: Pair) -> str | None:
+    """Play what followed the second place from the first one; what differs, if anything."""
+    episode, visits, first, second = pair
+    case.played += 1
+    async with DirectPoints(case) as direct:
+        observation, _ = await direct.reset(episode.seed)
+        direct.text.describe(observation)
+        for visit in visits[1 : first + 1]:
+            await _step(direct, visit.action)
+        for expected in visits[second + 1 : second + 1 + _FOLLOWED]:
+            visit, ended = await _step(direct, expected.action)
+            if not same(visit.result, expected.result):
+                return (
+                    f"seed {episode.seed}: the anchor is the same after {first} and after {second} actions, "
+                    f"{shown(visits[first].anchor)}, but {shown(expected.action)} leads to {_told(visit)} from the one "
+                    f"and to {_told(expected)} from the other"
+                )
+            if ended:
+                break
+    return None
+
+
+def _told(visit: Visit) -> str:
+    end = ", an end" if visit.terminated else ""
+    return f"reward {visit.reward:g}{end} and anchor {shown(visit.anchor)}"
+
+
+def _random_states(value: Any, deep: int = 0) -> Iterator[str]:
+    """The states of all generators that an env holds."""
+    if isinstance(value, np.random.Generator):
+        yield repr(value.bit_generator.state)
+    elif isinstance(value, np.random.RandomState):
+        yield repr(value.get_state())
+    elif isinstance(value, random.Random):
+        yield repr(value.getstate())
+    elif deep < _DEEPEST:
+        held = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+        inside = value if isinstance(value, list | tuple) else [*held.values()] if len(held) <= _MOST_HELD else ()
+        for part in inside[:_MOST_HELD]:
+            yield from _random_states(part, deep + 1)
