@@ -552,7 +552,8 @@ def test_values_in_words(value: Any, space: Any, words: str) -> None:
         (np.array([0.1, 1 / 3, 100.04, 1e-7], np.float32), "[0.1, 0.3333333, 100.04, 1e-07]"),
         (np.array([np.nan, np.inf, -np.inf]), "[nan, inf, -inf]"),
         ({"speed": np.float64(-0.0)}, "speed: 0"),
-        (np.full(300, 12345678), "an array of shape (300,) and type int64: least 12345678, mean 12345678, greatest 12345678"),
+        (np.full(300, 12345678),
+         "an array of shape (300,) and type int64: least 12345678, mean 12345678, greatest 12345678"),
     ],
 )  # fmt: skip
 def test_whole_numbers_are_exact_and_others_have_seven_digits(value: Any, words: str) -> None:
