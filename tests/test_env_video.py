@@ -95,18 +95,22 @@ async def test_what_cannot_be_done_changes_nothing(reply: str, kind: str) -> Non
         assert (await env.step("<watch>0-5</watch>")).info["turn"] == 1
 
 
+EDGES = st.tuples(st.integers(0, 39), st.integers(-1, 1))
+"""A place among the frames, and hundredths of a second from it."""
+
+
 @given(
     fps=st.sampled_from([1, 2, 3, 4, 5, 7, 24, 25, 29.97, 30]),
     frames=st.lists(st.integers(0, 500), min_size=1, max_size=40, unique=True).map(sorted),
-    window=st.tuples(st.integers(0, 2_000), st.integers(0, 2_000)).map(sorted),
+    edges=st.tuples(EDGES, EDGES),
 )
 def test_a_window_has_the_frames_from_its_start_until_before_its_end(
-    fps: float, frames: list[int], window: list[int]
+    fps: float, frames: list[int], edges: tuple[tuple[int, int], tuple[int, int]]
 ) -> None:
     """A reference: the times as a model is told them, in hundredths of a second."""
     sampling = Sampling(tuple(frames), fps, (frames[-1] + 1) / fps)
     told = [round(100 * float(f"{sampling.time(index):.2f}")) for index in range(len(frames))]
-    start, end = window
+    start, end = sorted(max(0, told[place % len(told)] + off) for place, off in edges)
     inside = [index for index, time in enumerate(told) if start <= time < end]
     shown = [max((index for index, time in enumerate(told) if time <= start), default=0)]
     first, last = sampling.between(start / 100, end / 100)
