@@ -96,7 +96,7 @@ def _rows(numbers: Any) -> str:
 
 
 def _number(number: float) -> str:
-    """Whole numbers exactly, others with float32's 7 digits: what differs by more than a millionth reads differently."""
+    """Whole numbers exactly, others with a float32's 7 digits: what differs by a millionth reads differently."""
     if isinstance(number, float) and not (number.is_integer() and abs(number) < _EXACT):
         return f"{number:.{_DIGITS}g}"
     return str(int(number))

@@ -59,7 +59,7 @@ class Board:
         """The cells that the player can walk to in 0, 1, 2, ... moves, up to `most` of them."""
         free, width = self.floor & ~boxes, self.width
         ring = region = 1 << player
-        rings = []
+        rings: list[int] = []
         while ring and len(rings) <= most:
             rings.append(ring)
             ring = (ring << 1 | ring >> 1 | ring << width | ring >> width) & free & ~region
