@@ -1,19 +1,20 @@
 """Whether an anchor tells the whole state: from equal anchors, the same actions must lead to the same."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncrollout.testing.cases import Case, CheckedEpisode, MethodCall, own_copy
+from asyncrollout.testing.cases import Case, MethodCall, own_copy
 from asyncrollout.testing.compare import same, shown
 from asyncrollout.testing.direct import DirectPoints, settled
 from asyncrollout.testing.points import Skipped, point
 from asyncrollout.text.spaces import SpaceText
 
-_MOST_PAIRS = 6  # each takes a part of an episode
+_MOST_PAIRS = 6  # of each kind of episode; each takes a part of one
+_WANDERING, _WANDERED = 2, 20  # episodes, and actions of each
 _FOLLOWED = 3  # steps after a pair of equal anchors
 _DEEPEST, _MOST_HELD = 3, 64  # where generators are looked for; data has more parts
 
@@ -34,7 +35,7 @@ class Visit(NamedTuple):
 class Pair(NamedTuple):
     """Two places of an episode with the same anchor."""
 
-    episode: CheckedEpisode
+    seed: int
     visits: list[Visit]
     first: int
     second: int
@@ -45,31 +46,61 @@ class Pair(NamedTuple):
     "put all that step() reads into anchor(), without rounding, except the steps that are left",
 )
 async def whole_anchors(case: Case) -> list[str]:
-    """Episodes come back to an anchor; there they are continued as they were the other time."""
+    """Episodes come back to an anchor; there they are continued as they were the other time.
+
+    Experts seldom come back, so their actions are played in a random order, too.
+    """
     if not case.has_text:
         raise Skipped("it is opened without a text interface")
-    pairs: list[Pair] = []
-    for episode in case.episodes:
-        async with DirectPoints(case) as direct:
-            if not hasattr(direct.text, "anchor"):
-                raise Skipped("its text interface has no anchor()")
-            if isinstance(direct.text, SpaceText):
-                raise Skipped("its anchor is a digest of the observation")
-            if not any(isinstance(action, MethodCall) for action in episode.actions):
-                pairs += _pairs(episode, await _visits(direct, episode))
-    if not pairs:
+    as_recorded = [
+        pair
+        for episode in case.episodes
+        if not any(isinstance(action, MethodCall) for action in episode.actions)
+        for pair in await _find_pairs(case, episode.seed, episode.actions)
+    ]
+    wandering = [
+        pair
+        for episode in case.episodes[:_WANDERING]
+        for pair in await _find_pairs(case, episode.seed, _shuffled_actions(case, episode.seed))
+    ]
+    if not as_recorded and not wandering:
         raise Skipped("no anchor came twice in an episode")
-    chosen = [pairs[place * len(pairs) // _MOST_PAIRS] for place in range(_MOST_PAIRS)]
-    seen = [await _continued_otherwise(case, pair) for pair in (pairs if len(pairs) <= _MOST_PAIRS else chosen)]
+    seen = [await _continued_otherwise(case, pair) for pair in (*_some(as_recorded), *_some(wandering))]
     return [text for text in seen if text][:1]
 
 
-async def _visits(direct: DirectPoints, episode: CheckedEpisode) -> list[Visit]:
-    observation, _ = await direct.reset(episode.seed)
+def _shuffled_actions(case: Case, seed: int) -> list[Any]:
+    """Of all actions that were recorded, some in a random order."""
+    played = {repr(action): action for episode in case.episodes for action in episode.actions}
+    known = [action for action in played.values() if not isinstance(action, MethodCall)]
+    generator = np.random.default_rng(seed)
+    return [known[place] for place in generator.integers(len(known), size=_WANDERED)] if known else []
+
+
+def _some(pairs: list[Pair]) -> list[Pair]:
+    return pairs[:: -(-len(pairs) // _MOST_PAIRS)] if pairs else []
+
+
+async def _find_pairs(case: Case, seed: int, actions: Sequence[Any]) -> list[Pair]:
+    async with DirectPoints(case) as direct:
+        if not hasattr(direct.text, "anchor"):
+            raise Skipped("its text interface has no anchor()")
+        if isinstance(direct.text, SpaceText):
+            raise Skipped("its anchor is a digest of the observation")
+        case.played += 1
+        visits = await _visits(direct, seed, actions)
+    places: dict[Any, list[int]] = {}
+    for place, visit in enumerate(visits[:-1]):  # something must follow
+        places.setdefault(visit.anchor, []).append(place)
+    return [Pair(seed, visits, *pair) for alike in places.values() for pair in pairwise(alike)]
+
+
+async def _visits(direct: DirectPoints, seed: int, actions: Sequence[Any]) -> list[Visit]:
+    observation, _ = await direct.reset(seed)
     direct.text.describe(observation)
     visits = [Visit(None, 0.0, False, direct.text.anchor())]
     drawn = list(_random_states(direct.env))
-    for action in episode.actions:
+    for action in actions:
         for raw in direct.read(action):
             visit, ended = await _step(direct, raw)
             visits.append(visit)
@@ -87,20 +118,12 @@ async def _step(direct: DirectPoints, action: Any) -> tuple[Visit, bool]:
     return visit, bool(terminated or truncated)
 
 
-def _pairs(episode: CheckedEpisode, visits: list[Visit]) -> list[Pair]:
-    """The places before the last with the same anchor, each with the next of its kind."""
-    places: dict[Any, list[int]] = {}
-    for place, visit in enumerate(visits[:-1]):
-        places.setdefault(visit.anchor, []).append(place)
-    return [Pair(episode, visits, *pair) for alike in places.values() for pair in pairwise(alike)]
-
-
 async def _continued_otherwise(case: Case, pair: Pair) -> str | None:
     """Play what followed the second place from the first one; what differs, if anything."""
-    episode, visits, first, second = pair
+    seed, visits, first, second = pair
     case.played += 1
     async with DirectPoints(case) as direct:
-        observation, _ = await direct.reset(episode.seed)
+        observation, _ = await direct.reset(seed)
         direct.text.describe(observation)
         for visit in visits[1 : first + 1]:
             await _step(direct, visit.action)
@@ -108,7 +131,7 @@ async def _continued_otherwise(case: Case, pair: Pair) -> str | None:
             visit, ended = await _step(direct, expected.action)
             if not same(visit.result, expected.result):
                 return (
-                    f"seed {episode.seed}: the anchor is the same after {first} and after {second} actions, "
+                    f"seed {seed}: the anchor is the same after {first} and after {second} actions, "
                     f"{shown(visits[first].anchor)}, but {shown(expected.action)} leads to {_told(visit)} from the one "
                     f"and to {_told(expected)} from the other"
                 )
