@@ -385,6 +385,8 @@ def far(one: Any, other: Any) -> float:
     """A reference: how far two states are apart, in the number that differs most; infinitely, if in anything else."""
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other)
+    if isinstance(one, dict):
+        return far([*one.values()], [*other.values()])
     if isinstance(one, list | tuple):
         return max([0.0 if len(one) == len(other) else math.inf, *map(far, one, other)])
     return 0.0 if one == other else math.inf
@@ -406,7 +408,7 @@ def test_anchors_are_equal_if_and_only_if_the_states_are(seed: int, picks: list[
                 {**msgspec.to_builtins(which), "yaw": [math.cos(which.yaw), math.sin(which.yaw)]}
                 for which in (state, other)
             )
-            apart = far([*one.values()], [*two.values()])
+            apart = far(one, two)
             assert apart <= 0.001 if anchor == other_anchor else apart > 1e-9
 
 
