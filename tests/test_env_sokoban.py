@@ -250,26 +250,39 @@ def test_splits_of_small_rooms_share_none() -> None:
     assert not train & test
 
 
-def test_room_of_a_seed_depends_on_no_limit() -> None:
-    shown_with = {}
-    for max_steps, actions in ((10, None), (100, None), (5_000, 10), (100, 50)):
-        env = Sokoban(max_steps=max_steps)
-        SokobanText(env, TextOptions(max_actions_per_traj=actions))
-        shown_with[max_steps, actions] = [env.reset(seed=seed)[0].tolist() for seed in range(50)]
-    first, *others = shown_with.values()
+def limited(max_steps: int, actions: int | None, **kwargs: Any) -> Sokoban:
+    env = Sokoban(max_steps=max_steps, **kwargs)
+    SokobanText(env, TextOptions(max_actions_per_traj=actions))
+    return env
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"max_moves": 6}], ids=str)
+def test_room_of_a_seed_is_the_same_with_any_limit_that_it_fits(kwargs: dict[str, Any]) -> None:
+    first, *others = (
+        [limited(*limits, **kwargs).reset(seed=seed)[0].tolist() for seed in range(50)]
+        for limits in ((10, None), (100, None), (5_000, 10), (100, 50))
+    )
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize(("max_steps", "actions"), [(9, None), (100, 9)])
-def test_rooms_that_may_not_fit_the_episode_are_refused(max_steps: int, actions: int | None) -> None:
-    env = Sokoban(max_steps=max_steps)
-    SokobanText(env, TextOptions(max_actions_per_traj=actions))
-    with pytest.raises(UsageError, match=r"may need 10 moves, but an episode has 9: set max_moves=9"):
-        env.reset(seed=1)
-    env.reset(options={"task": CORRIDOR})
-    env = Sokoban(max_steps=max_steps, max_moves=9)
-    SokobanText(env, TextOptions(max_actions_per_traj=actions))
-    env.reset(seed=1)
+def test_rooms_that_may_not_fit_the_episode_are_refused() -> None:
+    for env in (limited(9, None), limited(9, 50), limited(100, 9, max_moves=10), limited(9, None, max_moves=10)):
+        with pytest.raises(UsageError, match=r"may need 10 moves, but an episode has 9: set max_moves=9"):
+            env.reset(seed=1)
+        env.reset(options={"task": CORRIDOR})
+    limited(9, None, max_moves=9).reset(seed=1)
+
+
+def test_rooms_are_made_for_the_actions_of_an_episode() -> None:
+    env = limited(100, 4)
+    found = []
+    for seed in range(30):
+        env.reset(seed=seed)
+        found.append(shortest(shown(env), 4))
+    assert None not in found
+    assert 4 in found
+    with pytest.raises(UsageError, match=r"min_moves=5 is more than 4, .*max_actions_per_traj.*: set max_moves"):
+        limited(100, 4, min_moves=5)
 
 
 def test_made_rooms_are_kept_and_equal_to_new_ones() -> None:

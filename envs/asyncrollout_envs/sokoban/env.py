@@ -50,8 +50,8 @@ class Sokoban:
 
     A task is a room as text, in the same symbols; without one the room comes from the seed. The shortest solution of
     such a room has `min_moves` to `max_moves` moves. `search_depth`, gym-sokoban's name for the longest reverse play in
-    moves, is a bound, too. Which room a seed gives depends on neither `max_steps` nor `budget`, so a room that may not
-    fit them is an error.
+    moves, is a bound, too. Which room a seed gives does not depend on `max_steps`, so a room that may not fit it is an
+    error.
     """
 
     metadata: Mapping[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}
@@ -73,24 +73,25 @@ class Sokoban:
         height, width = dim_room
         check_whole("sokoban", least=4, most=_LARGEST, **{"dim_room[0]": height, "dim_room[1]": width})
         check_whole("sokoban", num_boxes=num_boxes, max_steps=max_steps, search_depth=search_depth, min_moves=min_moves)
+        self._chooses_moves = max_moves is None
         if max_moves is None:
             max_moves = min(int(num_boxes * (height + width - 2)), _USUAL_STEPS)
         check_whole("sokoban", max_moves=max_moves)
         check_split("sokoban", split)
-        max_moves = min(max_moves, search_depth)
-        if min_moves > max_moves:
-            raise UsageError(
-                f"sokoban: min_moves={min_moves} is more than {max_moves}, the most that max_moves, search_depth and "
-                "the room's size allow: set max_moves"
-            )
         self.dim_room = int(height), int(width)
-        self.settings = RoomSettings(self.dim_room, int(num_boxes), int(min_moves), int(max_moves), split)
+        most = min(int(max_moves), search_depth)
+        self.settings = _checked(RoomSettings(self.dim_room, int(num_boxes), int(min_moves), most, split))
         self.max_steps = max_steps
-        self.budget: int = max_steps
-        """How many moves an episode has: fewer than `max_steps` if whoever plays it ends it earlier."""
+        self._budget: int = max_steps  # moves of an episode
         self.steps = 0
         self.player, self.boxes = 0, 0
         self.room: Room
+
+    def limit_actions(self, most: int) -> None:
+        """Whoever plays ends episodes after so many actions; rooms are made for that, unless `max_moves` was given."""
+        self._budget = min(self.max_steps, most)
+        if self._chooses_moves:
+            self.settings = _checked(self.settings._replace(max_moves=min(self.settings.max_moves, most)))
 
     @property
     def action_space(self) -> Any:
@@ -117,10 +118,10 @@ class Sokoban:
     ) -> tuple[Cells, dict[str, Any]]:
         task = (options or {}).get("task")
         if task is None:
-            if self.settings.max_moves > self.budget:
+            if self.settings.max_moves > self._budget:
                 raise UsageError(
-                    f"sokoban: a room may need {self.settings.max_moves} moves, but an episode has {self.budget}: set "
-                    f"max_moves={self.budget}, or more max_steps and max_actions_per_traj"
+                    f"sokoban: a room may need {self.settings.max_moves} moves, but an episode has {self._budget}: set "
+                    f"max_moves={self._budget}, or more max_steps and max_actions_per_traj"
                 )
             self.room = make_room(fresh_seed() if seed is None else seed, self.settings)
         else:
@@ -141,6 +142,15 @@ class Sokoban:
 
     def render(self) -> NDArray[np.uint8]:
         return grids.draw(self.cells, TILES)
+
+
+def _checked(settings: RoomSettings) -> RoomSettings:
+    if settings.min_moves > settings.max_moves:
+        raise UsageError(
+            f"sokoban: min_moves={settings.min_moves} is more than {settings.max_moves}, the most that max_moves, "
+            "search_depth, max_actions_per_traj and the room's size allow: set max_moves"
+        )
+    return settings
 
 
 def read_room(text: Any) -> Room:

@@ -26,7 +26,8 @@ class SokobanText(GridText[Sokoban]):
 
     def __init__(self, env: Sokoban, options: TextOptions) -> None:
         super().__init__(env, options)
-        env.budget = min(env.max_steps, options.max_actions_per_traj or env.max_steps)
+        if options.max_actions_per_traj is not None:
+            env.limit_actions(options.max_actions_per_traj)
         self._plans: dict[tuple[Room, int, int], list[int]] = {}  # the moves to come, in each state on the way
         self._lost: tuple[Room, int] | None = None  # the room and the boxes that no solution was found for
 
