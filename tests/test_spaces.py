@@ -1,4 +1,4 @@
-"""Any env as a text env: what is shown of an observation, which replies are actions, and what a model is told."""
+"""Any env as a text env: what is shown of an observation, which replies are actions, and what a model is shown."""
 
 import enum
 import json
@@ -70,7 +70,7 @@ class Spaced:
 class Plain:
     """Go on until you are told to stop.
 
-    No spaces: observations are told by what they are, an action is a text.
+    No spaces: observations are described by their type, an action is a text.
     """
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -350,7 +350,7 @@ def test_number_with_letters_is_never_another_one(number: Any, suffix: str, form
     assert not parsed.valid or parsed.actions[0] == number
 
 
-def test_bounds_are_told_so_that_they_are_inside() -> None:
+def test_bounds_are_reported_so_that_they_are_inside() -> None:
     space = spaces.Box(0.1, 0.7, (1,), np.float32)
     assert "a number from 0.1 to 0.7" in text_of(space).system_prompt()
     for bound in ("0.1", "0.7"):
@@ -499,7 +499,7 @@ def test_wrapped_action_space_is_not_told_by_the_authors_words() -> None:
 # --- observations
 
 
-def told(value: Any, space: Any = None) -> str:
+def described(value: Any, space: Any = None) -> str:
     shown = text_of(None, space).describe(value)
     assert isinstance(shown, str)
     return shown
@@ -536,7 +536,7 @@ def told(value: Any, space: Any = None) -> str:
     ],
 )  # fmt: skip
 def test_values_in_words(value: Any, space: Any, words: str) -> None:
-    assert told(value, space) == words
+    assert described(value, space) == words
 
 
 @pytest.mark.parametrize(
@@ -557,7 +557,7 @@ def test_values_in_words(value: Any, space: Any, words: str) -> None:
     ],
 )  # fmt: skip
 def test_whole_numbers_are_exact_and_others_have_seven_digits(value: Any, words: str) -> None:
-    assert told(value) == words
+    assert described(value) == words
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -567,7 +567,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 def test_numbers_that_differ_by_more_than_a_millionth_read_differently(one: float, other: float, by: float) -> None:
     near = float(np.float32(one * (1 + by)) if abs(one) < 1e38 else one)
     for pair in ((one, other), (one, near)):
-        first, second = (told(np.array([number], np.float32)) for number in pair)
+        first, second = (described(np.array([number], np.float32)) for number in pair)
         if abs(pair[0] - pair[1]) > 1e-6 * max(map(abs, pair)):
             assert first != second
         if pair[0] == pair[1]:
@@ -576,24 +576,26 @@ def test_numbers_that_differ_by_more_than_a_millionth_read_differently(one: floa
 
 @given(st.integers(-(2**70), 2**70), st.integers(-(2**70), 2**70))
 def test_whole_numbers_read_alike_only_if_they_are_equal(one: int, other: int) -> None:
-    assert (told([one, 0.5]) == told([other, 0.5])) == (one == other)
-    assert told([one]) == f"[{one}]"
+    assert (described([one, 0.5]) == described([other, 0.5])) == (one == other)
+    assert described([one]) == f"[{one}]"
 
 
-def test_odd_object_is_told_without_its_address() -> None:
-    assert told(object()) == "<object object>"
+def test_odd_object_is_reported_without_its_address() -> None:
+    assert described(object()) == "<object object>"
 
 
 def test_large_arrays_are_summed_up() -> None:
     array = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
-    assert told(array) == "an array of shape (1000, 1000) and type float32: least 0, mean 499999.5, greatest 999999"
+    assert (
+        described(array) == "an array of shape (1000, 1000) and type float32: least 0, mean 499999.5, greatest 999999"
+    )
 
 
 @pytest.mark.parametrize(
     "value", ["x" * 1_000_000, ["word"] * 100_000, dict.fromkeys(range(1000), "x" * 1000), b"x" * 1_000_000]
 )
 def test_texts_are_bounded(value: Any) -> None:
-    assert len(told(value)) < LONGEST + 100
+    assert len(described(value)) < LONGEST + 100
 
 
 def test_pictures_are_shown() -> None:
@@ -607,7 +609,7 @@ def test_pictures_are_shown() -> None:
 
 
 def test_small_grids_of_bytes_are_no_pictures() -> None:
-    assert told(np.ones((2, 2, 3), np.uint8)) == "[[[1, 1, 1],\n[1, 1, 1]],\n[[1, 1, 1],\n[1, 1, 1]]]"
+    assert described(np.ones((2, 2, 3), np.uint8)) == "[[[1, 1, 1],\n[1, 1, 1]],\n[[1, 1, 1],\n[1, 1, 1]]]"
 
 
 # --- anchors

@@ -1,4 +1,4 @@
-"""Whether an anchor tells the whole state: from equal anchors, the same actions must lead to the same."""
+"""Whether an anchor holds the whole state: from equal anchors, the same actions must lead to the same."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,15 +132,15 @@ async def _continued_otherwise(case: Case, pair: Pair) -> str | None:
             if not same(visit.result, expected.result):
                 return (
                     f"seed {seed}: the anchor is the same after {first} and after {second} actions, "
-                    f"{shown(visits[first].anchor)}, but {shown(expected.action)} leads to {_told(visit)} from the one "
-                    f"and to {_told(expected)} from the other"
+                    f"{shown(visits[first].anchor)}, but {shown(expected.action)} leads to {_result_text(visit)} from the one "
+                    f"and to {_result_text(expected)} from the other"
                 )
             if ended:
                 break
     return None
 
 
-def _told(visit: Visit) -> str:
+def _result_text(visit: Visit) -> str:
     end = ", an end" if visit.terminated else ""
     return f"reward {visit.reward:g}{end} and anchor {shown(visit.anchor)}"
 
