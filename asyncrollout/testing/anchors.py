@@ -132,15 +132,15 @@ async def _continued_otherwise(case: Case, pair: Pair) -> str | None:
             if not same(visit.result, expected.result):
                 return (
                     f"seed {seed}: the anchor is the same after {first} and after {second} actions, "
-                    f"{shown(visits[first].anchor)}, but {shown(expected.action)} leads to {_result_text(visit)} from the one "
-                    f"and to {_result_text(expected)} from the other"
+                    f"{shown(visits[first].anchor)}, but {shown(expected.action)} leads to {_result(visit)} from the one "
+                    f"and to {_result(expected)} from the other"
                 )
             if ended:
                 break
     return None
 
 
-def _result_text(visit: Visit) -> str:
+def _result(visit: Visit) -> str:
     end = ", an end" if visit.terminated else ""
     return f"reward {visit.reward:g}{end} and anchor {shown(visit.anchor)}"
 
