@@ -132,8 +132,8 @@ async def _continued_otherwise(case: Case, pair: Pair) -> str | None:
             if not same(visit.result, expected.result):
                 return (
                     f"seed {seed}: the anchor is the same after {first} and after {second} actions, "
-                    f"{shown(visits[first].anchor)}, but {shown(expected.action)} leads to {_result(visit)} from the one "
-                    f"and to {_result(expected)} from the other"
+                    f"{shown(visits[first].anchor)}, but {shown(expected.action)} leads to {_result(visit)} from "
+                    f"the one and to {_result(expected)} from the other"
                 )
             if ended:
                 break
