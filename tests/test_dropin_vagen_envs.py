@@ -356,6 +356,12 @@ def test_defaults_are_vagen_s() -> None:
     assert sokoban.config_id().startswith("SokobanEnvConfig(render_mode=vision,")
 
 
+def test_none_is_an_option_that_is_not_given() -> None:
+    """As data sets of several environments have it, for the options of the others."""
+    assert SokobanEnvConfig(prompt_format=None, max_steps=None) == SokobanEnvConfig()  # type: ignore[arg-type]
+    assert FrozenLakeEnvConfig(special_token_list=None).special_token_list is None
+
+
 def test_seeds_of_a_data_set() -> None:
     assert FrozenLakeEnvConfig().generate_seeds(5) == FrozenLakeEnvConfig().generate_seeds(5)
     seeds = SokobanEnvConfig(min_actions_to_succeed=4).generate_seeds(5, n_candidate=200)

@@ -78,10 +78,7 @@ def _placed(value: Any, described: Mapping[str, Resources], cluster: Cluster | N
 def _resources(label: str, described: Mapping[str, Resources], cluster: Cluster | None) -> Resources:
     if cluster is None:
         if label not in described:
-            known = ", ".join(described)
-            raise PlacementError(
-                f"there is no node group {label!r}{did_you_mean(label, described)}; available: {known}"
-            )
+            raise PlacementError(f"there is no node group {label!r}{did_you_mean(label, described)}")
         return described[label]
     group = cluster.get_node_group(label)
     if group is None:

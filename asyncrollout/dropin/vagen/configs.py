@@ -5,7 +5,7 @@ import os
 import random
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from asyncrollout.dropin.vagen import games
@@ -32,6 +32,13 @@ def make_config(kind: Any, env_name: str, given: dict[str, Any]) -> Any:
         raise
     except Exception as error:  # whatever a user's class raises
         raise UsageError(f"{env_name}: its options are not valid: {type(error).__name__}: {error}") from error
+
+
+def fill_missing(config: Any) -> None:
+    """Set the defaults of options that are None: data sets of several environments write None for each other's."""
+    for one in fields(config):
+        if getattr(config, one.name) is None and one.default is not MISSING:
+            setattr(config, one.name, one.default)
 
 
 @dataclass
@@ -74,6 +81,7 @@ class _GridEnvConfig(BaseEnvConfig):
     env_name: str = ""
 
     def __post_init__(self) -> None:
+        fill_missing(self)
         name = type(self).env_name
         if self.env_name != name:
             raise UsageError(f"{name}: env_name={self.env_name!r:.100} is another environment")
@@ -139,6 +147,7 @@ class _CurrentConfig:
     prompt_format: str = "free_think"
 
     def __post_init__(self) -> None:
+        fill_missing(self)
         check_shown(self.env_name, self)
         find_format(self.prompt_format, {name: CURRENT[name] for name in self.formats}, self.env_name)
 
@@ -203,6 +212,7 @@ class VideoEnvConfig(BaseEnvConfig):
     format_reward: float = 0.1
 
     def __post_init__(self) -> None:
+        fill_missing(self)
         if self.render_mode != "vision":
             raise UsageError(f"video: render_mode={self.render_mode!r:.100} is not available: it must be 'vision'")
         _check_placeholder("video", self.image_placeholder)

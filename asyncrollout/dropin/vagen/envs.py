@@ -130,8 +130,7 @@ _CURRENT: dict[str, Any] = {"Sokoban": Sokoban, "FrozenLake": FrozenLake}
 def get_env_cls(name: str) -> Any:
     """The class of an environment by its name in VAGEN's `env_registry.yaml`, or as it was registered."""
     if name not in _CURRENT:
-        close = did_you_mean(name, _CURRENT)
-        raise UsageError(f"VAGEN's environment {name!r:.100} is not available{close}; available: {', '.join(_CURRENT)}")
+        raise UsageError(f"VAGEN's environment {name!r:.100} is not available{did_you_mean(name, _CURRENT)}")
     return _CURRENT[name]
 
 

@@ -63,8 +63,7 @@ CURRENT: dict[str, ReplyFormat] = {
 
 def find_format(name: Any, known: dict[str, ReplyFormat], env: str) -> ReplyFormat:
     if name not in known:
-        close = did_you_mean(str(name), known)
-        raise UsageError(f"{env}: prompt_format={name!r:.100} is not a format{close}; available: {', '.join(known)}")
+        raise UsageError(f"{env}: prompt_format={name!r:.100} is not a format{did_you_mean(str(name), known)}")
     return known[name]
 
 
