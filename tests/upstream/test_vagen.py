@@ -1,4 +1,4 @@
-"""VAGEN's own code beside ours: its parsers, its FrozenLake, its HTTP client, its data sets and its configs.
+"""VAGEN's own code beside ours: its parsers, its grid worlds, its HTTP client, its data sets and its configs.
 
 Nothing is replaced: its client talks to `asyncrollout serve`, its script makes data sets from our `REGISTERED_ENV`.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -94,20 +95,55 @@ async def _compare(their_class: Any, name: str, rng: random.Random) -> int:
         theirs, ours = their_class(dict(config)), get_env_cls("FrozenLake")(dict(config))
         shown = [(await env.reset(seed=0))[0]["obs_str"] for env in (theirs, ours)]
         assert _grid(shown[0]) == _grid(shown[1])
-        for _ in range(8):
-            names = rng.choices(["Up", "down", "LEFT", "Right", "jump"], k=rng.randrange(4))
-            think, answer = "<think>t</think>", f"<answer>{','.join(names)}</answer>"
-            whole = think + answer
-            if name == "wm":
-                whole = f"<observation>o</observation>{whole}<prediction>p</prediction>"
-            reply = rng.choice([whole, whole, whole, answer])
-            expected, found = await theirs.step(reply), await ours.step(reply)
-            steps += 1
-            assert _grid(expected[0]["obs_str"]) == _grid(found[0]["obs_str"])
-            assert found[1] == pytest.approx(expected[1])
-            assert found[2:] == expected[2:]
-            if found[2]:
-                break
+        steps += await _play_alike(theirs, ours, name, rng)
+    return steps
+
+
+async def _play_alike(theirs: Any, ours: Any, name: str, rng: random.Random) -> int:
+    """Up to eight turns of any replies; how many they were."""
+    for turn in range(1, 9):
+        names = rng.choices(["Up", "down", "LEFT", "Right", "jump"], weights=(5, 5, 5, 5, 1), k=rng.randrange(4))
+        think, answer = "<think>t</think>", f"<answer>{','.join(names)}</answer>"
+        whole = think + answer
+        if name == "wm":
+            whole = f"<observation>o</observation>{whole}<prediction>p</prediction>"
+        reply = rng.choice([whole, whole, whole, answer])
+        expected, found = await theirs.step(reply), await ours.step(reply)
+        assert _grid(expected[0]["obs_str"]) == _grid(found[0]["obs_str"])
+        assert found[1] == pytest.approx(expected[1])
+        assert found[2:] == expected[2:]
+        if found[2]:
+            return turn
+    return turn
+
+
+@pytest.mark.filterwarnings("ignore")  # gym and its Sokoban are old
+@pytest.mark.parametrize("name", ["free_think", "wm"])
+def test_its_sokoban_plays_alike(name: str, upstream: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, in our rooms, which are put into its game."""
+    monkeypatch.syspath_prepend(str(upstream("vagen")))
+    needs = "VAGEN's Sokoban imports gym_sokoban: pip install gym gym-sokoban 'setuptools<80'"
+    pytest.importorskip("gym_sokoban", reason=needs, exc_type=ImportError)
+    theirs = importlib.import_module("vagen.envs.sokoban.sokoban_env")
+    assert asyncio.run(_compare_rooms(theirs.Sokoban, name, random.Random(2))) > 200
+    for module in [module for module in sys.modules if module.partition(".")[0] == "vagen"]:
+        monkeypatch.delitem(sys.modules, module)
+
+
+async def _compare_rooms(their_class: Any, name: str, rng: random.Random) -> int:
+    steps = 0
+    for seed in range(40):
+        config = {"prompt_format": name, "render_mode": "text", "num_boxes": rng.choice([1, 2])}
+        theirs, ours = their_class(dict(config)), get_env_cls("Sokoban")(dict(config))
+        await theirs.reset(seed=seed)
+        await ours.reset(seed=seed)
+        cells = ours.game._env.cells.astype(int)
+        game = theirs.env
+        game.room_fixed = np.where(np.isin(cells, (2, 3, 6)), 2, np.where(cells == 0, 0, 1))
+        game.room_state = np.where(cells == 6, 5, cells)
+        game.player_position = np.argwhere(game.room_state == 5)[0]
+        game.boxes_on_target, game.num_env_steps = int((cells == 3).sum()), 0
+        steps += await _play_alike(theirs, ours, name, rng)
     return steps
 
 
