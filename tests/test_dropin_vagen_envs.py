@@ -25,7 +25,7 @@ from asyncrollout.dropin.vagen import (
     list_envs,
     register_env,
 )
-from asyncrollout.dropin.vagen.admission import VagenAdmission
+from asyncrollout.dropin.vagen.allowed_envs import VagenAdmission
 from asyncrollout.dropin.vagen.games import solution_length
 from asyncrollout.dropin.vagen.registered import ELSEWHERE
 from asyncrollout.dropin.vagen.replies import CURRENT, LEGACY, read_current, read_legacy

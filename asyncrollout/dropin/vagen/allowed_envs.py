@@ -5,7 +5,7 @@ from typing import Any
 
 from asyncrollout.dropin.vagen.registered import find_theirs, is_theirs
 from asyncrollout.registry import EnvSpec
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 
 _VARIABLES = ("SCRIPT_DIR",)  # no others: an error would show a client their values
 
