@@ -15,7 +15,7 @@ from asyncrollout.dropin.rlinf.ranks import (
 )
 from asyncrollout.dropin.rlinf.strategies import (
     ACCELERATOR,
-    Cluster,
+    ClusterView,
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PlacementStrategy,
@@ -46,7 +46,7 @@ class PlacedComponent(msgspec.Struct, frozen=True):
         return None in self.hardware_types
 
 
-def place_components(given: Any, cluster: Cluster | None = None) -> dict[str, PlacedComponent]:
+def place_components(given: Any, cluster: ClusterView | None = None) -> dict[str, PlacedComponent]:
     """The components of `cluster.component_placement`, where `given` is what `cluster` says.
 
     Without a cluster, node groups are those that `given` describes, and any number of GPUs is taken.
@@ -63,7 +63,7 @@ def place_components(given: Any, cluster: Cluster | None = None) -> dict[str, Pl
     return placed
 
 
-def _placed(value: Any, described: Mapping[str, Resources], cluster: Cluster | None) -> PlacedComponent:
+def _placed(value: Any, described: Mapping[str, Resources], cluster: ClusterView | None) -> PlacedComponent:
     ranks = read_component(value)
     found = [_resources(label, described, cluster) for label in ranks.node_groups or (ALL,)]
     counts = [one.count for one in found]
@@ -75,7 +75,7 @@ def _placed(value: Any, described: Mapping[str, Resources], cluster: Cluster | N
     return placed
 
 
-def _resources(label: str, described: Mapping[str, Resources], cluster: Cluster | None) -> Resources:
+def _resources(label: str, described: Mapping[str, Resources], cluster: ClusterView | None) -> Resources:
     if cluster is None:
         if label not in described:
             raise PlacementError(f"there is no node group {label!r}{did_you_mean(label, described)}")
@@ -118,7 +118,7 @@ class HybridComponentPlacement:
     Without one, any numbers are taken, and `all` GPUs are those of this machine.
     """
 
-    def __init__(self, config: Any, cluster: Cluster | None = None) -> None:
+    def __init__(self, config: Any, cluster: ClusterView | None = None) -> None:
         part = config.get("cluster") if isinstance(config, Mapping) else getattr(config, "cluster", None)
         try:
             self._placed = place_components(plain(part), cluster)

@@ -38,7 +38,7 @@ class NodeGroup(Protocol):
     def get_local_hardware_rank(self, hardware_rank: int) -> Any: ...
 
 
-class Cluster(Protocol):
+class ClusterView(Protocol):
     """As RLinf's Cluster."""
 
     def get_node_group(self, label: str = ..., /) -> Any: ...
@@ -86,7 +86,7 @@ class PlacementStrategy:
         given = [node_groups] if isinstance(node_groups, str) else [*(node_groups or ())]
         self._labels = [str(label) for label in given]
 
-    def get_placement(self, cluster: Cluster, isolate_accelerator: bool = True) -> list[Placement]:
+    def get_placement(self, cluster: ClusterView, isolate_accelerator: bool = True) -> list[Placement]:
         """Where each process runs, by rank; with `isolate_accelerator` it sees no GPUs but its own."""
         processes = [*self._processes(cluster, self._groups(cluster))]
         nodes = [process.node for process in processes]
@@ -115,14 +115,14 @@ class PlacementStrategy:
             )
         return placements
 
-    def _groups(self, cluster: Cluster) -> list[NodeGroup]:
+    def _groups(self, cluster: ClusterView) -> list[NodeGroup]:
         groups = [cluster.get_node_group(label) for label in self._labels] or [cluster.get_node_group()]
         for label, group in zip(self._labels, groups, strict=False):
             if group is None:
                 raise PlacementError(f"there is no node group {label!r} in the cluster")
         return groups
 
-    def _processes(self, cluster: Cluster, groups: list[NodeGroup]) -> Iterator[_Process]:
+    def _processes(self, cluster: ClusterView, groups: list[NodeGroup]) -> Iterator[_Process]:
         raise NotImplementedError
 
 
@@ -137,7 +137,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             raise PlacementError(f"hardware is numbered from 0, but hardware_ranks_list={hardware_ranks_list!r:.200}")
         self._ranks = sorted((sorted(ranks) for ranks in hardware_ranks_list), key=lambda ranks: ranks[0])
 
-    def _processes(self, cluster: Cluster, groups: list[NodeGroup]) -> Iterator[_Process]:  # noqa: ARG002
+    def _processes(self, cluster: ClusterView, groups: list[NodeGroup]) -> Iterator[_Process]:  # noqa: ARG002
         for group in groups:
             if group.hardware_type is None:
                 raise PlacementError(f"the node group {group.label!r} has no hardware: place processes on its nodes")
@@ -191,7 +191,7 @@ class NodePlacementStrategy(PlacementStrategy):
             raise PlacementError("node_ranks must not be empty")
         self._nodes = sorted(node_ranks)
 
-    def _processes(self, cluster: Cluster, groups: list[NodeGroup]) -> Iterator[_Process]:  # noqa: ARG002
+    def _processes(self, cluster: ClusterView, groups: list[NodeGroup]) -> Iterator[_Process]:  # noqa: ARG002
         nodes = [(node, group.label) for group in groups for node in group.node_ranks]
         twice = [node for node, count in Counter(node for node, _ in nodes).items() if count > 1]
         if twice:

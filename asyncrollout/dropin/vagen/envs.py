@@ -12,7 +12,7 @@ from asyncrollout.dropin.vagen.configs import (
     SokobanEnvConfig,
     make_config,
 )
-from asyncrollout.dropin.vagen.games import CurrentGame, LegacyGame, Turn
+from asyncrollout.dropin.vagen.games import CurrentGame, GameTurn, LegacyGame
 from asyncrollout.errors import MissingExtraError, UsageError
 from asyncrollout.images import IMAGE_MARK
 from asyncrollout.validation import did_you_mean
@@ -143,7 +143,7 @@ def list_envs() -> list[str]:
     return [*_CURRENT]
 
 
-def _shown(turn: Turn, key: str) -> dict[str, Any]:
+def _shown(turn: GameTurn, key: str) -> dict[str, Any]:
     if not turn.images:
         return {"obs_str": turn.text}
     try:

@@ -22,7 +22,7 @@ _MAX_STEPS = 10**6  # VAGEN's lakes have no limit of their own
 _NEXT_SEED = 1_000_003  # from one try to the next
 
 
-class Turn(msgspec.Struct, frozen=True):
+class GameTurn(msgspec.Struct, frozen=True):
     """What a reset or a step shows: a text with a mark for each image, the images, and VAGEN's results."""
 
     text: str
@@ -47,13 +47,13 @@ class GridGame:
         slippery = self._is_lake and (config.is_slippery or getattr(config, "slip_prob", 0) > 0)
         self._game = prompts.frozen_lake(slippery=slippery, won=self._symbols[-1]) if self._is_lake else prompts.SOKOBAN
 
-    def reset(self, seed: int | None, member: int = 0) -> Turn:
+    def reset(self, seed: int | None, member: int = 0) -> GameTurn:
         task = _drawn(self.config.desc) if self._is_lake and self.config.desc is not None else None
         self._begin(seed, {"task": task, "member": member})
         self.total_reward = 0.0
         return self._shown(prompts.first_text, 0.0, done=False, info={})
 
-    def step(self, reply: str) -> Turn:
+    def step(self, reply: str) -> GameTurn:
         read = self._read(str(reply))
         before, played = self._env.player, []
         reward, done, success, is_valid = 0.0, False, False, bool(read.actions) and self._may_play(read)
@@ -81,10 +81,10 @@ class GridGame:
     def close(self) -> None:
         """There is nothing to release."""
 
-    def _shown(self, describe: Any, reward: float, *, done: bool, info: Mapping[str, Any]) -> Turn:
+    def _shown(self, describe: Any, reward: float, *, done: bool, info: Mapping[str, Any]) -> GameTurn:
         is_drawn = self.config.render_mode == "vision"
         shown = IMAGE_MARK if is_drawn else self._text()
-        return Turn(self._observed(describe(shown)), (self.render(),) if is_drawn else (), reward, done, dict(info))
+        return GameTurn(self._observed(describe(shown)), (self.render(),) if is_drawn else (), reward, done, dict(info))
 
     def _text(self) -> str:
         rows = self._env.cells.tolist()

@@ -49,7 +49,7 @@ class HostedGame:
         return self._game.render()
 
 
-class HostedEnv:
+class HostedBaseEnv:
     """An environment of yours, as VAGEN's first version has them: `env_cls(config_cls(**env_config))`."""
 
     def __init__(self, *, env_name: str, env_cls: Any, config_cls: Any, **env_config: Any) -> None:
@@ -99,5 +99,5 @@ def _array(image: Any) -> Any:
 
 def host_class(env_cls: Any) -> str:
     """The import path of what hosts such an environment."""
-    kind = HostedGame if isinstance(env_cls, type) and issubclass(env_cls, GridEnv | GymImageEnv) else HostedEnv
+    kind = HostedGame if isinstance(env_cls, type) and issubclass(env_cls, GridEnv | GymImageEnv) else HostedBaseEnv
     return f"{__name__}:{kind.__name__}"

@@ -24,7 +24,7 @@ class Example(msgspec.Struct, frozen=True):
         return self.after if most >= len(self.actions) else self.halfway
 
 
-class Picture(msgspec.Struct, frozen=True):
+class ExampleStates(msgspec.Struct, frozen=True):
     """The states of the first example as symbols and as data: before it, and after each of its actions."""
 
     grids: tuple[str, ...]
@@ -40,7 +40,7 @@ class Game(msgspec.Struct, frozen=True):
     rules: tuple[str, ...]
     seen: tuple[tuple[str, str], ...]
     examples: tuple[Example, ...]
-    picture: Picture
+    picture: ExampleStates
 
     @property
     def objects(self) -> str:
@@ -74,7 +74,7 @@ SOKOBAN = Game(
             (("box", "same", "left"), ("target", "above", "same")),
         ),
     ),
-    picture=Picture(
+    picture=ExampleStates(
         (
             "####\n#P_#\n#X_#\n#__#\n#O_#\n####",
             "####\n#__#\n#P_#\n#X_#\n#O_#\n####",
@@ -112,7 +112,7 @@ _LAKE = Game(
             (("target", "same", "left"), ("hole", "below", "right")),
         ),
     ),
-    picture=Picture(
+    picture=ExampleStates(
         ("_P__\nGO__\n____\n__O_", "P___\nGO__\n____\n__O_", "____\n√O__\n____\n__O_"),
         tuple({"player": place, "target": (1, 0)} for place in ((0, 1), (0, 0), (1, 0))),
     ),
