@@ -47,10 +47,6 @@ class WebshopSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def kwargs(self) -> dict[str, Any]:
         """Of our env. Without files, it sells generated products."""
         if self.data_path is None:
-            logger.warning(
-                "env.webshop.data_path is not given: generated products are sold instead of WebShop's, whatever "
-                "use_small and human_goals say"
-            )
             return {}
         name = "items_shuffle_1000.json" if self.use_small else "items_shuffle.json"
         return {"data_path": str(Path(self.data_path).expanduser() / name), "human_goals": self.human_goals}
@@ -99,11 +95,20 @@ def read_settings(config: Any) -> VerlAgentSettings:
     unread = _section(config, "env").keys() - {*EnvSettings.__struct_fields__} - _OTHERS
     if unread:
         logger.warning("config: not read: %s", ", ".join(f"env.{key}" for key in sorted(unread)))
-    return _converted({name: _section(config, name) for name in ("env", "data")}, VerlAgentSettings)
+    settings: VerlAgentSettings = _converted(
+        {name: _section(config, name) for name in ("env", "data")}, VerlAgentSettings
+    )
+    if settings.env.kind == "webshop" and settings.env.webshop.data_path is None:
+        logger.warning(
+            "env.webshop.data_path is not given: generated products are sold instead of WebShop's, whatever use_small "
+            "and human_goals say"
+        )
+    return settings
 
 
 def read_env_settings(config: Any) -> EnvSettings:
-    return _converted({"env": _section(config, "env")}, _EnvSection).env
+    found: _EnvSection = _converted({"env": _section(config, "env")}, _EnvSection)
+    return found.env
 
 
 class _EnvSection(msgspec.Struct, frozen=True):
