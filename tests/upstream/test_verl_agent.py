@@ -31,8 +31,8 @@ def run(sources: Path, *command: str) -> str:
 @pytest.mark.parametrize(
     ("program", "printed"),
     [
-        ("collector", ["Sokoban, training", "Sokoban, validation", "Webshop, training", "Webshop, validation"]),
-        ("pictures", ["anchors {(96, 96, 3)}"]),
+        ("collectors", ["Sokoban, training", "Sokoban, validation", "Webshop, training", "Webshop, validation"]),
+        ("pictures", ["rgb_array: 6 episodes", "anchors {(96, 96, 3)}"]),
         ("advantages", ["Sokoban: ", "Webshop: "]),
         ("step", ["a training step"]),
         ("validation", ["_validate, Sokoban", "_validate, Webshop"]),
