@@ -31,6 +31,7 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 _YIELD_AFTER = 0.001  # seconds of work after which other tasks get their turn
+_LEAVING_CHECK = 0.01  # seconds between looks at threads that are ending
 _OPEN, _STEP, _CLOSE, _END_FILM = Op.OPEN, Op.STEP, Op.CLOSE, Op.END_FILM  # an enum's attribute is slow to find
 
 
@@ -155,7 +156,7 @@ class InlineHost:
         for env_id in self._threads.keys() - self._hosted.keys():  # it is only now being made
             self.drop(env_id)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(anyio.to_thread.run_sync, _wait_for, self._leaving)
+            tasks.start_soon(_wait_for, self._leaving)
             for env_id in [*self._hosted]:
                 tasks.start_soon(self._close, env_id)
         while self._closing:
@@ -288,10 +289,11 @@ def _close_made_in(thread: EnvThread) -> None:
         _close_now(thread.hosted)
 
 
-def _wait_for(threads: Sequence[EnvThread]) -> None:
-    deadline = time.monotonic() + CLOSE_GRACE
-    for thread in threads:
-        thread.ended.wait(max(deadline - time.monotonic(), 0.0))
+async def _wait_for(threads: Sequence[EnvThread]) -> None:
+    """Without a thread: from Python 3.12 on, none can be started once the program is ending."""
+    with anyio.move_on_after(CLOSE_GRACE):
+        while not all(thread.ended.is_set() for thread in threads):  # noqa: ASYNC110 (set by other threads)
+            await anyio.sleep(_LEAVING_CHECK)
 
 
 def _close_now(hosted: EnvRunner) -> None:

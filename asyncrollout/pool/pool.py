@@ -155,13 +155,17 @@ class EnvPool:
         async with anyio.create_task_group() as closing:
             closing.start_soon(self._inline_host.close)
             if self._backend is not None:
-                closing.start_soon(self._backend.stop)
+                closing.start_soon(self._stop_backend, self._backend)
         for binding in [*self._placement.bindings]:
             if binding.host is self._inline_host:
                 self._placement.leave(binding)
         self._placement.bindings.clear()
         if self._loop_watch is not None:
             self._loop_watch.release()
+
+    async def _stop_backend(self, backend: Backend) -> None:
+        with anyio.CancelScope(shield=True):  # no other failure of closing may leave workers behind
+            await backend.stop()
 
     def check_open(self) -> None:
         """An error if envs cannot be opened, with the reason."""
