@@ -49,13 +49,14 @@ class TrajectoryCollector:
 
     def multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase, is_train: bool = True
-    ) -> Any:
-        """A row for each turn that was played. Validation never samples dynamically."""
+    ) -> DataProto:
+        """A row for each turn that was played, in verl's own class or ours. Validation never samples dynamically."""
         dynamic = is_train and self._settings.algorithm.filter_groups.enable
         loop = self.dynamic_multi_turn_loop if dynamic else self.vanilla_multi_turn_loop
         episodes = [episode for group in loop(gen_batch, actor_rollout_wg, envs) for episode in group]
-        batch = gather(episodes, self._settings.scoring, self._pad_token)
-        return to_verl(batch) if is_verls(gen_batch) else batch
+        ours = gather(episodes, self._settings.scoring, self._pad_token)
+        batch: DataProto = to_verl(ours) if is_verls(gen_batch) else ours
+        return batch
 
     def vanilla_multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase

@@ -61,10 +61,9 @@ class LLMAgentProxy:
         """Play new episodes to their ends, or through `agent_proxy.max_turn` turns."""
         if hasattr(self, "parallel_envs") and hasattr(self, "traj_collector"):
             envs = self.val_parallel_envs if val else self.train_parallel_envs
-            batch: DataProto = self.traj_collector.multi_turn_loop(
+            return self.traj_collector.multi_turn_loop(
                 gen_batch=dataproto, actor_rollout_wg=self.actor_wg, envs=envs, is_train=not val
             )
-            return batch
         mode: Mode = "val" if val else "train"
         if mode not in self._managers:
             raise UsageError("config: es_manager.val is missing, and rollout(val=True) needs it")
