@@ -44,7 +44,7 @@ def load_branch(folder: Path) -> dict[str, Any]:
     return {name: importlib.import_module(f"branch.{name}") for name in names}
 
 
-class Answerer(Model):
+class Answerer(Model):  # type: ignore[misc]
     """Reads the prompt's tokens: the branch's collector sends no `raw_prompt_ids`."""
 
     def generate_sequences(self, prompts: Any) -> Any:
