@@ -19,7 +19,7 @@ _PENALTY_OF_STILL = -0.1
 _WON = 10.0
 
 
-class SokobanEnv:
+class VerlAgentSokoban:
     """Actions 1 to 4 move; 0 stands still, which costs as much and takes no step.
 
     With `mode="rgb_array"` observations are pictures of 16 pixels for each cell, else text.
@@ -48,7 +48,7 @@ class SokobanEnv:
         return "\n".join("".join(f" {SYMBOLS[code]} \t" for code in row) for row in self._env.cells.tolist())
 
 
-class WebshopEnv:
+class VerlAgentWebshop:
     """Observations are pages without the instruction, which is the `task` in the first info.
 
     Buying exactly what was asked for earns 10, anything else 0; `task_score` has WebShop's own score.

@@ -4,21 +4,21 @@ from typing import Any
 
 from asyncrollout.dropin.ragen.container import EnvironmentContainer, SynchronousContainer
 from asyncrollout.dropin.ragen.settings import EnvPlan, Mode
-from asyncrollout.dropin.verl_agent.envs import SokobanEnv, WebshopEnv
+from asyncrollout.dropin.verl_agent.envs import VerlAgentSokoban, VerlAgentWebshop
 from asyncrollout.dropin.verl_agent.managers import (
     EnvironmentManagerBase,
     SokobanEnvironmentManager,
     WebshopEnvironmentManager,
 )
 from asyncrollout.dropin.verl_agent.projections import sokoban_projection, webshop_projection
-from asyncrollout.dropin.verl_agent.settings import EnvSettings, read_settings
+from asyncrollout.dropin.verl_agent.settings import VerlAgentEnv, read_settings
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
 from asyncrollout.text.projections import Projection
 
 _KINDS: dict[str, tuple[type, type[EnvironmentManagerBase], Projection]] = {
-    "sokoban": (SokobanEnv, SokobanEnvironmentManager, sokoban_projection),
-    "webshop": (WebshopEnv, WebshopEnvironmentManager, webshop_projection),
+    "sokoban": (VerlAgentSokoban, SokobanEnvironmentManager, sokoban_projection),
+    "webshop": (VerlAgentWebshop, WebshopEnvironmentManager, webshop_projection),
 }
 
 
@@ -47,7 +47,7 @@ class VerlAgentPlan(EnvPlan, frozen=True):
         return EnvSpec(name=self.tag, factory=f"asyncrollout.dropin.ragen.hosting:{host}", kwargs=kwargs, runs="cpu")
 
 
-def _make(config: Any, settings: EnvSettings, mode: Mode, groups: int, group_n: int) -> EnvironmentManagerBase:
+def _make(config: Any, settings: VerlAgentEnv, mode: Mode, groups: int, group_n: int) -> EnvironmentManagerBase:
     kind = settings.kind
     kwargs = _kwargs(settings, mode)
     plans = [
@@ -58,7 +58,7 @@ def _make(config: Any, settings: EnvSettings, mode: Mode, groups: int, group_n: 
     return manager(SynchronousContainer(container), projection, config)
 
 
-def _kwargs(settings: EnvSettings, mode: Mode) -> dict[str, Any]:
+def _kwargs(settings: VerlAgentEnv, mode: Mode) -> dict[str, Any]:
     """Of our env. Splits never share an episode; WebShop's first 500 goals, its test split, are for validation."""
     common = {"max_steps": settings.max_steps}
     if settings.kind == "webshop":

@@ -13,10 +13,10 @@ from asyncrollout.dropin.verl_agent import prompts
 from asyncrollout.dropin.verl_agent.settings import read_env_settings
 from asyncrollout.text.projections import Projection
 
-_LONGEST_SIDE = 16  # pixels of a cell
+_CELL = 16  # pixels of its side
 
 
-class EnvironmentManagerBase(managers.EnvironmentManagerBase):
+class VerlAgentManager(managers.EnvironmentManagerBase):
     """`config` is verl-agent's; `env.history_length` steps are shown in prompts."""
 
     def __init__(self, envs: SynchronousContainer, projection_f: Projection, config: Any) -> None:
@@ -32,7 +32,7 @@ class EnvironmentManagerBase(managers.EnvironmentManagerBase):
         return {"success_rate": np.array([float(last_of("won", infos, default=False)) for infos in total_infos])}
 
 
-class SokobanEnvironmentManager(EnvironmentManagerBase):
+class VerlAgentSokobanManager(VerlAgentManager):
     """With `env.sokoban.mode: rgb_array`, images and anchors are one array of all pictures."""
 
     @property
@@ -51,11 +51,11 @@ class SokobanEnvironmentManager(EnvironmentManagerBase):
     def _pictures(self) -> NDArray[np.uint8]:
         """All of one shape; an environment that failed shows nothing, which is black."""
         height, width = self.settings.sokoban.dim_room
-        nothing = np.zeros((height * _LONGEST_SIDE, width * _LONGEST_SIDE, 3), dtype=np.uint8)
+        nothing = np.zeros((height * _CELL, width * _CELL, 3), dtype=np.uint8)
         return np.stack([nothing if isinstance(seen, str) else seen for seen in self._seen])
 
 
-class WebshopEnvironmentManager(EnvironmentManagerBase):
+class WebshopEnvironmentManager(VerlAgentManager):
     """Prompts begin with the task; observations and anchors are pages without it."""
 
     def reset(self, kwargs: Any = None) -> tuple[Observations, list[dict[str, Any]]]:
@@ -76,3 +76,10 @@ class WebshopEnvironmentManager(EnvironmentManagerBase):
     def _prompt_of(self, index: int, seen: Any, history: Sequence[Mapping[str, Any]], available: Sequence[Any]) -> str:
         task = self._tasks[index] if self._tasks else ""
         return prompts.webshop_prompt(task, seen, history, available)
+
+
+EnvironmentManagerBase = VerlAgentManager
+"""verl-agent's name of `VerlAgentManager`."""
+
+SokobanEnvironmentManager = VerlAgentSokobanManager
+"""verl-agent's name of `VerlAgentSokobanManager`."""

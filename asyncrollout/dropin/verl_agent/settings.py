@@ -26,7 +26,7 @@ _REFUSED = {
 EnvName = Literal["sokoban", "webshop"]
 
 
-class Rollout(msgspec.Struct, frozen=True):
+class GroupSize(msgspec.Struct, frozen=True):
     n: int = 1
 
 
@@ -52,12 +52,12 @@ class WebshopSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {"data_path": str(Path(self.data_path).expanduser() / name), "human_goals": self.human_goals}
 
 
-class EnvSettings(msgspec.Struct, frozen=True):
+class VerlAgentEnv(msgspec.Struct, frozen=True):
     env_name: str
     seed: Seed = 0
     max_steps: Count = 50
     history_length: int = 2
-    rollout: Rollout = Rollout()
+    rollout: GroupSize = GroupSize()
     sokoban: SokobanSettings = SokobanSettings()
     webshop: WebshopSettings = WebshopSettings()
     resources_per_worker: dict[str, float] = {}
@@ -86,13 +86,13 @@ class DataSettings(msgspec.Struct, frozen=True):
 
 
 class VerlAgentSettings(msgspec.Struct, frozen=True):
-    env: EnvSettings
+    env: VerlAgentEnv
     data: DataSettings
 
 
 def read_settings(config: Any) -> VerlAgentSettings:
     """The sections `env` and `data`; others are the trainer's. Ray's `resources_per_worker` has no use without Ray."""
-    unread = _section(config, "env").keys() - {*EnvSettings.__struct_fields__} - _OTHERS
+    unread = _section(config, "env").keys() - {*VerlAgentEnv.__struct_fields__} - _OTHERS
     if unread:
         logger.warning("config: not read: %s", ", ".join(f"env.{key}" for key in sorted(unread)))
     settings: VerlAgentSettings = _converted(
@@ -106,13 +106,13 @@ def read_settings(config: Any) -> VerlAgentSettings:
     return settings
 
 
-def read_env_settings(config: Any) -> EnvSettings:
+def read_env_settings(config: Any) -> VerlAgentEnv:
     found: _EnvSection = _converted({"env": _section(config, "env")}, _EnvSection)
     return found.env
 
 
 class _EnvSection(msgspec.Struct, frozen=True):
-    env: EnvSettings
+    env: VerlAgentEnv
 
 
 def _section(config: Any, name: str) -> Any:
