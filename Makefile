@@ -7,12 +7,12 @@ INSTALLED := $(VENV)/.installed
 DEMO_VENV ?= .venv-demo
 DEMO_INSTALLED := $(DEMO_VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-# Test processes at once; `logical` is one per core.
-JOBS ?= logical
+# Test processes at once: one more than there are cores, because tests wait for processes a third of their time.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm torch-venv verl-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
+.PHONY: help install local-llm torch-venv ragen-venv verl-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,13 @@ torch-venv: .venv-torch/.installed  ## Install torch, dill and transformers into
 	$(PYTHON) -m venv .venv-torch
 	grep '^torch=' tests/torch-requirements.txt | xargs .venv-torch/bin/python $(PIP_INSTALL)
 	.venv-torch/bin/python $(PIP_INSTALL) --requirement tests/torch-requirements.txt --editable .
+	@touch $@
+
+ragen-venv: .venv-ragen/.installed  ## Install what RAGEN's environments import into .venv-ragen, for tests beside them
+
+.venv-ragen/.installed: tests/ragen-requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-ragen
+	.venv-ragen/bin/python $(PIP_INSTALL) --requirement tests/ragen-requirements.txt --editable .
 	@touch $@
 
 verl-venv: .venv-verl/.installed  ## Install verl and what it imports into .venv-verl, for tests with verl and verl-agent
@@ -119,4 +126,4 @@ bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve min
 	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## Remove virtual environments, caches and build files
-	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-verl .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-ragen .venv-verl .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site

@@ -92,7 +92,9 @@ class Turn(msgspec.Struct, frozen=True):
     `first_message` is where the turn's window on the trajectory's messages begins, `message` the index of its reply
     among them; -1 if that is unknown.
     `env_seconds` is how long the step took; the env was at work for `env_work_seconds` of them, if that is known.
-    `version` is that of the weights that replied; those of a `frozen` part of the policy do not learn.
+    `version` is that of the weights that sampled the reply; those of a `frozen` part of the policy do not learn.
+    `oldest_version` is set if another reply within the turn came from older weights, or this one from a frozen part: it
+    is the oldest of those that learn.
     """
 
     observation: Any
@@ -116,6 +118,14 @@ class Turn(msgspec.Struct, frozen=True):
     env_work_seconds: float | None = None
     message: int = -1
     frozen: bool = False
+    oldest_version: int | None = None
+
+    @property
+    def learning_version(self) -> int | None:
+        """The oldest version of the weights that the turn depends on, without frozen parts; None if all are frozen."""
+        if self.oldest_version is not None:
+            return self.oldest_version
+        return None if self.frozen else self.version
 
     @property
     def sampled_tokens(self) -> int:
@@ -210,7 +220,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     @property
     def version(self) -> int | None:
         """The oldest version of the weights that replied, without frozen parts; None if there were none."""
-        return min((turn.version for turn in self.turns if not turn.frozen), default=None)
+        versions = [turn.learning_version for turn in self.turns]
+        return min((version for version in versions if version is not None), default=None)
 
     @property
     def sampled_tokens(self) -> int:
@@ -318,10 +329,12 @@ def as_turn(
     env_seconds: float,
     env_work_seconds: float | None = None,
     message: int = -1,
+    oldest_version: int | None = None,
 ) -> Turn:
-    """The record of a turn."""
+    """The record of a turn; `oldest_version` is that of all replies within it, without frozen parts."""
     generation = move.generation
     info = {key: value for key, value in came.info.items() if key not in _UNRECORDED}
+    is_its_own = oldest_version == generation.version and not generation.frozen
     return Turn(
         observation=seen.observation if move.observation is None else move.observation,
         reply=generation.text,
@@ -339,6 +352,7 @@ def as_turn(
         finish_reason=generation.finish_reason,
         usage=generation.usage,
         version=int(generation.version),
+        oldest_version=None if is_its_own else oldest_version,
         policy_seconds=policy_seconds,
         env_seconds=env_seconds,
         env_work_seconds=env_work_seconds,

@@ -14,7 +14,7 @@ from asyncrollout import config
 from asyncrollout.config import schema
 from asyncrollout.config.dialect import Note
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS, TOP_LEVEL, translate
-from asyncrollout.dropin.ragen.env_keys import ENV_TYPES, KNOWN_TAGS
+from asyncrollout.dropin.ragen.env_keys import ENV_TYPES, KNOWN_TAGS, REFUSED_TYPES
 from asyncrollout.registry import env_names
 
 parse_config = functools.partial(config.parse_config, dialect=RAGEN_KEYS)
@@ -78,8 +78,15 @@ def test_workers_and_envs_that_run_on_the_loop() -> None:
         ("frozen_lake", "FrozenLake", 2.0, None),
     ]
     assert [entry.env_kwargs for entry in config.entries] == [
-        {"max_actions_per_traj": 9, "format_penalty": 0.1},
-        {"max_actions_per_traj": 10, "format_penalty": 0.1},
+        {
+            "style": "ragen",
+            "reward": "binary",
+            "human_goals": False,
+            "max_steps": 1_000_000,
+            "max_actions_per_traj": 9,
+            "format_penalty": 0.1,
+        },
+        {"success_rate": 0.8, "p": 0.9, "max_steps": 1_000_000, "max_actions_per_traj": 10, "format_penalty": 0.1},
     ]
 
 
@@ -107,8 +114,8 @@ es_manager: {format_penalty: -0.1, train: {env_configs: {tags: [A, Bandit]}}}
 custom_envs: {A: {env_type: FrozenLake, env_config: {format_penalty: 0.5, size: 4, render_mode: text, p: 0.8}}}
 """)
     assert [entry.env_kwargs for entry in config.entries] == [
-        {"format_penalty": 0.5, "size": 4, "p": 0.8},
-        {"max_actions_per_traj": 1, "format_penalty": 0.1},
+        {"format_penalty": 0.5, "size": 4, "p": 0.8, "max_steps": 1_000_000},
+        {"split": "train", "num_arms": 2, "style": "ragen", "max_actions_per_traj": 1, "format_penalty": 0.1},
     ]
 
 
@@ -120,23 +127,40 @@ custom_envs:
   B: {env_type: bandit, env_config: {lo_arm_score: 0.2, hi_arm_hiscore: 2, hi_arm_hiscore_prob: 0.5}}
 """)
     assert [entry.env_kwargs for entry in config.entries] == [
-        {"num_boxes": 2, "dim_room": [6, 8]},
-        {"low_score": 0.2, "high_score": 2, "high_probability": 0.5},
+        {"num_boxes": 2, "dim_room": [6, 8], "observation_format": "grid"},
+        {"low_score": 0.2, "high_score": 2, "high_probability": 0.5, "style": "ragen"},
     ]
 
 
 def test_tables_name_envs_that_there_are() -> None:
     assert {*ENV_TYPES.values()} <= {*env_names()}
-    assert {tag["env_type"] for tag in KNOWN_TAGS.values()} <= ENV_TYPES.keys()
+    assert {tag["env_type"] for tag in KNOWN_TAGS.values()} <= ENV_TYPES.keys() | REFUSED_TYPES.keys()
+
+
+REFUSED = [tag for tag, custom in KNOWN_TAGS.items() if custom["env_type"] in REFUSED_TYPES]
 
 
 async def test_every_tag_of_ragen_opens() -> None:
-    tags = ", ".join(KNOWN_TAGS)
+    tags = ", ".join(tag for tag in KNOWN_TAGS if tag not in (*REFUSED, "WebShopFull"))
     config = parse_config(f"es_manager: {{format_penalty: -0.1, train: {{env_configs: {{tags: [{tags}]}}}}}}")
     async with ar.EnvPool(backend="inline") as pool:
         for entry in config.entries:
             async with pool.open(entry.env, **entry.env_kwargs) as env:
                 assert (await env.reset(seed=1)).observation.text
+
+
+@pytest.mark.parametrize("tag", REFUSED)
+def test_tags_that_need_a_download_or_a_server_are_refused_by_name(tag: str) -> None:
+    env_type = KNOWN_TAGS[tag]["env_type"]
+    told = error_of(f"es_manager: {{train: {{env_configs: {{tags: [{tag}]}}}}}}")
+    assert f"env type '{env_type}' is not shipped: {REFUSED_TYPES[env_type]}" in told
+
+
+def test_an_env_config_that_cannot_be_followed_is_refused_by_its_key() -> None:
+    custom = "{S: {env_type: sokoban, env_config: {action_lookup: {1: North}}}}"
+    told = error_of(f"es_manager: {{train: {{env_configs: {{tags: [S, WebShopFull]}}}}}}\ncustom_envs: {custom}")
+    assert "custom_envs.S: env_config.action_lookup={1: 'North'} is not supported by env 'sokoban'" in told
+    assert "tags.1: env_config.dataset='full' needs WebShop's full data" in told
 
 
 @pytest.mark.parametrize(
@@ -283,9 +307,9 @@ def test_tags_that_are_not_valid(tags: str, n_groups: str, error: str) -> None:
     ],
 )
 def test_custom_envs_that_are_not_valid(custom_envs: str, error: str) -> None:
-    told = error_of(f"es_manager: {{train: {{env_configs: {{tags: [A]}}}}}}\ncustom_envs: {custom_envs}")
-    assert error in told
-    assert "canary" not in told
+    reported = error_of(f"es_manager: {{train: {{env_configs: {{tags: [A]}}}}}}\ncustom_envs: {custom_envs}")
+    assert error in reported
+    assert "canary" not in reported
 
 
 @pytest.mark.parametrize(
@@ -408,12 +432,12 @@ theirs = st.fixed_dictionaries(
 @example({"env": [[]], "es_manager": {"format_penalty": True}})
 @given(theirs)
 def test_whatever_is_written_is_mapped_or_an_error(values: dict[str, Any]) -> None:
-    told = "config.yaml"
+    reported = "config.yaml"
     try:
         parse_config(yaml.safe_dump(values))
     except ar.UsageError as error:
-        told = str(error)
-    assert told.startswith("config.yaml")
+        reported = str(error)
+    assert reported.startswith("config.yaml")
 
 
 def test_names_at_the_top_are_no_keys_of_ours() -> None:
@@ -429,15 +453,15 @@ def test_a_misspelt_key_of_theirs_is_named() -> None:
 
 
 def test_problems_of_keys_with_dots_have_their_line() -> None:
-    told = error_of("es_manager.train.group_size: x\nenv: bandit")
-    assert told.startswith("config.yaml, line 1: es_manager.train.group_size")
+    reported = error_of("es_manager.train.group_size: x\nenv: bandit")
+    assert reported.startswith("config.yaml, line 1: es_manager.train.group_size")
 
 
 def test_a_key_that_contradicts_an_override_says_which_is_the_override() -> None:
     with pytest.raises(ar.UsageError) as caught:
         parse_config("env: bandit\nes_manager: {train: {group_size: 4}}", ["group_size=2"])
-    told = "line 2: es_manager.train.group_size: found 4, but group_size means the same, and is 2: give one of them"
-    assert str(caught.value) == f"config.yaml, {told} (group_size is from override 'group_size')"
+    reported = "line 2: es_manager.train.group_size: found 4, but group_size means the same, and is 2: give one of them"
+    assert str(caught.value) == f"config.yaml, {reported} (group_size is from override 'group_size')"
 
 
 def test_native_configurations_know_none_of_these_keys() -> None:

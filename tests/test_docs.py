@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrollout.cli.app import app
 from tests.docs_page import EXCEPTIONS, PAGES, ROOT, blocks, reason_to_skip
 
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
@@ -98,8 +100,8 @@ def test_contributing_has_the_layers_of_pyproject() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [set(re.split(r" *[|:] *", layer)) for layer in contracts[0]["layers"]]
     rows = re.findall(r"^\| \d+ \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    told = [set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", row))) for row in rows]
-    assert told == layers
+    reported = [set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", row))) for row in rows]
+    assert reported == layers
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
@@ -109,3 +111,13 @@ def test_ratios_are_quotients(page: str) -> None:
     for ours, theirs, ratio in rows:
         quotient = float(ours.replace(",", "")) / float(theirs.replace(",", ""))
         assert quotient == pytest.approx(float(ratio), abs=0.5 * 10 ** -len(ratio.partition(".")[2]) + 1e-9)
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
+def test_commands_can_be_typed_as_they_stand(page: Path) -> None:
+    text = page.read_text()
+    shown = re.findall(r"^\$ (?:\S*/)?asyncrollout (.*)$", text, re.MULTILINE)
+    shown += re.findall(r"`asyncrollout ([a-z][\w-]* [^`]*)`", text)
+    for command in shown:
+        tokens = [one for one in shlex.split(command, comments=True) if one not in ("--json", "--quiet", "--debug")]
+        app.parse_args(tokens, exit_on_error=False, print_error=False)

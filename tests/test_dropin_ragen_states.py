@@ -334,6 +334,12 @@ def test_a_failure_is_an_entry_of_its_environment_alone() -> None:
     assert len(manager.step([{"env_id": env_id, "actions": ["forth"]} for env_id in range(3)])) == 3
 
 
+def test_limits_of_time_are_those_of_workers_and_without_them_envs_play_all_the_same() -> None:
+    manager = EnvStateManager(config("walk", use_multiprocessing=False, step_timeout=1.0, reset_timeout=2.0))
+    manager.reset(seed=1)
+    assert len(manager.step([{"env_id": 0, "actions": ["forth"]}])) == 1
+
+
 def test_an_env_that_kills_its_worker_fails_alone() -> None:
     manager = EnvStateManager(config("walk", size=2, max_workers=1))
     manager.reset(seed=1)

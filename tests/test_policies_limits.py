@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit, work_of
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit, work_of
 from asyncrollout.policies.openai.refusals import LONGEST_WAIT, backoff, failure_of, read_retry_after
 from tests.server_models import MODELS, Model, Simulation, best_fixed, throughput
 
@@ -188,8 +188,11 @@ def test_limit_is_always_a_sensible_number(events: list[tuple[str, float, float]
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, "permanent"), (401, "permanent"), (404, "permanent"), (429, "refused"), (500, "passing"), (503, "passing")],
-)
+    [
+        (400, "permanent"), (401, "permanent"), (404, "permanent"), (429, "refused"), (500, "passing"),
+        (503, "passing"), (408, "passing"), (409, "passing"), (425, "passing"),
+    ],
+)  # fmt: skip
 def test_kind_of_a_failure(status: int, kind: str) -> None:
     assert failure_of(status) == kind
 
@@ -227,6 +230,13 @@ def test_backoff_doubles_and_is_bounded() -> None:
     for attempt, drawn in enumerate(waits, start=1):
         longest = min(0.25 * 2 ** (attempt - 1), LONGEST_WAIT)
         assert longest / 2 <= min(drawn) < max(drawn) <= longest
+
+
+def test_waits_between_eight_attempts_add_up_to_half_a_minute_at_most() -> None:
+    rng = np.random.default_rng(0)
+    sums = [sum(backoff(attempt, rng) for attempt in range(1, 8)) for _ in range(1000)]
+    assert 15.8 < min(sums) < 19
+    assert 29 < max(sums) < 32
 
 
 def serve(

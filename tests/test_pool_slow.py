@@ -338,9 +338,23 @@ async def test_each_env_of_a_worker_has_its_own_time_to_close(tmp_path: Path, sh
 @pytest.mark.parametrize("spec", [ASYNC, replace(LENGTHY, runs="io"), LENGTHY])
 async def test_each_part_of_a_replay_has_its_own_time(tmp_path: Path, spec: EnvSpec, options: dict[str, Any]) -> None:
     kwargs: dict[str, Any] = {"step": 0.1} | ({} if spec is ASYNC else {"diary": str(tmp_path / "diary")})
-    async with EnvPool(**options, step_timeout=0.5, reset_timeout=0.5) as pool, pool.open(spec, **kwargs) as env:
+    is_interruptible = spec.runs == "io" or "workers" in options
+    limits: dict[str, Any] = {"step_timeout": 0.5, "reset_timeout": 0.5} if is_interruptible else {}
+    async with EnvPool(**options, **limits) as pool, pool.open(spec, **kwargs) as env:
         await env.reset(seed=3)
         for action in ACTIONS:
             await env.step(action)
         twin = await env.fork()
         assert same(await twin.step(1), await env.step(1))
+
+
+@uvloop_only
+async def test_a_step_of_a_replay_has_the_time_of_a_step_where_resets_have_less(tmp_path: Path) -> None:
+    kwargs: dict[str, Any] = {"step": 1.5, "diary": str(tmp_path / "diary")}
+    async with EnvPool(workers=1, step_timeout=PATIENCE, reset_timeout=1) as pool, pool.open(LENGTHY, **kwargs) as env:
+        await env.reset(seed=3)
+        await env.step(1)
+        before = await env.call("total")
+        os.kill(pid_of(pool, env), signal.SIGKILL)
+        assert await env.call("total") == before
+    assert words(tmp_path / "diary")["stepped"] == 2

@@ -43,6 +43,18 @@ def test_every_env_has_one(env: str, reply: str, action: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("env", "action"),
+    [
+        *((env, 1) for env in ("sokoban", "frozen_lake", "bandit", "household")),
+        ("webshop", "click[back to search]"),
+        *((env, "") for env in ("countdown", "metamathqa", "reasoning_gym", "video", "generic")),
+    ],
+)
+def test_invalid_reply_becomes_the_documented_default(env: str, action: Any) -> None:
+    assert create_projection_function(env)(["<think>nothing comes to mind</think>"]) == ([action], [False])
+
+
+@pytest.mark.parametrize(
     ("env", "reply"),
     [
         ("sokoban", "jump"),

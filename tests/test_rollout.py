@@ -41,7 +41,7 @@ from asyncrollout.trajectories import Move
 from tests.envs.rollout import WALK
 from tests.llm_faults import Answer
 from tests.llm_server import llm_server
-from tests.playing import ENVS
+from tests.playing import BACKENDS, ENVS
 
 SCRIPTED = ChatAgent(ScriptedPolicy(["go 1"]))
 
@@ -82,7 +82,7 @@ async def test_trajectory_has_all_that_happened() -> None:
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
 async def test_work_of_the_env_is_a_part_of_its_step(backend: Any) -> None:
-    async with EnvPool(1, backend) as pool, pool.open(WALK) as env:
+    async with EnvPool(**BACKENDS[backend]) as pool, pool.open(WALK) as env:
         trajectory = await run_rollout(env, scripted("go 1"), seed=7)
     for turn in trajectory.turns:
         assert turn.env_work_seconds is not None
@@ -326,7 +326,7 @@ async def test_score_of_a_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (float("nan"), "score returned nan for g.0"),
         ("good", "not a number"),
@@ -334,11 +334,11 @@ async def test_score_of_a_group() -> None:
         ({"style": 0.5}, "without 'reward'"),
     ],
 )
-async def test_score_that_is_no_number_is_a_failure(given: Any, told: str) -> None:
+async def test_score_that_is_no_number_is_a_failure(given: Any, message: str) -> None:
     group = await scored(lambda trajectory: given if trajectory.member == 0 else 1.0)
     failed, *others = group.trajectories
     assert isinstance(failed.error, ScoreError)
-    assert told in str(failed.error)
+    assert message in str(failed.error)
     assert failed.stop_reason.blame == "score"
     assert all(trajectory.valid for trajectory in others)
 

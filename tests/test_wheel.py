@@ -69,6 +69,10 @@ def test_wheel_plays_reports_and_checks_an_env(version: str, wheel: Path, tmp_pa
     place.mkdir()
     demo = run(program, "demo", "--batches", "1", cwd=place)
     assert (demo.returncode, "warning" in demo.stderr.lower()) == (0, False), demo.stderr
+    name, *hint = demo.stdout.splitlines()[-1].split()  # the last line is what to type next
+    assert Path(name).name == "asyncrollout"
+    replayed = run(program, *hint, cwd=place)
+    assert (replayed.returncode, replayed.stderr) == (0, ""), replayed.stderr
     page = place / "runs" / "demo-1" / "report.html"
     page.unlink()
     report = run(program, "report", "runs/demo-1", cwd=place)

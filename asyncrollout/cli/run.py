@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from asyncrollout.batches.batch import Batch
-from asyncrollout.cli.directory import (
+from asyncrollout.cli.report import make_report
+from asyncrollout.cli.run_directory import (
     claimed,
     env_secrets,
     has_played,
@@ -24,7 +25,6 @@ from asyncrollout.cli.directory import (
     write_config,
     write_resolved,
 )
-from asyncrollout.cli.report import make_report
 from asyncrollout.cli.samples import write_samples
 from asyncrollout.cli.terminal.live import Display, live, live_view
 from asyncrollout.cli.terminal.logs import logging_to
@@ -60,6 +60,7 @@ OnBatch = Callable[[Batch, Display], Awaitable[None]]
 
 Runs = Annotated[Path, Parameter(help="Parent directory of run directories (default: runs).")]
 Overrides = Annotated[str, Parameter(help="Override values of the file: group_size=4 env_kwargs.size=8")]
+LaterOverrides = Annotated[str, Parameter(help="Change what may change in a run: workers=4 batches=8")]
 BaseUrl = Annotated[
     str | None, Parameter(help="URL of an OpenAI-compatible server; the API key is read from $OPENAI_API_KEY.")
 ]
@@ -105,7 +106,7 @@ async def run(
 
 async def resume(
     directory: Annotated[Path, Parameter(help="Directory of a stopped or killed run.")],
-    *overrides: Overrides,
+    *overrides: LaterOverrides,
     accept_changes: AcceptChanges = (),
     allow_import: AllowImport = False,
     output: OutputParam,

@@ -17,10 +17,11 @@ from asyncrollout.errors import UsageError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import allowed_env
 from asyncrollout.service.access import gather_tokens
-from asyncrollout.service.admission import Admission, registered_env
+from asyncrollout.service.allowed_envs import Admission, registered_env
 from asyncrollout.service.server import Caps, EnvServer
 
 _CAPS = Caps()
+_RESET_SECONDS = 120.0
 
 
 async def serve(
@@ -39,7 +40,7 @@ async def serve(
     token_file: Annotated[Path | None, Parameter(help="File with one such token per line.")] = None,
     allow_host: Annotated[
         tuple[str, ...],
-        Parameter(help="Another host name by which clients reach it when there is no token. Repeatable."),
+        Parameter(help="Another host name by which clients reach it without a token. Repeatable."),
     ] = (),
     data_dir: Annotated[
         Path | None, Parameter(help="Directory whose files env options may name (default: none).")
@@ -57,7 +58,10 @@ async def serve(
     idle_seconds: Annotated[
         float, Parameter(help="Close an environment that is unused for this long.", show_default=True)
     ] = _CAPS.idle_seconds,
-    step_timeout: Annotated[float, Parameter(help="Time limit of a step, in seconds.", show_default=True)] = 60.0,
+    step_timeout: Annotated[
+        float,
+        Parameter(help="Time limit of a step, in seconds; a reset has 120, or this if it is more.", show_default=True),
+    ] = 60.0,
     grace: Annotated[
         float, Parameter(help="Seconds that calls in flight have to finish on shutdown.", show_default=True)
     ] = 10.0,
@@ -77,7 +81,7 @@ async def serve(
         raise UsageError(f"port={port} is not a number from 0 to 65535")
     tokens = gather_tokens(token, token_file)
     find = partial(allowed_env, allow_import=True) if allow_import else registered_env
-    pool = EnvPool(workers, step_timeout=step_timeout)
+    pool = EnvPool(workers, step_timeout=step_timeout, reset_timeout=max(_RESET_SECONDS, step_timeout))
     server = EnvServer(
         pool,
         host,

@@ -1,8 +1,7 @@
-"""The environment pool: opens envs, places them on the least loaded worker, and tells how it fares."""
+"""The environment pool: opens envs, places them on the least loaded worker, and reports its state."""
 
 import asyncio
 import os
-import resource
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +16,13 @@ import msgspec
 from asyncrollout import validation
 from asyncrollout.concurrency import Background
 from asyncrollout.errors import ClosedError, PoolError, UsageError
+from asyncrollout.machine import FDS_PER_WORKER, count_descriptors, usable_cpus
 from asyncrollout.pool.batch_calls import Result, call_all
 from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.handle import EnvHandle, calls_of
 from asyncrollout.pool.hosts import Backend, PoolLimits
 from asyncrollout.pool.inline_host import InlineHost
+from asyncrollout.pool.limits import RESET_TIMEOUT, STEP_TIMEOUT, check_interruptible, refuse_inline
 from asyncrollout.pool.loop_monitor import LoopMonitor, watch_loop
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.process.backend import ProcessBackend, WorkerEnv
@@ -38,8 +39,7 @@ from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
 _BACKENDS = ("process", "inline")
 _RECOVERIES = ("replay", "snapshot", "none")
-_FDS_PER_WORKER = 8
-_FDS_SPARE = 16
+_FDS_SPARE = 16  # to start at all; a run needs more
 
 
 class EnvDescription(NamedTuple):
@@ -55,10 +55,11 @@ class EnvDescription(NamedTuple):
 class EnvPool:
     """Many envs on few processes; an async context manager, or opened by `await start()` and closed by `await close()`.
 
-    `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` are seconds of work, not of
-    waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's environment variables.
-    Workers' output is kept in `log_dir`, if given. An env whose worker dies is restored; it fails if it crashes its
-    worker twice at the same call, or more than `max_restarts` times in one episode.
+    `workers` defaults to the number of usable CPUs. `step_timeout` and `reset_timeout` (which covers building) are
+    seconds of work, not of waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's
+    environment variables. Workers' output is kept in `log_dir`, if given. An env whose worker dies is restored; it
+    fails if it crashes its worker twice at the same call, or more than `max_restarts` times in one episode. With
+    `backend="inline"` there are no workers: their options, and time limits that cannot be kept, are refused.
     """
 
     takes_states = True
@@ -69,8 +70,8 @@ class EnvPool:
         workers: int | None = None,
         backend: Literal["process", "inline"] = "process",
         *,
-        step_timeout: float = 60.0,
-        reset_timeout: float = 120.0,
+        step_timeout: float = STEP_TIMEOUT,
+        reset_timeout: float = RESET_TIMEOUT,
         memory_limit: int | None = None,
         recover: Recovery = "replay",
         max_restarts: int = 10,
@@ -84,12 +85,12 @@ class EnvPool:
         validation.check_int("max_restarts", max_restarts, 0)
         validation.check_seconds("step_timeout", step_timeout)
         validation.check_seconds("reset_timeout", reset_timeout)
+        if backend == "inline":
+            refuse_inline(workers=workers, memory_limit=memory_limit, worker_env=worker_env, log_dir=log_dir)
         self._workers = (workers or usable_cpus()) if backend == "process" else 0
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
-        self._rules = RecoveryRules(
-            PoolLimits(step_timeout, max(step_timeout, reset_timeout), memory_limit), recover, max_restarts
-        )
+        self._rules = RecoveryRules(PoolLimits(step_timeout, reset_timeout, memory_limit), recover, max_restarts)
         self._inline_host = InlineHost(self._rules.limits)
         self._sendable = SentDefinitions()  # classes that were found to be so
         self._backend: Backend | None = None
@@ -112,7 +113,7 @@ class EnvPool:
     async def start(self) -> Self:
         """Open the pool until `close()`, which another task of the same event loop may call: for notebooks.
 
-        Where one block of code is enough, `async with` is better: it closes the pool whatever happens.
+        Where one block of code is enough, `async with` is better: it closes the pool in any case.
         """
         await self._start(cancels_body=False)
         return self
@@ -234,7 +235,7 @@ class EnvPool:
         return EnvDescription(opening.spec, kwargs, opening.text, opening.expert, binding.pinned)
 
     def reopen(self, like: EnvDescription) -> EnvHandle:
-        """An env of this description, which is not filmed."""
+        """An env of this description, without recording."""
         worker = like.pinned if self._workers else None
         if worker is not None and worker >= self._workers:
             name = like.env if isinstance(like.env, str) else like.env.name
@@ -263,7 +264,10 @@ class EnvPool:
         if pinned is not None and is_async(opening.spec):
             name = opening.spec.name
             raise UsageError(f"env {name!r}: worker={pinned}: async envs run on the event loop and cannot be pinned")
-        if not self._workers or (pinned is None and (opening.spec.runs == "light" or is_async(opening.spec))):
+        if not self._workers:
+            check_interruptible(opening.spec, self._rules.limits)
+            return True
+        if pinned is None and (opening.spec.runs == "light" or is_async(opening.spec)):
             return True
         self._check_picklable(opening)
         return False
@@ -322,11 +326,10 @@ class EnvPool:
         )
 
     def _check_descriptors(self) -> None:
-        """Too few file descriptors are told before the start, not in the middle of a run."""
-        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        used = len(list(Path("/dev/fd").iterdir()))
-        needed = used + self._workers * _FDS_PER_WORKER + _FDS_SPARE
-        if allowed != resource.RLIM_INFINITY and needed > allowed:
+        """Raise if there are too few file descriptors: before the start, not in the middle of a run."""
+        used, allowed, _ = count_descriptors()
+        needed = used + self._workers * FDS_PER_WORKER + _FDS_SPARE
+        if needed > allowed:
             raise PoolError(
                 f"{self._workers} workers need {needed} file descriptors ({used} are open), but only {allowed} are "
                 f"allowed: raise the limit with `ulimit -n {needed}`, or use fewer workers"
@@ -337,8 +340,3 @@ def _check_handles(handles: Sequence[EnvHandle]) -> None:
     for handle in handles:
         if not isinstance(handle, EnvHandle):
             raise UsageError(f"an env that pool.open() gave is needed, not a {type(handle).__name__}")
-
-
-def usable_cpus() -> int:
-    """Those that this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

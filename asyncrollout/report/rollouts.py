@@ -1,12 +1,12 @@
 """Finished rollouts, from their records: figures for statistics, and what the page shows."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
-from asyncrollout.batches.records import located_at
+from asyncrollout.batches.batch_json import located_at
 from asyncrollout.journal.files import TrajectoryFile
 from asyncrollout.report.formatting import as_number, as_text, pictures_in, readable
 from asyncrollout.report.videos import shown_video
@@ -34,6 +34,7 @@ class _TurnRecord(msgspec.Struct):
     env_seconds: Any = 0.0
     env_work_seconds: Any = None
     frozen: Any = False
+    oldest_version: Any = None
 
 
 class RolloutRecord(msgspec.Struct):
@@ -80,7 +81,7 @@ class Rollout(msgspec.Struct, frozen=True):
     passed: bool = False
 
     @property
-    def told(self) -> RolloutResult:
+    def result(self) -> RolloutResult:
         return RolloutResult(self.env, self.success, self.stop in ("terminated", "truncated"), self.reward)
 
     @property
@@ -123,7 +124,7 @@ def _figures(record: RolloutRecord) -> Rollout:
         invalid=sum(turn.valid is False for turn in turns),
         tokens=sum(map(_tokens, turns)),
         seconds=_finite(record.seconds),
-        version=min((int(_finite(turn.version)) for turn in turns if not turn.frozen), default=None),
+        version=_oldest_version(turns),
         policy_seconds=[_finite(turn.policy_seconds) for turn in turns],
         env_seconds=[_finite(turn.env_seconds) for turn in turns],
         env_work_seconds=[_work(turn) for turn in turns],
@@ -132,9 +133,9 @@ def _figures(record: RolloutRecord) -> Rollout:
 
 def _reported(turns: list[_TurnRecord]) -> bool | None:
     """As `successes.reported`."""
-    told = _info(turns[-1]).get("success") if turns else None
-    if told is None or any(turn.valid and _info(turn).get("success") is not None for turn in turns[::-1]):
-        return None if told is None else bool(told)
+    reported = _info(turns[-1]).get("success") if turns else None
+    if reported is None or any(turn.valid and _info(turn).get("success") is not None for turn in turns[::-1]):
+        return None if reported is None else bool(reported)
     return None
 
 
@@ -151,6 +152,18 @@ def _finite(plain: Any) -> float:
         return plain
     number = as_number(plain)
     return number if math.isfinite(number) else 0.0
+
+
+def _oldest_version(turns: Iterable[_TurnRecord]) -> int | None:
+    """As `Trajectory.version` says, of what is on file."""
+    oldest = [
+        turn.oldest_version if turn.oldest_version is not None else turn.version for turn in turns if _learns(turn)
+    ]
+    return min((int(_finite(version)) for version in oldest), default=None)
+
+
+def _learns(turn: _TurnRecord) -> bool:
+    return not turn.frozen or turn.oldest_version is not None
 
 
 def _work(turn: _TurnRecord) -> float:
@@ -267,13 +280,13 @@ def _seen(observation: Any) -> str:
 def _shown_error(error: Any) -> dict[str, str] | None:
     if error is None:
         return None
-    told = readable(error)
-    if not isinstance(told, dict):
+    record = readable(error)
+    if not isinstance(record, dict):
         return {"name": "error", "message": as_text(error), "where": "", "notes": ""}
-    args, notes = told.get("args") or [], told.get("notes") or []
+    args, notes = record.get("args") or [], record.get("notes") or []
     return {
         "name": _error_name(error),
         "message": "\n".join(map(str, args)),
-        "where": as_text(told.get("where") or None),
+        "where": as_text(record.get("where") or None),
         "notes": "\n".join(map(str, notes)),
     }

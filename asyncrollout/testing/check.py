@@ -1,4 +1,4 @@
-"""`check_env`: every point of the contract, one after the other, and one report or one error in the end."""
+"""`check_env`: every point of the contract, one after the other, and one report or one error for all."""
 
 import traceback
 from collections.abc import Sequence
@@ -102,7 +102,7 @@ async def check_env(
     async with AsyncExitStack() as stack:
         # A worker survives what an env may do to its process, so it is the first to play.
         names = sorted(set(backends), reverse=True)
-        pools = {name: await stack.enter_async_context(EnvPool(_WORKERS, name)) for name in names}
+        pools = {name: await stack.enter_async_context(_pool(name)) for name in names}
         case = Case(found, env_kwargs, pools, task)
         await _check(case, findings, closing.closes)
         if not case.hangs and await _record(case, findings, seeds, max_steps, actions):
@@ -121,6 +121,10 @@ async def check_env(
         skipped=findings.skipped,
         notes=tuple(notes),
     )
+
+
+def _pool(backend: Backend) -> EnvPool:
+    return EnvPool(backend=backend) if backend == "inline" else EnvPool(_WORKERS, backend)
 
 
 async def _notes(case: Case) -> list[str]:

@@ -8,7 +8,8 @@ from asyncrollout.config.dialect import Dialect, Translation
 from asyncrollout.config.document import Path
 from asyncrollout.config.suggestions import shown
 from asyncrollout.dropin.key_mapping import KeyMapping
-from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, our_env, our_kwargs, shares_problem
+from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, REFUSED_TYPES, our_env, our_kwargs, shares_problem
+from asyncrollout.errors import UsageError
 from asyncrollout.validation import did_you_mean
 
 _TRAIN: Path = ("es_manager", "train")
@@ -106,7 +107,15 @@ def _entry(keys: KeyMapping, index: int, tag: str, defined: dict[Any, Any]) -> d
         keys.refuse(here, custom, "a mapping with env_type and with env_config, a mapping")
         return {"env": tag}
     env = our_env(custom.get("env_type", tag))
-    kwargs, unused = our_kwargs(env, config)
+    if env in REFUSED_TYPES:
+        place = (*here, "env_type") if tag in defined else (*_TAGS, index)
+        keys.problems.append(Problem(place, f"env type {env!r} is not shipped: {REFUSED_TYPES[env]}"))
+        return {"env": tag}
+    try:
+        kwargs, unused = our_kwargs(env, config)
+    except UsageError as error:
+        keys.problems.append(Problem(here if tag in defined else (*_TAGS, index), str(error)))
+        return {"env": tag}
     if custom.get("max_actions_per_traj") is not None:
         kwargs["max_actions_per_traj"] = custom["max_actions_per_traj"]
     if tag in defined:

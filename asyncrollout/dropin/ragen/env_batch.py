@@ -47,7 +47,7 @@ class EnvBatch:
         self._workers = workers
         self._falls_back = falls_back
         self._timeouts: dict[str, Any] = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
-        self._loop_pool = EnvPool(backend="inline", **self._timeouts)
+        self._loop_pool = EnvPool(backend="inline")  # where no limit of time could be kept
         self._pool: EnvPool | None = None
         self._pools = Background()
         self._is_open = False

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from asyncrollout.pool.hosts import DurationWindow, PoolLimits
 from asyncrollout.pool.process.observed_time import ObservedTime, usage
 from asyncrollout.pool.process.worker_host import WorkerHost
-from asyncrollout.pool.wire.page import CLOSING, StatusPage
+from asyncrollout.pool.wire.status_page import CLOSING, StatusPage
 from asyncrollout.pool.worker.guards import resident_bytes
 
 _STARVED = 0.1  # of a CPU; a worker that gets less, though it could use more, is not what takes the time
@@ -54,7 +54,7 @@ class Watchdog:
         seen, self._seen = self._seen, {}
         for entry in running:
             call, start = entry
-            limit = self._limits.reset
+            limit = self._limits.longest
             if call in host.pending:
                 _, op, _, _ = host.pending[call]
                 limit = self._limits.of(op)
@@ -85,7 +85,7 @@ class Watchdog:
         idle = self._time.since(self._active, now)
         if idle > self._limits.step and usage(host.pid).is_stopped:
             return _stopped(self._limits.step, set())
-        if idle > max(self._limits.of(op) for _, op, _, _ in host.pending.values()):
+        if idle > max(self._limits.step, *(self._limits.of(op) for _, op, _, _ in host.pending.values())):
             return KillReason("timeout", set())
         return None
 
