@@ -5,7 +5,7 @@ from typing import Any
 
 from asyncrollout.dropin.ragen.collector import TrajectoryCollector
 from asyncrollout.dropin.ragen.context import ContextManager
-from asyncrollout.dropin.ragen.data import DataProto
+from asyncrollout.dropin.ragen.data import DataProto, merged
 from asyncrollout.dropin.ragen.factory import make_environments
 from asyncrollout.dropin.ragen.managers import EnvironmentManagerBase
 from asyncrollout.dropin.ragen.settings import Mode, read_settings
@@ -62,7 +62,7 @@ class LLMAgentProxy:
         if hasattr(self, "parallel_envs") and hasattr(self, "traj_collector"):
             envs = self.val_parallel_envs if val else self.train_parallel_envs
             return self.traj_collector.multi_turn_loop(
-                gen_batch=dataproto, actor_rollout_wg=self, envs=envs, is_train=not val
+                gen_batch=dataproto, actor_rollout_wg=self.actor_wg, envs=envs, is_train=not val
             )
         mode: Mode = "val" if val else "train"
         if mode not in self._managers:
@@ -71,7 +71,7 @@ class LLMAgentProxy:
 
     def generate_sequences(self, lm_inputs: DataProto) -> Any:
         """The model's replies, with what is known of the prompts where it does not repeat that."""
-        return lm_inputs.union(self.actor_wg.generate_sequences(lm_inputs))
+        return merged(lm_inputs, self.actor_wg.generate_sequences(lm_inputs))
 
     def close(self) -> None:
         for states in self._managers.values():

@@ -11,6 +11,7 @@ from asyncrollout.errors import UsageError
 
 Message = dict[str, Any]
 Ints = NDArray[np.int64]
+Truncation = Literal["error", "left", "right", "middle"]
 
 
 class TokenizedConversation(msgspec.Struct, frozen=True):
@@ -60,29 +61,48 @@ def pad(rows: Sequence[Sequence[int]], *, side: Literal["left", "right"], fill: 
     return padded
 
 
-def prompt_arrays(tokenizer: Any, prompts: Sequence[Sequence[Message]], *, width: int) -> dict[str, Ints]:
-    """verl's three arrays of prompts, padded on the left to one width."""
+def encode_prompts(
+    tokenizer: Any, prompts: Sequence[Sequence[Message]], *, width: int, truncation: Truncation = "error"
+) -> list[list[int]]:
+    """Prompts of at most `width` tokens; longer ones are cut as `data.truncation` says, or refused."""
     rows = [encode_prompt(tokenizer, messages) for messages in prompts]
     longest = max(map(len, rows), default=0)
-    if longest > width:
-        raise UsageError(f"a prompt has {longest} tokens, more than data.max_prompt_length={width}: raise that one")
-    return _arrays(tokenizer, rows, width)
+    if longest > width and truncation == "error":
+        raise UsageError(
+            f"a prompt has {longest} tokens, more than data.max_prompt_length={width}: raise it, or set "
+            "data.truncation to left, right or middle"
+        )
+    return [_cut(row, width, truncation) for row in rows]
+
+
+def prompt_arrays(tokenizer: Any, prompts: Sequence[Sequence[Message]], *, width: int) -> dict[str, Ints]:
+    """verl's three arrays of prompts, padded on the left to one width."""
+    return row_arrays(tokenizer, encode_prompts(tokenizer, prompts, width=width), width)
 
 
 def conversation_arrays(tokenizer: Any, found: Sequence[TokenizedConversation]) -> dict[str, Ints]:
     """RAGEN's arrays of conversations, padded on the left; `responses` and `loss_mask` begin at the second token."""
-    arrays = _arrays(tokenizer, [one.ids for one in found], None)
+    arrays = row_arrays(tokenizer, [one.ids for one in found], None)
     spoken = pad([[*map(int, one.spoken)] for one in found], side="left", fill=0)
     return {**arrays, "responses": arrays["input_ids"][:, 1:], "loss_mask": spoken[:, 1:]}
 
 
-def _arrays(tokenizer: Any, rows: Sequence[list[int]], width: int | None) -> dict[str, Ints]:
+def row_arrays(tokenizer: Any, rows: Sequence[list[int]], width: int | None) -> dict[str, Ints]:
+    """Token ids, mask and positions, padded on the left to a width, or to the longest row's."""
     shown = pad([[1] * len(row) for row in rows], side="left", fill=0, width=width)
     return {
         "input_ids": pad(rows, side="left", fill=tokenizer.pad_token_id or 0, width=width),
         "attention_mask": shown,
         "position_ids": (np.cumsum(shown, axis=1) - 1).clip(0),
     }
+
+
+def _cut(row: list[int], width: int, truncation: Truncation) -> list[int]:
+    """A row without the tokens at its left, at its right or in its middle that are too many."""
+    if len(row) <= width:
+        return row
+    front = {"left": 0, "right": width}.get(truncation, width // 2)
+    return row[:front] + row[len(row) - (width - front) :]
 
 
 def _template(tokenizer: Any, messages: Sequence[Message], *, is_prompt: bool) -> str:
