@@ -194,7 +194,8 @@ def test_turn_scores_stand_at_the_ends_of_turns() -> None:
 def test_replies_become_actions(text: str, actions: list[str]) -> None:
     context = ContextManager(config("walk"))
     (asked,) = context.get_env_inputs(DataProto(None, {"env_ids": [3], "response_texts": [text]}))
-    assert (asked["env_id"], asked["actions"], asked["llm_raw_response"]) == (3, actions, text)
+    raw = text if "<think>" in text else f"<think>{text}"  # which the prompt ended with
+    assert (asked["env_id"], asked["actions"], asked["llm_raw_response"]) == (3, actions, raw)
     if actions:
         assert asked["llm_response"].endswith(f"<answer>{' || '.join(actions)}</answer>")
 

@@ -8,6 +8,7 @@ from asyncrollout.config.checking import Problem, found
 from asyncrollout.config.dialect import Note
 from asyncrollout.config.document import Path
 from asyncrollout.config.suggestions import shown
+from asyncrollout.redaction import hide_looks, is_secret, may_be_secret
 
 
 class KeyMapping:
@@ -68,13 +69,16 @@ class KeyMapping:
         if self.take(path) is not None:
             self.note(path, why=why)
 
-    def ignored(self, used: Collection[str | int]) -> Iterator[Path]:
-        """What nobody took; a whole part of theirs is one key, unless it is `used` for something."""
+    def unknown(self) -> Iterator[Path]:
+        """What nobody took."""
         for name, value in self._theirs.items():
-            if name in used or any(path[0] == name for path in self._taken):
-                yield from (path for path in _leaves(value, (name,)) if not self._is_taken(path))
-            else:
-                yield (name,)
+            yield from (path for path in _leaves(value, (name,)) if not self._is_taken(path))
+
+    def secrets(self, checked: Collection[Path]) -> Iterator[Path]:
+        """Where a value has the name or the looks of a secret, but for what is checked elsewhere."""
+        for path in _secrets(self._theirs, ()):
+            if not any(path[: len(other)] == other for other in checked):
+                yield path
 
     def _is_taken(self, path: Path) -> bool:
         return any(path[: len(taken)] == taken for taken in self._taken)
@@ -85,4 +89,16 @@ def _leaves(value: Any, path: Path) -> Iterator[Path]:
         for key, item in value.items():
             yield from _leaves(item, (*path, key if isinstance(key, str) else str(key)))
     else:
+        yield path
+
+
+def _secrets(value: Any, path: Path) -> Iterator[Path]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            below = (*path, key if isinstance(key, str) else str(key))
+            yield from [below] if is_secret(key) and may_be_secret(item) else _secrets(item, below)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _secrets(item, (*path, index))
+    elif isinstance(value, str) and hide_looks(value, ()) != value:
         yield path

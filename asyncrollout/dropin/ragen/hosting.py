@@ -11,7 +11,7 @@ BETWEEN = "\x1f"
 
 
 class StepEnv:
-    """Plays one action at a time. Observations are states; infos hold the environment's own, and the actions it offers."""
+    """Plays one action at a time. Observations are states; infos have the environment's own, and what it offers."""
 
     plays_by_chance = True  # so that `reset` receives the number of the member in its group
 
@@ -85,9 +85,10 @@ class StepEnv:
         return render() if callable(render) else self._shown
 
     def _facts(self) -> dict[str, Any]:
-        """What goes with a state."""
+        """What goes with a state: the actions it offers, and the names of actions, if they have any."""
         offered = getattr(self._env, "get_all_actions", None)
-        return {"available": list(offered()) if callable(offered) else []}
+        names = getattr(getattr(self._env, "config", None), "action_lookup", None)
+        return {"available": list(offered()) if callable(offered) else [], "names": dict(names or {})}
 
 
 class TurnEnv(StepEnv):

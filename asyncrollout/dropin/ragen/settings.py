@@ -247,10 +247,9 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         part = rules.get(mode)
         configs = part.get("env_configs") if isinstance(part, dict) else None
         if isinstance(part, dict) and isinstance(configs, dict) and part.get("env_groups") is None:
-            n_groups, tags = configs.get("n_groups"), configs.get("tags")
-            is_counted = isinstance(n_groups, list) and n_groups and all(isinstance(count, int) for count in n_groups)
-            groups = sum(n_groups) if is_counted else len(tags) if isinstance(tags, list) and tags else 1
-            rules[mode] = {**part, "env_groups": groups}
+            counts = configs.get("n_groups") or [1 for _ in configs.get("tags") or ()]
+            is_counted = isinstance(counts, list) and counts and all(isinstance(count, int) for count in counts)
+            rules[mode] = {**part, "env_groups": sum(counts) if is_counted else 1}
     penalty = lookup(given.get("agent_proxy", {}), "format_penalty")
     if penalty is not None and rules.get("format_penalty") is None:
         rules["format_penalty"] = penalty
