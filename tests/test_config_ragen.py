@@ -584,7 +584,7 @@ def test_the_newer_files_are_read_too(upstream_files: Path) -> None:
 
 def test_a_file_that_is_not_there_is_an_error(upstream_files: Path) -> None:
     (upstream_files / "base.yaml").unlink()
-    with pytest.raises(ar.UsageError, match=r"run.yaml: defaults: found 'base', but there is no base.yaml in .*: put"):
+    with pytest.raises(ar.UsageError, match=r"run.yaml: defaults: 'base': there is no base.yaml in .*: add"):
         read_config(upstream_files / "run.yaml")
 
 
@@ -608,6 +608,19 @@ def test_what_of_verl_is_missing_is_logged(upstream_files: Path) -> None:
 )
 def test_how_the_model_samples(rollout: str, sampling: ar.Sampling) -> None:
     assert parse_config(f"env: bandit\nactor_rollout_ref: {{rollout: {{{rollout}}}}}").agent.sampling == sampling
+
+
+def test_references_are_followed_where_a_value_counts() -> None:
+    config = parse_config("""
+env: bandit
+lora: {rank: 3}
+es_manager: {train: {group_size: "${lora.rank}"}}
+ctx_manager: {generation: {top_p: "${actor_rollout_ref.rollout.top_p}"}}
+""")
+    assert config.group_size == 3
+    told = error_of("env: bandit\nes_manager: {train: {group_size: '${lora.rank}'}}")
+    assert "es_manager.train.group_size: found '${lora.rank}'" in told
+    assert "refers to a key that is not there" in told
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from asyncrollout.dropin.ragen import (
     AsyncEnvStateManager,
     EnvStateManager,
 )
-from asyncrollout.dropin.ragen.context import _total
+from asyncrollout.dropin.ragen.scores import total_reward
 from asyncrollout.pool.wire import codec
 from tests.envs.ragen import (
     WORKER_TYPES,
@@ -466,4 +466,4 @@ def test_equal_scores_are_equal_however_actions_are_split() -> None:
     earned = [[turn["reward"] for turn in cache["history"] if "reward" in turn] for cache in manager.rollout_cache]
     assert [len(rewards) for rewards in earned] == [10, 2]
     assert sum(earned[0]) != sum(earned[1])
-    assert [_total(cache) for cache in manager.rollout_cache] == [-1.0, -1.0]
+    assert [total_reward(cache) for cache in manager.rollout_cache] == [-1.0, -1.0]

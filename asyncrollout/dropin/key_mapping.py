@@ -8,6 +8,8 @@ from asyncrollout.config.checking import Problem, found
 from asyncrollout.config.dialect import Note
 from asyncrollout.config.document import Path
 from asyncrollout.config.suggestions import shown
+from asyncrollout.dropin.hydra_defaults import interpolate
+from asyncrollout.errors import UsageError
 from asyncrollout.redaction import hide_looks, is_secret, may_be_secret
 
 
@@ -35,7 +37,11 @@ class KeyMapping:
                 return None
             here = here[part]
         self._taken.add(path)
-        return here
+        try:
+            return interpolate(here, self._theirs, path)
+        except UsageError as error:
+            self.problems.append(Problem(path, f"found {found(here)}: {error}"))
+            return None
 
     def put(self, path: Path, value: Any, source: Path) -> None:
         """Set a value of ours, which may not have another one."""
@@ -66,7 +72,12 @@ class KeyMapping:
         self.notes.append(Note(shown(path), became, why))
 
     def ignore(self, path: Path, why: str) -> None:
-        if self.take(path) is not None:
+        """Take a value that makes no difference."""
+        here: Any = self._theirs
+        for part in path:
+            here = here.get(part) if isinstance(here, dict) else None
+        self._taken.add(path)
+        if here is not None:
             self.note(path, why=why)
 
     def unknown(self) -> Iterator[Path]:

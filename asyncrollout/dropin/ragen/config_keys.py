@@ -1,14 +1,14 @@
 """RAGEN's keys, mapped onto ours."""
 
 import difflib
-from functools import partial
+from pathlib import Path as FilePath
 from typing import Any
 
 from asyncrollout.config.checking import Problem, found
 from asyncrollout.config.dialect import Dialect, Translation
-from asyncrollout.config.document import Path
+from asyncrollout.config.document import Document, Path
 from asyncrollout.config.suggestions import shown
-from asyncrollout.dropin.hydra_files import compose, interpolate
+from asyncrollout.dropin.hydra_defaults import compose_document
 from asyncrollout.dropin.key_mapping import KeyMapping
 from asyncrollout.dropin.ragen.config_envs import (
     CUSTOM,
@@ -47,6 +47,7 @@ _MAPPED = (
 )
 _ADVANTAGES = {"grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_pp", "gigpo": "gigpo"}
 _FILTER_KEYS = ("strategy", "value", "metric", "include_zero", "selection_eps", "top_p_prob_mode", "ratio", "type")
+_VERLS = ("ppo_trainer",)
 _LARGEST, _SMALLEST = ("largest", "std"), ("smallest", "std_rev")
 
 TOP_LEVEL = sorted(
@@ -64,7 +65,6 @@ def translate(values: dict[Any, Any]) -> Translation:
     named = {key for key in values if key in TOP_LEVEL or (key == "seed" and isinstance(values[key], dict))}
     if not named:
         return Translation(values)
-    values = interpolate(values)
     theirs = {key: value for key, value in values.items() if key in named}
     keys = KeyMapping(theirs, {key: value for key, value in values.items() if key not in named})
     for source, ours in _RENAMED.items():
@@ -206,4 +206,11 @@ def _meant(path: Path) -> str:
     return f": did you mean {close[0]!r}?" if close and path not in _MAPPED else ""
 
 
-RAGEN_KEYS = Dialect("ragen", TOP_LEVEL, translate, partial(compose, dispensable=("ppo_trainer",)))
+def _compose(document: Document, where: str) -> Document:
+    """With the files that `defaults` names; verl's own may be missing, and is then all that stays of `defaults`."""
+    missing: list[str] = []
+    composed = compose_document(document, FilePath(where), optional=_VERLS, missing=missing)
+    return Document({**composed.value, "defaults": missing}, composed.places) if missing else composed
+
+
+RAGEN_KEYS = Dialect("ragen", TOP_LEVEL, translate, _compose)
