@@ -433,7 +433,7 @@ def test_wrong_answers_of_a_model_are_told(answers: DataProto, told: str) -> Non
 def test_a_batch_is_cut_joined_and_repeated() -> None:
     data = DataProto({"x": [[1], [2], [3]]}, {"name": [["a"], ["b"], ["c"]]}, {"about": "it"})
     assert len(data) == 3
-    assert data[1].non_tensor_batch["name"].tolist() == [["b"]]
+    assert data[1].non_tensor_batch["name"] == ["b"]
     assert data[np.array([True, False, True])].batch["x"].tolist() == [[1], [3]]
     assert data.repeat(2).batch["x"].ravel().tolist() == [1, 1, 2, 2, 3, 3]
     assert data.repeat(2, interleave=False).batch["x"].ravel().tolist() == [1, 2, 3] * 2

@@ -18,6 +18,7 @@ from asyncrollout.dropin.ragen.prompts import DEFAULT, PromptTemplates, write_ru
 from asyncrollout.dropin.ragen.replies import ReplyReader
 from asyncrollout.dropin.ragen.settings import Mode, read_plans, read_settings
 from asyncrollout.dropin.ragen.states import Cache
+from asyncrollout.dropin.ragen.tensors import as_trainers
 from asyncrollout.dropin.ragen.tokens import (
     Learned,
     Message,
@@ -43,6 +44,7 @@ class ContextManager:
 
     `templates` are the texts around states. `prefix_lookup` has the rules of each environment by its id, as the config
     says. A tag without `env_instruction` has those of `instructions`, which the proxy fills in after a reset.
+    Batches are verl's own, with tensors, in a program that has loaded verl.
     """
 
     def __init__(
@@ -82,16 +84,16 @@ class ContextManager:
 
     def get_lm_inputs(
         self, env_outputs: Sequence[Cache], prepare_for_update: bool = False, include_collapse_data: bool = True
-    ) -> DataProto:
+    ) -> Any:
         """Prompts for the environments' next turns, or finished conversations to train on."""
         if prepare_for_update:
-            return self.formulate_rollouts(env_outputs, include_collapse_data)
+            return self.formulate_rollouts(env_outputs, include_collapse_data=include_collapse_data)
         messages = [self.messages(cache) for cache in env_outputs]
         width, prefill = self._settings.data.max_prompt_length, self._writer.prefill
         arrays: dict[str, Any] = {}
         if self.tokenizer is not None:
             arrays = prompt_arrays(self.tokenizer, messages, width=width, prefill=prefill)
-        return DataProto(arrays, _columns(env_outputs, messages))
+        return as_trainers(DataProto(arrays, _columns(env_outputs, messages)))
 
     def get_env_inputs(self, lm_outputs: Any) -> list[dict[str, Any]]:
         """What each reply asks its environment for; it continues the `<think>` or `<answer>` that prompts end with."""
@@ -103,7 +105,7 @@ class ContextManager:
             inputs.append({"env_id": int(env_id), "llm_raw_response": raw, "llm_response": reply, "actions": actions})
         return inputs
 
-    def formulate_rollouts(self, env_outputs: Sequence[Cache], include_collapse_data: bool = True) -> DataProto:
+    def formulate_rollouts(self, env_outputs: Sequence[Cache], include_collapse_data: bool = True) -> Any:
         """A row for each environment, or for each turn, as `agent_proxy.context_window_mode` says.
 
         `rm_scores` are normalised as the config says, `original_rm_scores` are not. Scores stand at the last token of a
@@ -138,7 +140,7 @@ class ContextManager:
                 first=asked.first_turn_enabled,
                 every=asked.multi_turn_enabled,
             )
-        return DataProto(arrays, columns, {"metrics": metrics})
+        return as_trainers(DataProto(arrays, columns, {"metrics": metrics}))
 
     def messages(self, cache: Cache, *, is_over: bool = False) -> list[Message]:
         """The conversation as far as the context window reaches; of an episode that is over, to the last reply."""

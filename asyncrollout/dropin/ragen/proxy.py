@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 
 from asyncrollout.dropin.ragen.collector import TrajectoryCollector
 from asyncrollout.dropin.ragen.context import ContextManager
-from asyncrollout.dropin.ragen.data import DataProto
+from asyncrollout.dropin.ragen.data import DataProto, from_any, merged, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrollout.dropin.ragen.factory import make_environments
 from asyncrollout.dropin.ragen.managers import EnvironmentManagerBase
 from asyncrollout.dropin.ragen.prompts import DEFAULT, PromptTemplates
 from asyncrollout.dropin.ragen.settings import Mode, read_settings
 from asyncrollout.dropin.ragen.states import EnvStateManager
+from asyncrollout.dropin.ragen.tensors import is_verls, to_verl
 from asyncrollout.errors import RolloutError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ class LLMAgentProxy:
     """`actor_rollout_wg` has `generate_sequences(DataProto) -> DataProto`, as verl's worker groups have.
 
     Rollouts go through an `EnvStateManager`, or, after `init_parallel_environments()`, through a `TrajectoryCollector`.
+    `templates` are the texts of the prompts.
     """
 
     parallel_envs: dict[Mode, EnvironmentManagerBase]
@@ -79,20 +81,26 @@ class LLMAgentProxy:
     def val_parallel_envs(self) -> EnvironmentManagerBase:
         return self.parallel_envs["val"]
 
-    def rollout(self, dataproto: Any, val: bool = False) -> DataProto:
+    def rollout(self, dataproto: Any, val: bool = False) -> Any:
         """Play new episodes to their ends, or through `agent_proxy.max_turn` turns."""
         if hasattr(self, "parallel_envs") and hasattr(self, "traj_collector"):
             envs = self.val_parallel_envs if val else self.train_parallel_envs
             return self.traj_collector.multi_turn_loop(
-                gen_batch=dataproto, actor_rollout_wg=self, envs=envs, is_train=not val
+                gen_batch=dataproto, actor_rollout_wg=self.actor_wg, envs=envs, is_train=not val
             )
         states = self.val_es_manager if val else self.train_es_manager
         context = self.val_ctx_manager if val else self.train_ctx_manager
         return self._play(states, context, getattr(dataproto, "meta_info", None) or {})
 
-    def generate_sequences(self, lm_inputs: DataProto) -> Any:
-        """The model's replies, with what is known of the prompts where it does not repeat that."""
-        return lm_inputs.union(self.actor_wg.generate_sequences(lm_inputs))
+    def generate_sequences(self, lm_inputs: Any) -> DataProto:
+        """The model's replies, with what is known of the prompts where it does not repeat that.
+
+        A worker group is given a number of rows that its workers can share evenly.
+        """
+        known = from_any(lm_inputs)
+        padded, extra = pad_dataproto_to_divisor(known, int(getattr(self.actor_wg, "world_size", None) or 1))
+        answers = self.actor_wg.generate_sequences(to_verl(padded) if is_verls(lm_inputs) else padded)
+        return merged(known, unpad_dataproto(from_any(answers), extra))
 
     def close(self) -> None:
         for states in self._managers.values():
@@ -100,7 +108,7 @@ class LLMAgentProxy:
         for envs in getattr(self, "parallel_envs", {}).values():
             envs.close()
 
-    def _play(self, states: EnvStateManager, context: ContextManager, meta_info: dict[str, Any]) -> DataProto:
+    def _play(self, states: EnvStateManager, context: ContextManager, meta_info: dict[str, Any]) -> Any:
         begun = states.reset()
         context.instructions = {entry["env_id"]: entry["instruction"] for entry in states.envs}
         playing = [cache for cache in begun if not states.envs[cache["env_id"]]["status"].terminated]
