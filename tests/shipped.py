@@ -11,9 +11,12 @@ FORMS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "bandit": ("bandit", {}),
     "bandit-many": ("bandit", {"num_arms": 6, "max_steps": 3}),
     "countdown": ("countdown", {}),
+    "game_2048": ("game_2048", {"goal": 64}),
     "household": ("household", {}),
     "household-fridge": ("household", {"activity": "store_food", "max_episode_steps": 150}),
     "metamathqa": ("metamathqa", {}),
+    "rubikscube": ("rubikscube", {}),
+    "sudoku": ("sudoku", {}),
     "webshop": ("webshop", {}),
     "reasoning_gym": ("reasoning_gym", {}),
     "video": ("video", {}),
@@ -23,8 +26,8 @@ FORMS: dict[str, tuple[str, Mapping[str, Any]]] = {
 BY_CHANCE = ("frozen_lake-slippery",)
 """Even the best player loses there sometimes."""
 
-SHARING = ("bandit", "bandit-many", "reasoning_gym")
-"""Those whose splits may begin alike: the same two arms, words drawn anew, short questions that a package makes."""
+SHARING = ("bandit", "bandit-many", "game_2048", "reasoning_gym")
+"""Those whose splits may begin alike: the same two arms, words drawn anew, two tiles, short questions of a package."""
 
 ELSEWHERE = ("AntDir-v0", "HalfCheetahVel-v0", "PointRobot-v0", "PointRobotSparse-v0", "behavior")
 """Those with tests of their own: robots that are no text, and one whose simulator is not here."""

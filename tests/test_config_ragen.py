@@ -15,7 +15,7 @@ from asyncrollout import config
 from asyncrollout.config import schema
 from asyncrollout.config.dialect import Note
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS, TOP_LEVEL, translate
-from asyncrollout.dropin.ragen.env_keys import ENV_TYPES, KNOWN_TAGS
+from asyncrollout.dropin.ragen.env_keys import ENV_TYPES, KNOWN_TAGS, REFUSED_TYPES
 from asyncrollout.registry import env_names
 
 parse_config = functools.partial(config.parse_config, dialect=RAGEN_KEYS)
@@ -80,8 +80,15 @@ def test_workers_and_envs_that_run_on_the_loop() -> None:
         ("frozen_lake", "FrozenLake", 2.0, None),
     ]
     assert [entry.env_kwargs for entry in config.entries] == [
-        {"max_actions_per_traj": 9, "format_penalty": 0.1},
-        {"max_actions_per_traj": 10, "format_penalty": 0.1},
+        {
+            "style": "ragen",
+            "reward": "binary",
+            "human_goals": False,
+            "max_steps": 1_000_000,
+            "max_actions_per_traj": 9,
+            "format_penalty": 0.1,
+        },
+        {"success_rate": 0.8, "p": 0.9, "max_steps": 1_000_000, "max_actions_per_traj": 10, "format_penalty": 0.1},
     ]
 
 
@@ -109,8 +116,8 @@ es_manager: {format_penalty: -0.1, train: {env_configs: {tags: [A, Bandit]}}}
 custom_envs: {A: {env_type: FrozenLake, env_config: {format_penalty: 0.5, size: 4, render_mode: text, p: 0.8}}}
 """)
     assert [entry.env_kwargs for entry in config.entries] == [
-        {"format_penalty": 0.5, "size": 4, "p": 0.8},
-        {"max_actions_per_traj": 1, "format_penalty": 0.1},
+        {"format_penalty": 0.5, "size": 4, "p": 0.8, "max_steps": 1_000_000},
+        {"split": "train", "num_arms": 2, "style": "ragen", "max_actions_per_traj": 1, "format_penalty": 0.1},
     ]
 
 
@@ -122,23 +129,40 @@ custom_envs:
   B: {env_type: bandit, env_config: {lo_arm_score: 0.2, hi_arm_hiscore: 2, hi_arm_hiscore_prob: 0.5}}
 """)
     assert [entry.env_kwargs for entry in config.entries] == [
-        {"num_boxes": 2, "dim_room": [6, 8]},
-        {"low_score": 0.2, "high_score": 2, "high_probability": 0.5},
+        {"num_boxes": 2, "dim_room": [6, 8], "observation_format": "grid"},
+        {"low_score": 0.2, "high_score": 2, "high_probability": 0.5, "style": "ragen"},
     ]
 
 
 def test_tables_name_envs_that_there_are() -> None:
     assert {*ENV_TYPES.values()} <= {*env_names()}
-    assert {tag["env_type"] for tag in KNOWN_TAGS.values()} <= ENV_TYPES.keys()
+    assert {tag["env_type"] for tag in KNOWN_TAGS.values()} <= ENV_TYPES.keys() | REFUSED_TYPES.keys()
+
+
+REFUSED = [tag for tag, custom in KNOWN_TAGS.items() if custom["env_type"] in REFUSED_TYPES]
 
 
 async def test_every_tag_of_ragen_opens() -> None:
-    tags = ", ".join(KNOWN_TAGS)
+    tags = ", ".join(tag for tag in KNOWN_TAGS if tag not in (*REFUSED, "WebShopFull"))
     config = parse_config(f"es_manager: {{format_penalty: -0.1, train: {{env_configs: {{tags: [{tags}]}}}}}}")
     async with ar.EnvPool(backend="inline") as pool:
         for entry in config.entries:
             async with pool.open(entry.env, **entry.env_kwargs) as env:
                 assert (await env.reset(seed=1)).observation.text
+
+
+@pytest.mark.parametrize("tag", REFUSED)
+def test_tags_that_need_a_download_or_a_server_are_refused_by_name(tag: str) -> None:
+    env_type = KNOWN_TAGS[tag]["env_type"]
+    told = error_of(f"es_manager: {{train: {{env_configs: {{tags: [{tag}]}}}}}}")
+    assert f"env type '{env_type}' is not shipped: {REFUSED_TYPES[env_type]}" in told
+
+
+def test_an_env_config_that_cannot_be_followed_is_refused_by_its_key() -> None:
+    custom = "{S: {env_type: sokoban, env_config: {action_lookup: {1: North}}}}"
+    told = error_of(f"es_manager: {{train: {{env_configs: {{tags: [S, WebShopFull]}}}}}}\ncustom_envs: {custom}")
+    assert "custom_envs.S: env_config.action_lookup={1: 'North'} is not supported by env 'sokoban'" in told
+    assert "tags.1: env_config.dataset='full' needs WebShop's full data" in told
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
 from asyncrollout.text.replies import LONGEST, read_choice, turn_format
 from asyncrollout.types import Parsed, TextOptions
-from asyncrollout_envs.kwargs import check_number, check_share, check_whole
+from asyncrollout_envs.kwargs import Style, check_number, check_share, check_style, check_whole
 from asyncrollout_envs.seeding import Split, check_split, fresh_seed, generator
 
 SPEC = EnvSpec(
@@ -41,9 +41,12 @@ _NUMBERED = re.compile(r"(?:\b(?:arm|number|arm number) ?#?|#)([0-9]{1,3})(?![\w
 class Bandit:
     """Actions are an arm's name, or its number from 1 in the order told; the reward is what the arm pays.
 
-    All arms but one pay `low_score`, always. One pays `high_score` with `high_probability`, else 0. `names` puts that
-    one last; with `num_arms` the names are drawn for each episode, from other words in each split. Members of a group
-    share names and order, and have each their own luck.
+    All arms but one pay `low_score`, always. One pays `high_score` with `high_probability`, else `miss_score`. `names`
+    puts that one last; with `num_arms` the names are drawn for each episode, from other words in each split. Members of
+    a group share names and order, and have each their own luck.
+
+    In the style "ragen" the first observation says all of the task, and success is to choose the arm that pays by
+    chance, whatever it pays in the mean.
     """
 
     plays_by_chance = True
@@ -56,12 +59,15 @@ class Bandit:
         low_score: float = 0.1,
         high_score: float = 1.0,
         high_probability: float = 0.25,
+        miss_score: float = 0.0,
         max_steps: int = 1,
         split: Split = "train",
+        style: Style = "plain",
     ) -> None:
         check_split("bandit", split)
+        check_style("bandit", style)
         check_whole("bandit", max_steps=max_steps)
-        check_number("bandit", low_score=low_score, high_score=high_score)
+        check_number("bandit", low_score=low_score, high_score=high_score, miss_score=miss_score)
         check_share("bandit", high_probability=high_probability)
         self.names = _checked_names(names)
         most = len(STEADY_NAMES[split]) + 1
@@ -71,7 +77,8 @@ class Bandit:
                 raise UsageError(f"bandit: num_arms={num_arms}: there are words for {most} arms; give names=[...]")
         self.num_arms, self.max_steps, self.split = num_arms, max_steps, split
         self.low_score, self.high_score = float(low_score), float(high_score)
-        self.high_probability = float(high_probability)
+        self.high_probability, self.miss_score = float(high_probability), float(miss_score)
+        self.style = style
         self.arms: tuple[str, ...] = ()
         self.risky = ""
         self.steps = 0
@@ -79,8 +86,9 @@ class Bandit:
 
     @property
     def best_arms(self) -> tuple[str, ...]:
-        """Those of the highest mean."""
-        if self.high_score * self.high_probability > self.low_score:
+        """Those of the highest mean, or in the style "ragen" the one that pays by chance."""
+        mean = self.high_score * self.high_probability + self.miss_score * (1 - self.high_probability)
+        if self.style == "ragen" or mean > self.low_score:
             return (self.risky,)
         return tuple(arm for arm in self.arms if arm != self.risky)
 
@@ -95,15 +103,16 @@ class Bandit:
         self.arms = tuple(names[at] for at in rng.permutation(len(names)))
         self._luck = generator(seed, self.split, _LUCK, (options or {}).get("member", 0))
         self.steps = 0
-        return self._told("Choose an arm."), {}
+        return self._task() if self.style == "ragen" else self._told("Choose an arm."), {}
 
     def step(self, action: str | int) -> tuple[str, float, bool, bool, dict[str, Any]]:
         arm = self._arm(action)
         self.steps += 1
         lucky = self._luck.random() < self.high_probability
-        reward = self.low_score if arm != self.risky else self.high_score if lucky else 0.0
+        reward = self.low_score if arm != self.risky else self.high_score if lucky else self.miss_score
         info = {"action_is_effective": True, "success": arm in self.best_arms, "arm": arm}
-        return self._told(f"{arm} paid {reward:g}."), reward, self.steps >= self.max_steps, False, info
+        news = f"{arm} paid {reward:g}."
+        return news if self.style == "ragen" else self._told(news), reward, self.steps >= self.max_steps, False, info
 
     def _arm(self, action: str | int) -> str:
         if isinstance(action, str) and action in self.arms:
@@ -113,6 +122,18 @@ class Bandit:
             return self.arms[int(action) - 1]
         raise ValueError(
             f"{action!r:.100} is neither an arm, {', '.join(self.arms)}, nor a number from 1 to {len(self.arms)}"
+        )
+
+    def _task(self) -> str:
+        """All that a player knows: there is no other prompt."""
+        arms = " and ".join(self.arms)
+        choices = " or ".join(f"<answer> {arm} </answer>" for arm in self.arms)
+        return (
+            "You are at a bandit, a machine with arms. Earn as much as you can by pulling the right one.\n"
+            f"1. There are {len(self.arms)} arms: {arms}.\n"
+            "2. Each arm pays by a distribution of its own, which has to do with its name.\n"
+            "3. Think about what the names stand for, and how an arm of such a name may pay.\n"
+            f"4. Which arm is likely to pay more on average? Choose one of {arms}, and reply with {choices}."
         )
 
     def _told(self, news: str) -> str:
@@ -141,6 +162,8 @@ class BanditText:
         return observation
 
     def system_prompt(self) -> str:
+        if self._env.style == "ragen":
+            return turn_format(self._options, self._env.arms[0], most=self._env.max_steps)
         first, second = self._env.arms[:2]
         return (
             "You are at a machine with several arms. Some arms pay a little every time, one pays a lot, but seldom. "

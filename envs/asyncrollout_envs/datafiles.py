@@ -10,7 +10,7 @@ import stat
 from codecs import BOM_UTF8
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -43,10 +43,16 @@ class File(msgspec.Struct, Generic[Item], frozen=True):
 
 
 def load_split(
-    env: str, data_path: str | Path, split: str, row: type[Row], read: Callable[[Row], tuple[Hashable, Item] | None]
+    env: str,
+    data_path: str | Path,
+    split: str,
+    row: type[Row],
+    read: Callable[[Row], tuple[Hashable, Item] | None],
+    *,
+    most: int | None = None,
 ) -> Rows[Item]:
     """The rows of a split, as `load_file` reads them; one that has none is an error."""
-    file = load_file(env, data_path, row, read)
+    file = load_file(env, data_path, row, read, most=most)
     if not file.splits[split]:
         raise UsageError(
             f"{env}: data_path={str(data_path)!r} has too few different rows for split={split!r}: it gets one of every "
@@ -56,10 +62,16 @@ def load_split(
 
 
 def load_file(
-    env: str, data_path: str | Path, row: type[Row], read: Callable[[Row], tuple[Hashable, Item] | None]
+    env: str,
+    data_path: str | Path,
+    row: type[Row],
+    read: Callable[[Row], tuple[Hashable, Item] | None],
+    *,
+    most: int | None = None,
 ) -> File[Item]:
     """The rows of a file, each decoded as a `row` and read; a file is read once per process, until it changes.
 
+    `most` is how many rows to read, all without it.
     `read` gives an item and what it is about, or None for a row to skip; its ValueErrors are told with their place.
     """
     if not isinstance(data_path, str | Path):
@@ -69,7 +81,7 @@ def load_file(
         raise UsageError(f"{env}: data_path={str(path)!r} must end in one of {', '.join(_KINDS)}")
     path, status = _found(env, path)
     try:
-        file: File[Item] = _load(env, path, status.st_mtime_ns, status.st_size, row, read)
+        file: File[Item] = _load(env, path, status.st_mtime_ns, status.st_size, row, read, most)
     except OSError as error:
         raise UsageError(f"{env}: data_path={str(path)!r} cannot be read: {error.strerror or error}") from error
     if not file.items:
@@ -106,6 +118,7 @@ def _load(
     _size: int,
     row: type[Any],
     read: Callable[[Any], tuple[Hashable, Any] | None],
+    most: int | None,
 ) -> File[Any]:
     kind = _KINDS[path.suffix.lower()]
     is_parquet = path.suffix.lower() == ".parquet"
@@ -115,7 +128,7 @@ def _load(
     splits: dict[str, list[Any]] = {part: [] for part in PARTS}
     numbers: dict[Hashable, int] = {}
     skipped = 0
-    for place, raw in rows:
+    for place, raw in islice(rows, most):
         try:
             found = read(decode(raw))
         except (ValueError, RecursionError, msgspec.DecodeError) as error:

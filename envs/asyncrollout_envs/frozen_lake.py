@@ -1,7 +1,7 @@
 """FrozenLake: cross the ice to the goal, without falling into a hole; the ice may be slippery."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
 from asyncrollout.text.replies import turn_format
 from asyncrollout_envs import grids
+from asyncrollout_envs.grid_view import Format, GridView, Place, make_view
 from asyncrollout_envs.grids import Cells, GridText
 from asyncrollout_envs.kwargs import check_bool, check_share, check_whole
 from asyncrollout_envs.seeding import PARTS, Split, check_split, fresh_seed, generator, split_by_content
@@ -29,6 +30,7 @@ PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_ON_GOAL = range(6)
 SYMBOLS = "P_OGX√"
 ACTIONS = LEFT, DOWN, RIGHT, UP = 1, 2, 3, 4
 NAMES = ("Left", "Down", "Right", "Up")
+USUAL_VIEW = GridView(tuple(SYMBOLS), ("you", "ice", "hole", "goal", "you in a hole", "you on the goal"))
 
 _LARGEST = 64
 _FORESIGHT = 500  # steps that the expert looks ahead, at most
@@ -107,17 +109,17 @@ def make_lake(seed: int, split: str, size: int, p: float) -> Lake:
     )
 
 
-def read_lake(text: Any) -> Lake:
+def read_lake(text: Any, symbols: Sequence[str] = SYMBOLS) -> Lake:
     """A map as a user wrote it."""
-    cells = grids.from_text("frozen_lake", text, SYMBOLS[:PLAYER_IN_HOLE])
+    cells = grids.from_text("frozen_lake", text, symbols[:PLAYER_IN_HOLE])
     places = {code: [(int(row), int(column)) for row, column in np.argwhere(cells == code)] for code in range(4)}
     if len(places[PLAYER]) != 1 or len(places[GOAL]) != 1:
         found = f"{len(places[PLAYER])} and {len(places[GOAL])}"
-        raise UsageError(f"frozen_lake: a map has one P and one G, not {found}")
+        raise UsageError(f"frozen_lake: a map has one {symbols[PLAYER]} and one {symbols[GOAL]}, not {found}")
     height, width = cells.shape
     lake = Lake(height, width, places[PLAYER][0], places[GOAL][0], frozenset(places[HOLE]))
     if not lake.connected:
-        raise UsageError("frozen_lake: this map has no way from P to G")
+        raise UsageError(f"frozen_lake: this map has no way from {symbols[PLAYER]} to {symbols[GOAL]}")
     return lake
 
 
@@ -146,6 +148,7 @@ class FrozenLake:
 
     On slippery ice a step goes where it should with `success_rate`, else to one of the two sides. A task is a map as
     text; without one the map comes from the seed. Members of a group share the map and slip each in their own way.
+    `observation_format`, `symbols`, `meanings` and `images` say how language models see a lake.
     """
 
     plays_by_chance = True
@@ -161,7 +164,19 @@ class FrozenLake:
         success_rate: float = 1 / 3,
         max_steps: int = 100,
         split: Split = "train",
+        observation_format: Format = "grid",
+        symbols: Sequence[str] | None = None,
+        meanings: Sequence[str] | None = None,
+        images: bool = False,
     ) -> None:
+        self.view = make_view(
+            "frozen_lake",
+            USUAL_VIEW,
+            observation_format=observation_format,
+            symbols=symbols,
+            meanings=meanings,
+            images=images,
+        )
         check_whole("frozen_lake", least=2, most=_LARGEST, size=size)
         check_whole("frozen_lake", max_steps=max_steps)
         check_bool("frozen_lake", is_slippery=is_slippery)
@@ -196,7 +211,9 @@ class FrozenLake:
         options = options or {}
         seed = fresh_seed() if seed is None else seed
         task = options.get("task")
-        self.lake = make_lake(seed, self.split, self.size, self.p) if task is None else read_lake(task)
+        self.lake = (
+            make_lake(seed, self.split, self.size, self.p) if task is None else read_lake(task, self.view.symbols)
+        )
         self._luck = generator(seed, self.split, _LUCK, options.get("member", 0))
         self.player, self.steps = self.lake.start, 0
         return self.cells, {}
@@ -217,6 +234,12 @@ class FrozenLake:
         aside = 1 if drawn < (1 + self.success_rate) / 2 else -1
         return (action - 1 + aside) % len(ACTIONS) + 1
 
+    def places(self) -> list[tuple[str, list[Place]]]:
+        """Where everything but ice is."""
+        lake, at = self.lake, self.player
+        you = "You, on the goal" if at == lake.goal else "You, in a hole" if at in lake.holes else "You"
+        return [("Start", [lake.start]), ("Goal", [lake.goal]), (you, [at]), ("Holes", sorted(lake.holes))]
+
     def render(self) -> NDArray[np.uint8]:
         return grids.draw(self.cells, TILES)
 
@@ -224,8 +247,7 @@ class FrozenLake:
 _RULES = """\
 You are crossing a frozen lake. Reach the goal without falling into a hole.
 
-The lake is a grid of these symbols:
-P you, _ ice, O hole, G goal, X you in a hole, √ you on the goal
+{legend}
 
 Reaching the goal gives 1, all else 0; a hole ends the game.{ice}
 Your actions are: Left, Down, Right, Up."""
@@ -235,10 +257,10 @@ _SLIPPERY = "\nThe ice is slippery: you may slide to the left or right of where 
 class FrozenLakeText(GridText[FrozenLake]):
     """The expert knows how the ice slips, but not when."""
 
-    symbols, names = SYMBOLS, NAMES
+    names = NAMES
 
     def system_prompt(self) -> str:
-        rules = _RULES.format(ice=_SLIPPERY if self._env.success_rate < 1 else "")
+        rules = _RULES.format(legend=self.legend("the lake"), ice=_SLIPPERY if self._env.success_rate < 1 else "")
         return f"{rules}\n\n{turn_format(self._options, 'Right')}"
 
     def solve(self) -> str:

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
 from asyncrollout.text.replies import Projecting, read_choice
-from asyncrollout.types import Parsed, TextOptions
+from asyncrollout.types import Observation, Parsed, TextOptions
+from asyncrollout_envs.grid_view import GridView, Place, list_places
 
 Cells = NDArray[np.uint8]
 Colour = tuple[int, int, int]
@@ -18,15 +19,15 @@ TILE = 24
 """The side of a tile in pixels."""
 
 
-def to_text(cells: Cells, symbols: str) -> str:
+def to_text(cells: Cells, symbols: Sequence[str]) -> str:
     return "\n".join("".join(symbols[code] for code in row) for row in cells.tolist())
 
 
-def from_text(env: str, text: Any, symbols: str) -> Cells:
+def from_text(env: str, text: Any, symbols: Sequence[str]) -> Cells:
     """The cells of a map that a user wrote."""
     if not isinstance(text, str):
         raise UsageError(f"{env}: a task is a map as text, not {type(text).__name__}")
-    rows = [line.strip() for line in text.strip().splitlines()]
+    rows = text.strip("\r\n").splitlines() if " " in symbols else [line.strip() for line in text.strip().splitlines()]
     if len({len(row) for row in rows}) != 1:
         raise UsageError(f"{env}: the rows of the map have different lengths: {[len(row) for row in rows]}")
     unknown = sorted({symbol for row in rows for symbol in row} - set(symbols))
@@ -39,6 +40,13 @@ class Grid(Protocol):
     @property
     def cells(self) -> Cells: ...
 
+    @property
+    def view(self) -> GridView: ...
+
+    def places(self) -> list[tuple[str, list[Place]]]: ...
+
+    def render(self) -> NDArray[np.uint8]: ...
+
 
 G = TypeVar("G", bound=Grid)
 
@@ -46,7 +54,6 @@ G = TypeVar("G", bound=Grid)
 class GridText(Projecting[G]):
     """The text interface but for prompt and expert: grids of symbols in, names of actions out, which count from 1."""
 
-    symbols: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
     default_action = 1
 
@@ -56,11 +63,29 @@ class GridText(Projecting[G]):
         choices = {name.lower(): action for action, name in numbered} | {str(action): action for action, _ in numbered}
         return read_choice(reply, options, choices)
 
-    def describe(self, observation: Cells) -> str:
-        return to_text(observation, self.symbols)
+    def describe(self, observation: Cells) -> str | Observation:
+        env, view = self._env, self._env.view
+        if view.images:
+            return Observation("This is what you see.", images=(env.render(),), data=observation)
+        grid = to_text(observation, view.symbols)
+        if view.observation_format == "grid":
+            return grid
+        height, width = observation.shape
+        places = list_places(height, width, env.places())
+        return places if view.observation_format == "coord" else f"Places:\n{places}\n\nGrid:\n{grid}"
 
     def anchor(self) -> str:
-        return to_text(self._env.cells, self.symbols)
+        return to_text(self._env.cells, self._env.view.symbols)
+
+    def legend(self, what: str) -> str:
+        """The paragraph of the rules on how the world is shown."""
+        view = self._env.view
+        if view.images:
+            return f"You see a picture of {what}."
+        if view.observation_format == "coord":
+            return f"You see where everything in {what} is."
+        more = ", and the places of what is in it" if view.observation_format == "grid_coord" else ""
+        return f"You see {what} as a grid of these symbols{more}:\n{view.legend}"
 
     def tell(self, action: int) -> str:
         return self.names[action - 1]

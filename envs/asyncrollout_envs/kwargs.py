@@ -2,9 +2,12 @@
 
 import math
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 from asyncrollout.errors import UsageError
+
+Style = Literal["plain", "ragen"]
+"""Whose rules an env follows where ours and RAGEN's differ: what observations tell, how answers are scored."""
 
 
 def check_whole(env: str, *, least: int = 1, most: int | None = None, **values: Any) -> None:
@@ -38,3 +41,7 @@ def check_bool(env: str, **values: Any) -> None:
 def check_one_of(env: str, key: str, value: Any, known: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in known:
         raise UsageError(f"{env}: {key}={value!r:.200} is not one of {', '.join(known)}")
+
+
+def check_style(env: str, style: Any) -> None:
+    check_one_of(env, "style", style, get_args(Style))

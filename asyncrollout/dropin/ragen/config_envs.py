@@ -7,7 +7,7 @@ from asyncrollout.config.document import Path
 from asyncrollout.config.suggestions import shown
 from asyncrollout.dropin.configs import converted
 from asyncrollout.dropin.key_mapping import KeyMapping
-from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, our_env, our_kwargs, shares_problem
+from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, REFUSED_TYPES, our_env, our_kwargs, shares_problem
 from asyncrollout.dropin.ragen.prompts import DEFAULT, write_rules
 from asyncrollout.dropin.ragen.settings import AgentProxy, CustomEnv
 from asyncrollout.dropin.ragen.trainer_keys import OF_TAGS
@@ -63,7 +63,15 @@ def _entry(keys: KeyMapping, index: int, tag: str, defined: dict[Any, Any]) -> d
         keys.refuse(here, custom, "a mapping with env_type and with env_config, a mapping")
         return {"env": tag}
     env = our_env(custom.get("env_type", tag))
-    kwargs, unused = our_kwargs(env, config)
+    place = here if tag in defined else (*TAGS, index)
+    if env in REFUSED_TYPES:
+        keys.problems.append(Problem(place, f"env type {env!r} is not shipped: {REFUSED_TYPES[env]}"))
+        return {"env": tag}
+    try:
+        kwargs, unused = our_kwargs(env, config)
+    except UsageError as error:
+        keys.problems.append(Problem(place, str(error)))
+        return {"env": tag}
     if custom.get("max_actions_per_traj") is not None:
         kwargs["max_actions_per_traj"] = custom["max_actions_per_traj"]
     if tag in defined:

@@ -1,59 +1,83 @@
-"""RAGEN's environments as ours: names of types, keys of their configs, and the tags that its own files define."""
+"""RAGEN's environments as ours: names of types, and the tags that its own files define."""
 
-import copy
 from typing import Any
+
+from asyncrollout.dropin.ragen.env_configs import our_kwargs
+
+__all__ = ["ENV_TYPES", "KNOWN_TAGS", "REFUSED_TYPES", "our_env", "our_kwargs", "shares_problem"]
 
 ENV_TYPES = {
     "bandit": "bandit",
     "countdown": "countdown",
+    "game_2048": "game_2048",
     "frozen_lake": "frozen_lake",
     "frozenlake": "frozen_lake",
     "metamathqa": "metamathqa",
     "metamath_qa": "metamathqa",
+    "rubikscube": "rubikscube",
     "sokoban": "sokoban",
+    "sudoku": "sudoku",
     "webshop": "webshop",
 }
 
-_RENAMED = {
-    "bandit": {
-        "lo_arm_score": "low_score",
-        "hi_arm_hiscore": "high_score",
-        "hi_arm_hiscore_prob": "high_probability",
-    }
+REFUSED_TYPES = {
+    "alfworld": "it needs the packages alfworld and textworld, and ALFRED's games, which are a download",
+    "deepcoder": "it needs the data set agentica-org/DeepCoder-Preview-Dataset, a download, and runs what models write",
+    "lean": "it needs a Kimina Lean server and the data set CoderBak/minif2f, a download",
+    "search": "it needs a retrieval server with an index of Wikipedia, and HotpotQA's questions, which are a download",
 }
-_UNUSED = frozenset(
-    {
-        "action_lookup",
-        "action_map",
-        "action_space_start",
-        "grid_lookup",
-        "grid_vocab",
-        "hi_arm_loscore",
-        "map_lookup",
-        "map_seed",
-        "observation_format",
-        "render_mode",
-    }
-)
-"""What RAGEN's configs have, and our envs decide by themselves."""
+"""RAGEN's other env types, and why there is none of ours."""
 
-_SIMPLE_SOKOBAN = {"dim_room": [6, 6], "num_boxes": 1, "max_steps": 100}
+
+def _tag(env_type: str, max_actions: int, **env_config: Any) -> dict[str, Any]:
+    return {"env_type": env_type, "max_actions_per_traj": max_actions, "env_config": env_config}
+
+
+_SIMPLE = {"dim_x": 6, "dim_y": 6, "num_boxes": 1, "max_steps": 100}
+_OTHER_SYMBOLS = {
+    "W": "wall",
+    ".": "empty",
+    "G": "target",
+    "C": "box on target",
+    "B": "box",
+    "A": "player",
+    "@": "player on target",
+}
+_SUDOKU = {"grid_size": 9, "render_format": "with_feedback", "show_conflicts": True, "show_valid_numbers": True}
 
 KNOWN_TAGS: dict[str, dict[str, Any]] = {
-    "SimpleSokoban": {"env_type": "sokoban", "max_actions_per_traj": 10, "env_config": _SIMPLE_SOKOBAN},
-    "CoordSokoban": {"env_type": "sokoban", "max_actions_per_traj": 10, "env_config": _SIMPLE_SOKOBAN},
-    "LargerSokoban": {
-        "env_type": "sokoban",
-        "max_actions_per_traj": 10,
-        "env_config": {"dim_room": [8, 8], "num_boxes": 2, "max_steps": 100, "search_depth": 10},
-    },
-    "Countdown": {"env_type": "countdown", "max_actions_per_traj": 1},
-    "Bandit": {"env_type": "bandit", "max_actions_per_traj": 1},
-    "BanditTest": {"env_type": "bandit", "max_actions_per_traj": 1, "env_config": {"split": "test"}},
-    "FrozenLake": {"env_type": "frozen_lake", "max_actions_per_traj": 10},
-    "MetamathQA": {"env_type": "metamathqa", "max_actions_per_traj": 1},
-    "WebShop": {"env_type": "webshop", "max_actions_per_traj": 9},
+    "SimpleSokoban": _tag("sokoban", 10, **_SIMPLE),
+    "CoordSokoban": _tag("sokoban", 10, **_SIMPLE, observation_format="grid_coord"),
+    "VisualSimpleSokoban": _tag("sokoban", 10, **_SIMPLE, render_mode="rgb_array"),
+    "SokobanDifferentGridVocab": _tag(
+        "sokoban",
+        10,
+        **_SIMPLE,
+        search_depth=30,
+        grid_lookup=dict(enumerate(_OTHER_SYMBOLS)),
+        grid_vocab=_OTHER_SYMBOLS,
+    ),
+    "LargerSokoban": _tag("sokoban", 10, dim_x=8, dim_y=8, num_boxes=2, max_steps=100, search_depth=10),
+    "Countdown": _tag("countdown", 1),
+    "Bandit": _tag("bandit", 1, split="train"),
+    "BanditTest": _tag("bandit", 1, split="test"),
+    "FrozenLake": _tag("frozen_lake", 10, success_rate=0.8),
+    "CoordFrozenLake": _tag("frozen_lake", 10, success_rate=0.8, observation_format="grid_coord"),
+    "MetamathQA": _tag("metamathqa", 1),
+    "WebShop": _tag("webshop", 9, dataset="small"),
+    "WebShopFull": _tag("webshop", 15, dataset="full"),
+    "SimpleSudoku": _tag("sudoku", 20, **_SUDOKU, difficulty="easy", max_steps=81),
+    "MediumSudoku": _tag("sudoku", 30, **_SUDOKU, difficulty="medium", max_steps=81),
+    "game_2048": _tag("game_2048", 700),
+    "rubikscube": _tag("rubikscube", 20, scramble_depth=1, max_steps=20, render_mode="text"),
+    "Alfworld": _tag("alfworld", 50, eval_dataset="eval_in_distribution"),
+    "AlfworldOOD": _tag("alfworld", 50, eval_dataset="eval_out_of_distribution"),
+    "DeepCoder": _tag("deepcoder", 1, max_steps=1),
+    "Lean": _tag("lean", 30),
+    "SearchQA": _tag("search", 10, max_steps=10, max_search_results=5),
+    "SearchQAMock": _tag("search", 10, max_steps=10, max_search_results=5, mock_mode=True),
 }
+"""The tags of RAGEN's `config/envs.yaml`, for configs that do not define them."""
 
 
 def shares_problem(n_groups: list[int], tags: int, env_groups: int | None) -> str | None:
@@ -72,12 +96,3 @@ def shares_problem(n_groups: list[int], tags: int, env_groups: int | None) -> st
 def our_env(env_type: Any) -> Any:
     """Our name of an env type; one that is not RAGEN's is left as it is."""
     return ENV_TYPES.get(env_type.lower(), env_type) if isinstance(env_type, str) else env_type
-
-
-def our_kwargs(env: Any, config: dict[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
-    """Keyword arguments of our env, and the keys that it has no use for."""
-    renamed = _RENAMED.get(env, {}) if isinstance(env, str) else {}
-    kwargs = {renamed.get(key, key): copy.deepcopy(value) for key, value in config.items() if key not in _UNUSED}
-    if env == "sokoban" and {"dim_x", "dim_y"} <= kwargs.keys():
-        kwargs["dim_room"] = [kwargs.pop("dim_x"), kwargs.pop("dim_y")]
-    return kwargs, [key for key in config if key in _UNUSED]

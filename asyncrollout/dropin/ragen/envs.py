@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from asyncrollout.dropin.ragen.env_keys import our_kwargs
+from asyncrollout.dropin.ragen.env_configs import our_kwargs
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.worker.env_factory import make_env
 from asyncrollout.pool.worker.env_runner import reset_options
@@ -11,9 +11,11 @@ from asyncrollout.types import Placement, TextOptions
 
 
 class EnvConfig:
-    """The settings of one environment, as attributes; `action_lookup` is filled in by the environment."""
+    """The settings of one environment, as attributes; the environment fills in the names of its actions and symbols."""
 
     action_lookup: dict[int, str] | None = None
+    grid_lookup: dict[int, str] | None = None
+    grid_vocab: dict[str, str] | None = None
     render_mode: str = "text"
 
     def __init__(self, **given: Any) -> None:
@@ -25,6 +27,7 @@ class RagenEnv:
     """One of our envs with RAGEN's methods: texts for observations, `done` for its end, a table of action names."""
 
     env_type: ClassVar[str]
+    first_action: ClassVar[int] = 1
     runs: ClassVar[Placement | None] = None  # where, if not as the env itself says
 
     def __init__(self, config: EnvConfig | None = None) -> None:
@@ -35,6 +38,7 @@ class RagenEnv:
         self._env = make_env(spec.with_kwargs(**kwargs))
         self._text = load_factory(spec.text_interface)(self._env, TextOptions(**options))
         self._seen: Any = None
+        self._tell_symbols()
         self._tell_actions()
 
     def reset(self, seed: int | None = None, mode: str | None = None, member: int = 0) -> str:  # noqa: ARG002
@@ -83,7 +87,13 @@ class RagenEnv:
         """Names that the env always has, or those of this episode."""
         names = getattr(self._text, "names", None) or getattr(self._env, "arms", None)
         if names:
-            self.config.action_lookup = dict(enumerate(names, start=1))
+            self.config.action_lookup = dict(enumerate(names, start=self.first_action))
+
+    def _tell_symbols(self) -> None:
+        """What a grid consists of, and what that means."""
+        if (view := getattr(self._env, "view", None)) is not None:
+            self.config.grid_lookup = dict(enumerate(view.symbols))
+            self.config.grid_vocab = dict(zip(view.symbols, view.meanings, strict=True))
 
 
 class SokobanEnv(RagenEnv):
@@ -110,7 +120,23 @@ class WebShopEnv(RagenEnv):
     env_type = "webshop"
 
 
-_SHIPPED = (SokobanEnv, FrozenLakeEnv, BanditEnv, CountdownEnv, MetaMathQAEnv, WebShopEnv)
+class SudokuEnv(RagenEnv):
+    env_type = "sudoku"
+
+
+class Game2048Env(RagenEnv):
+    env_type = "game_2048"
+    first_action = 0
+
+
+class RubiksCube2x2Env(RagenEnv):
+    env_type = "rubikscube"
+
+
+_SHIPPED = (
+    *(SokobanEnv, FrozenLakeEnv, BanditEnv, CountdownEnv, MetaMathQAEnv, WebShopEnv),
+    *(SudokuEnv, Game2048Env, RubiksCube2x2Env),
+)
 
 REGISTERED_ENVS: dict[str, Any] = {env.env_type: env for env in _SHIPPED}
 """Env types and their classes, made as `cls(config)`.

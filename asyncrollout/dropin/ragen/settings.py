@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrollout.dropin.configs import Part, converted, lookup, plain
 from asyncrollout.dropin.ragen import envs
-from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, our_env, shares_problem
+from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, REFUSED_TYPES, our_env, shares_problem
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rewards import Grouping, Method
@@ -288,6 +288,8 @@ def registered_type(name: str, key: str) -> str:
     for known in (name, our_env(name)):
         if known in envs.REGISTERED_ENVS and known in envs.REGISTERED_ENV_CONFIGS:
             return str(known)
+    if name.lower() in REFUSED_TYPES:
+        raise UsageError(f"{key}: env type {name!r} is not shipped: {REFUSED_TYPES[name.lower()]}")
     raise UsageError(f"{key}: no env type is called {name!r}{did_you_mean(name, envs.REGISTERED_ENVS)}")
 
 

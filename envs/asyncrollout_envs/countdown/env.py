@@ -1,7 +1,8 @@
 """Countdown: reach a target with all of the given numbers, each used once, by + - * / and parentheses.
 
 One step per episode. The score is 0 if the numbers used are not the given ones, or the expression is unreadable; 0.1
-if they are but the value is wrong, also for a division by zero; 1 if the value is exactly the target.
+if they are but the value is wrong, also for a division by zero; 1 if the value is exactly the target. In the style
+"ragen", `lenient` says what counts: a text with the right numbers in it is worth 0.1, whatever else it is.
 """
 
 from collections.abc import Mapping
@@ -16,10 +17,11 @@ from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
 from asyncrollout.text.replies import LONGEST, Projecting, find_answer, find_stated, turn_format
 from asyncrollout.types import Parsed, TextOptions
+from asyncrollout_envs.countdown import lenient
 from asyncrollout_envs.countdown.arithmetic import MOST_DIGITS, MOST_NUMBERS, Expression, evaluate
 from asyncrollout_envs.countdown.puzzles import MOST_SEARCHED, Puzzle, draw_puzzle, solve_puzzle
 from asyncrollout_envs.datafiles import choose_row, load_split
-from asyncrollout_envs.kwargs import check_whole
+from asyncrollout_envs.kwargs import Style, check_style, check_whole
 from asyncrollout_envs.seeding import Split, check_split, generator, split_by_content
 
 SPEC = EnvSpec(
@@ -35,6 +37,7 @@ _FEWEST = 2
 _SMALLEST_LIMIT, _LARGEST_LIMIT = 10, 10_000
 _DRAWS = 5_000
 _TOO_LARGE = 10**MOST_DIGITS
+_MOST_SUMS = 100_000
 
 
 class PuzzleRow(msgspec.Struct):
@@ -57,12 +60,24 @@ class PuzzleRow(msgspec.Struct):
         puzzle = Puzzle(self.target, tuple(nums))
         return puzzle.identity, puzzle
 
+    def read_sum(self) -> tuple[tuple[int, ...], Puzzle] | None:
+        """As RAGEN reads it: only what can be solved by adding and subtracting all numbers is of use."""
+        identity, puzzle = self.read()
+        sums = {0}
+        for number in puzzle.nums:
+            sums = {one + signed for one in sums for signed in (number, -number)}
+            if len(sums) > _MOST_SUMS:
+                return None
+        return (identity, puzzle) if puzzle.target in sums else None
+
 
 class Countdown:
     """Puzzles made from seeds, or the rows of `data_path` (fields `target` and `nums`; splits as in `datafiles`).
 
     `num_numbers` is a count or a pair (fewest, most); it and both limits are for made puzzles only. A task is
-    `{"target": 24, "nums": [4, 6, 1]}`, or the index of a row in its split.
+    `{"target": 24, "nums": [4, 6, 1]}`, or the index of a row in its split. `max_instances` is how many of a file's
+    rows count, from its first on. In the style "ragen" those that no sum or difference of all numbers solves are left
+    out.
     """
 
     def __init__(
@@ -73,8 +88,13 @@ class Countdown:
         max_target: int = 100,
         split: Split = "train",
         data_path: str | Path | None = None,
+        max_instances: int | None = None,
+        style: Style = "plain",
     ) -> None:
         check_split(SPEC.name, split)
+        check_style(SPEC.name, style)
+        if max_instances is not None:
+            check_whole(SPEC.name, max_instances=max_instances)
         self._counts = _checked_counts(num_numbers)
         check_whole(SPEC.name, least=_SMALLEST_LIMIT, max_number=max_number, max_target=max_target)
         if max(max_number, max_target) > _LARGEST_LIMIT:
@@ -83,9 +103,11 @@ class Countdown:
             )
         self._limits = int(max_number), int(max_target)
         self._split = split
+        self.style = style
         self._rows: tuple[Puzzle, ...] = ()
         if data_path is not None:
-            self._rows = load_split(SPEC.name, data_path, split, PuzzleRow, PuzzleRow.read).items
+            read = PuzzleRow.read_sum if style == "ragen" else PuzzleRow.read
+            self._rows = load_split(SPEC.name, data_path, split, PuzzleRow, read, most=max_instances).items
         self.puzzle = Puzzle(0, ())
         self.answered = False
 
@@ -98,6 +120,10 @@ class Countdown:
         if not isinstance(action, str):
             raise TypeError(f"{SPEC.name}: an action is an expression as text, not {action!r:.100}")
         self.answered = True
+        if self.style == "ragen":
+            reward = lenient_score(action, self.puzzle)
+            info = {"action_is_effective": reward > 0, "success": reward == 1.0}
+            return f"Your answer is worth {reward:g} points.", reward, True, False, info
         found = evaluate(action)
         reward = score(found, self.puzzle)
         info = {"action_is_effective": True, "success": reward == 1.0}
@@ -137,6 +163,13 @@ def score(expression: Expression, puzzle: Puzzle) -> float:
     if not expression.uses(puzzle.nums):
         return 0.0
     return 1.0 if expression.value == puzzle.target else 0.1
+
+
+def lenient_score(text: str, puzzle: Puzzle) -> float:
+    """1, 0.1 or 0, as RAGEN has it."""
+    if not lenient.uses_exactly(text, puzzle.nums):
+        return 0.0
+    return 1.0 if lenient.equals(text, puzzle.target) else 0.1
 
 
 def _checked_counts(num_numbers: Any) -> tuple[int, int]:
@@ -193,6 +226,13 @@ class CountdownText(Projecting[Countdown]):
         if len(found.numbers) == 1 and not answer.tagged:
             return Parsed((), valid=False, reason="no <answer> tag, and no expression in the text outside <think>")
         return Parsed((found.text,))
+
+    def parse(self, reply: str) -> Parsed:
+        """In the style "ragen", whatever stands in tags is an expression."""
+        answer = find_answer(reply, strict=self._options.strict)
+        if self._env.style == "ragen" and answer.tagged:
+            return Parsed((answer.text,))
+        return super().parse(reply)
 
     def describe(self, obs: str) -> str:
         return obs

@@ -83,6 +83,11 @@ def same_answer(given: str, expected: str) -> bool:
     return _squeezed(first) == _squeezed(second) != ""
 
 
+def same_letters(given: str, expected: str) -> bool:
+    """Whether two answers are the same but for case and white space."""
+    return "".join(given.lower().split()) == "".join(expected.lower().split())
+
+
 def _unwrapped(text: str) -> str:
     """Without what is around an answer: math signs, \\boxed{..}, bold, quotes, closing punctuation."""
     for _ in range(_MOST_LAYERS):

@@ -1,6 +1,7 @@
 """MetaMathQA: answer a mathematical question, and think again after a wrong answer.
 
-The first answer earns 1 if it is right, the second 1/2, the third 1/4, and so on; a wrong one earns nothing.
+The first answer earns 1 if it is right, the second 1/2, the third 1/4, and so on; a wrong one earns nothing. In the
+style "ragen" an answer is right if it is the expected one letter by letter, but for case and white space.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ from asyncrollout.registry import EnvSpec
 from asyncrollout.text.replies import LONGEST, Projecting, find_answer, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.datafiles import choose_row, load_split
-from asyncrollout_envs.kwargs import check_whole
-from asyncrollout_envs.metamathqa.answers import answer_of, same_answer, stated_answer
+from asyncrollout_envs.kwargs import Style, check_style, check_whole
+from asyncrollout_envs.metamathqa.answers import answer_of, same_answer, same_letters, stated_answer
 from asyncrollout_envs.seeding import Split, check_split
 
 SPEC = EnvSpec(
@@ -50,6 +51,12 @@ class ProblemRow(msgspec.Struct):
             return None
         return self.original_question or self.query, Problem(self.query, answer, self.type or "")
 
+    def read_as_written(self) -> tuple[str, Problem] | None:
+        """As RAGEN reads it: all that follows the first "The answer is:" is the answer."""
+        answer = self.response.partition("The answer is: ")[2].strip()
+        found = self.read() if answer else None
+        return found and (found[0], msgspec.structs.replace(found[1], answer=answer))
+
 
 class MetaMathQA:
     """The problems of `data_path` (fields `query` and `response`; splits as in `datafiles`), or our own.
@@ -59,17 +66,25 @@ class MetaMathQA:
     """
 
     def __init__(
-        self, *, split: Split = "train", data_path: str | Path | None = None, max_attempts: int | None = 5
+        self,
+        *,
+        split: Split = "train",
+        data_path: str | Path | None = None,
+        max_attempts: int | None = 5,
+        style: Style = "plain",
     ) -> None:
         check_split(SPEC.name, split)
+        check_style(SPEC.name, style)
         if max_attempts is not None:
             check_whole(SPEC.name, max_attempts=max_attempts)
         path = OWN_PROBLEMS if data_path is None else data_path
-        rows = load_split(SPEC.name, path, split, ProblemRow, ProblemRow.read)
+        read = ProblemRow.read_as_written if style == "ragen" else ProblemRow.read
+        rows = load_split(SPEC.name, path, split, ProblemRow, read)
         self.max_attempts = None if max_attempts is None else int(max_attempts)
         self.skipped = rows.skipped
         self.row = 0
         self.attempts = 0
+        self.style = style
         self._split = split
         self._problems = rows.items
 
@@ -85,10 +100,13 @@ class MetaMathQA:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if not isinstance(action, str):
             raise TypeError(f"{SPEC.name}: an action is an answer as text, not {action!r:.100}")
-        right = same_answer(action, self.problem.answer)
+        is_same = same_letters if self.style == "ragen" else same_answer
+        right = is_same(action, self.problem.answer)
         reward = 0.5**self.attempts if right else 0.0
         self.attempts += 1
         info = {"action_is_effective": True, "success": right}
+        if self.style == "ragen":
+            info["action_is_valid"] = bool(action.strip())
         if right:
             return "Correct!", reward, True, False, info
         return "Incorrect. Please think again.", reward, False, self.attempts == self.max_attempts, info
@@ -110,7 +128,16 @@ class MetaMathQAText(Projecting[MetaMathQA]):
         text = found.text[-LONGEST:]
         return Parsed((stated_answer(text) or (text if found.tagged else text.rpartition("\n")[2].strip()),))
 
+    def parse(self, reply: str) -> Parsed:
+        """In the style "ragen", whatever stands in tags is the answer, word for word."""
+        answer = find_answer(reply, strict=self._options.strict)
+        if self._env.style == "ragen" and answer.tagged:
+            return Parsed((answer.text,))
+        return super().parse(reply)
+
     def describe(self, obs: str) -> str:
+        if self._env.style == "ragen":
+            return obs
         return obs if obs == self._env.problem.question else f"{obs}\n{self._env.problem.question}"
 
     def system_prompt(self) -> str:

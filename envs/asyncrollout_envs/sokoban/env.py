@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
 from asyncrollout_envs import grids
+from asyncrollout_envs.grid_view import Format, GridView, Place, make_view
 from asyncrollout_envs.grids import Cells
 from asyncrollout_envs.kwargs import check_whole
 from asyncrollout_envs.seeding import Split, check_split, fresh_seed
@@ -44,11 +45,16 @@ TILES = (
 )
 
 
+_MEANINGS = ("wall", "floor", "target", "box on a target", "box", "you", "you on a target")
+USUAL_VIEW = GridView(tuple(boards.SYMBOLS), _MEANINGS)
+
+
 class Sokoban:
     """Observations are the cells as codes 0 to 6 (`boards.SYMBOLS`); actions 1 to 4 are up, down, left, right.
 
     A task is a room as text, in the same symbols; without one the room comes from the seed. `search_depth` is the
-    longest reverse play, in pulls, that a room is made by.
+    longest reverse play, in pulls, that a room is made by. `observation_format`, `symbols`, `meanings` and `images` say
+    how language models see a room.
     """
 
     metadata: Mapping[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}
@@ -62,6 +68,10 @@ class Sokoban:
         max_steps: int = 100,
         search_depth: int = 300,
         split: Split = "train",
+        observation_format: Format = "grid",
+        symbols: Sequence[str] | None = None,
+        meanings: Sequence[str] | None = None,
+        images: bool = False,
     ) -> None:
         if not isinstance(dim_room, tuple | list) or len(dim_room) != 2:
             raise UsageError(f"sokoban: dim_room={dim_room!r} is not a height and a width, such as (6, 6)")
@@ -69,6 +79,14 @@ class Sokoban:
         check_whole("sokoban", least=4, most=_LARGEST, **{"dim_room[0]": height, "dim_room[1]": width})
         check_whole("sokoban", num_boxes=num_boxes, max_steps=max_steps, search_depth=search_depth)
         check_split("sokoban", split)
+        self.view = make_view(
+            "sokoban",
+            USUAL_VIEW,
+            observation_format=observation_format,
+            symbols=symbols,
+            meanings=meanings,
+            images=images,
+        )
         self.dim_room = int(height), int(width)
         self.num_boxes, self.max_steps, self.search_depth, self.split = num_boxes, max_steps, search_depth, split
         self.steps = 0
@@ -110,7 +128,7 @@ class Sokoban:
                 max_moves=self.max_steps,
             )
         else:
-            self.room = read_room(task)
+            self.room = read_room(task, self.view.symbols)
         self.player, self.boxes, self.steps = self.room.player, self.room.boxes, 0
         return self.cells, {}
 
@@ -125,13 +143,28 @@ class Sokoban:
         info = {"action_is_effective": self.player != before, "success": self.solved}
         return self.cells, reward, self.solved, self.steps >= self.max_steps and not self.solved, info
 
+    def places(self) -> list[tuple[str, list[Place]]]:
+        """Where everything but walls is; a target stays one below a box or the player."""
+        cells, aims = self.cells, self.room.board.cells(self.room.player, 0)
+
+        def found(where: Cells, *codes: int) -> list[Place]:
+            return [(int(row), int(column)) for row, column in np.argwhere(np.isin(where, codes))]
+
+        return [
+            ("Targets", found(aims, boards.TARGET, boards.PLAYER_ON_TARGET)),
+            ("Boxes", found(cells, boards.BOX)),
+            ("Boxes on targets", found(cells, boards.BOX_ON_TARGET)),
+            ("You", found(cells, boards.PLAYER)),
+            ("You, on a target", found(cells, boards.PLAYER_ON_TARGET)),
+        ]
+
     def render(self) -> NDArray[np.uint8]:
         return grids.draw(self.cells, TILES)
 
 
-def read_room(text: Any) -> Room:
+def read_room(text: Any, symbols: Sequence[str] = boards.SYMBOLS) -> Room:
     """A room as a user wrote it: one player, as many boxes as targets, not solved yet, walls around."""
-    cells = grids.from_text("sokoban", text, boards.SYMBOLS)
+    cells = grids.from_text("sokoban", text, symbols)
     border = np.concatenate([cells[0], cells[-1], cells[:, 0], cells[:, -1]])
     board, player, boxes = boards.from_cells(cells)
     players = int(np.isin(cells, (boards.PLAYER, boards.PLAYER_ON_TARGET)).sum())

@@ -3,7 +3,7 @@
 from asyncrollout.text.replies import turn_format
 from asyncrollout.types import TextOptions
 from asyncrollout_envs.grids import GridText
-from asyncrollout_envs.sokoban.boards import ACTIONS, NAMES, SYMBOLS
+from asyncrollout_envs.sokoban.boards import ACTIONS, NAMES
 from asyncrollout_envs.sokoban.env import Sokoban
 from asyncrollout_envs.sokoban.rooms import Room
 from asyncrollout_envs.sokoban.solver import solve
@@ -12,8 +12,7 @@ _RULES = """\
 You are solving a Sokoban puzzle. You are the player, and must push every box onto a target.
 You can push one box at a time, and never pull. A box in a corner is lost. You cannot walk through walls or boxes.
 
-The room is a grid of these symbols:
-# wall, _ floor, O target, X box, √ box on a target, P you, S you on a target
+{legend}
 
 Each action costs 0.1. A box on a target gains 1, a box off it loses 1, the last one gains 10 more.
 Your actions are: Up, Down, Left, Right."""
@@ -22,7 +21,7 @@ Your actions are: Up, Down, Left, Right."""
 class SokobanText(GridText[Sokoban]):
     """The expert follows the room's own solution, or searches."""
 
-    symbols, names = SYMBOLS, NAMES
+    names = NAMES
 
     def __init__(self, env: Sokoban, options: TextOptions) -> None:
         super().__init__(env, options)
@@ -30,7 +29,7 @@ class SokobanText(GridText[Sokoban]):
         self._lost: tuple[Room, int] | None = None  # the room and the boxes that no solution was found for
 
     def system_prompt(self) -> str:
-        return f"{_RULES}\n\n{turn_format(self._options, 'Right')}"
+        return f"{_RULES.format(legend=self.legend('the room'))}\n\n{turn_format(self._options, 'Right')}"
 
     def solve(self) -> str:
         moves = self._moves_to_come()[: self._options.max_actions_per_turn]

@@ -8,13 +8,22 @@ from typing import Any, Literal
 
 from asyncrollout.errors import UsageError
 from asyncrollout_envs.datafiles import choose_row
-from asyncrollout_envs.kwargs import check_bool, check_one_of, check_whole
+from asyncrollout_envs.kwargs import Style, check_bool, check_one_of, check_style, check_whole
 from asyncrollout_envs.seeding import Split, check_split
 from asyncrollout_envs.webshop.cache import open_catalogue
 from asyncrollout_envs.webshop.catalogue import Catalogue, Goal, Source
 from asyncrollout_envs.webshop.generate import Generated
 from asyncrollout_envs.webshop.original import Original
-from asyncrollout_envs.webshop.pages import BUY, BoughtPage, ItemPage, Page, ResultsPage, SearchPage
+from asyncrollout_envs.webshop.pages import (
+    BACK_TO_SEARCH,
+    BUY,
+    PREV,
+    BoughtPage,
+    ItemPage,
+    Page,
+    ResultsPage,
+    SearchPage,
+)
 from asyncrollout_envs.webshop.reward import score
 
 _ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
@@ -28,6 +37,8 @@ class WebShop:
     directory, or of the `items_shuffle*.json` in it. Their goals are those that people wrote, or without `human_goals`
     those put together from the products' options.
 
+    In the style "ragen" infos tell more, for RAGEN's metrics, and an action that the page does not offer is not valid.
+
     `options["task"]` is a goal's place in the split, from 0; `info["goal_index"]` tells it.
     """
 
@@ -39,8 +50,10 @@ class WebShop:
         reward: Literal["score", "binary"] = "score",
         data_path: str | os.PathLike[str] | None = None,
         human_goals: bool = True,
+        style: Style = "plain",
     ) -> None:
         check_split("webshop", split)
+        check_style("webshop", style)
         check_whole("webshop", max_steps=max_steps)
         check_one_of("webshop", "reward", reward, ("score", "binary"))
         check_bool("webshop", human_goals=human_goals)
@@ -56,6 +69,7 @@ class WebShop:
             )
         self._split = split
         self._max_steps = max_steps
+        self.style = style
         self._binary = reward == "binary"
         self._steps = 0
         self._goal: Goal | None = None
@@ -87,6 +101,7 @@ class WebShop:
             raise UsageError(f"webshop: an action is a string such as 'search[red shoes]', not {action!r}")
         if isinstance(self.page, BoughtPage) or self._steps >= self._max_steps:
             raise UsageError("webshop: the episode is over; reset() comes first")
+        offered = self._offers(action)
         page = self._next_page(action)
         effective = page != self.page
         self.page = page
@@ -99,7 +114,17 @@ class WebShop:
         if bought or truncated:
             info["score"] = points
         notice = "" if effective else "That has no effect on this page.\n\n"
-        return notice + self._show(), float(success) if self._binary else points, bought, truncated, info
+        reward = float(success) if self._binary else points
+        if self.style == "ragen":
+            info |= {
+                "action_is_valid": offered,
+                "reward": reward,
+                "raw_reward": points,
+                "success_purchase": bought,
+                "success_find": success,
+                "end_of_page": self.available_actions() == [f"click[{BACK_TO_SEARCH}]", f"click[{PREV}]"],
+            }
+        return notice + self._show(), reward, bought, truncated, info
 
     def available_actions(self) -> list[str]:
         """What has an effect on this page; `<words>` stands for any."""
@@ -115,6 +140,13 @@ class WebShop:
 
     def close(self) -> None:
         self._catalogue = None
+
+    def _offers(self, action: str) -> bool:
+        """Whether the page has a search bar, or the button, that the action is for."""
+        verb, argument = parse_action(action) or ("", "")
+        if verb == "search":
+            return isinstance(self.page, SearchPage)
+        return verb == "click" and argument in self.page.buttons()
 
     def _next_page(self, action: str) -> Page:
         """The page that the action leads to, or the same one."""

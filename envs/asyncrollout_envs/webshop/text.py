@@ -38,6 +38,16 @@ The score is highest if the kind of product, its attributes, every option and th
 Example: {_EXAMPLE}, then click[b0a1b2c3d4], then click[red], then click[{BUY}]."""
 
 
+_ADVICE = f"""\
+Buy something within 10 actions; it need not fit the description in everything, and what is close enough will do.
+Search without details such as size or color, and twice at most.
+Rather click a product on this page than go to the next one.
+Use click[{NEXT}] twice at most, and click[{PREV}] only if you are sure that the product is on an earlier page.
+With less than 3 actions left, buy the first product that you see.
+Where a size and a color fit, choose the size, then the color, one at a time, before click[{BUY}]; but with a single
+action left, just buy. Do not click the description."""
+
+
 class WebShopText(replies.Projecting[WebShop]):
     """Replies are actions of `WebShop`; the buttons for buying and for turning pages may stand without `click[]`."""
 
@@ -57,6 +67,8 @@ class WebShopText(replies.Projecting[WebShop]):
 
     def describe(self, observation: str) -> str:
         actions = self._env.available_actions()
+        if self._env.style == "ragen" and actions:
+            return f"{observation}\n\n{_ADVICE}\nYou must choose one of these actions: {', '.join(actions)}"
         return "\n".join([observation, "", "Available actions:", *actions]) if actions else observation
 
     def system_prompt(self) -> str:
