@@ -6,8 +6,8 @@ dropped (`drop=`). Everything else is RAGEN's own: its main block, its wrappers 
 Hydra, and verl's `DataProto`.
 
 Stand-ins, for what cannot be here: `vllm` (a scripted model that reads the prompt's text), the tokenizer's vocabulary
-(bytes; the class is that of transformers, with Qwen's chat format), and the clients of hosted models and of wandb,
-which are imported and never called.
+(bytes; the class is that of transformers, with Qwen's chat format), three puzzles for Countdown's data file, and the
+clients of hosted models and of wandb, which are imported and never called.
 """
 
 import ast
@@ -41,7 +41,7 @@ class ImportLines(ast.NodeTransformer):
         self._package = package
         self._dropped = dropped
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:  # noqa: N802
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         name = node.module or ""
         if node.level:
             name = f"{self._package}.{name}"
@@ -50,7 +50,7 @@ class ImportLines(ast.NodeTransformer):
             name = "asyncrollout.dropin.ragen"
         return ast.ImportFrom(module=name, names=node.names, level=0)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST | None:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST | None:
         if node.name not in self._dropped:
             return node
         return ast.ImportFrom(module="asyncrollout.dropin.ragen", names=[ast.alias(node.name)], level=0)
@@ -117,6 +117,16 @@ def make_tokenizer(*_: Any, **__: Any) -> Any:
     return tokenizer
 
 
+def make_puzzles(path: Path) -> None:
+    """A few of Countdown's puzzles, in place of the file that RAGEN downloads."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path.parent.mkdir(parents=True)
+    numbers = [[3, 5, 2], [4, 6, 7], [1, 2, 9]]
+    parquet.write_table(pyarrow.table({"nums": numbers, "target": [sum(row) for row in numbers]}), path)
+
+
 def lay_out(sources: Path, program: str, dropped: set[str]) -> Path:
     """RAGEN's folders in the working directory: the program with other import lines, configurations as they are."""
     import verl
@@ -130,6 +140,7 @@ def lay_out(sources: Path, program: str, dropped: set[str]) -> Path:
         (configs / "ppo_trainer.yaml").symlink_to(verls / "_generated_ppo_trainer.yaml")
     Path("verl/verl/trainer").mkdir(parents=True)
     Path("verl/verl/trainer/config").symlink_to(verls)
+    make_puzzles(Path("data/countdown/train.parquet"))
     target = Path(program)
     target.parent.mkdir(parents=True, exist_ok=True)
     Path("ragen").mkdir(exist_ok=True)
