@@ -200,7 +200,7 @@ def test_members_of_a_group_have_their_own_luck() -> None:
 
 
 def test_parallel_equals_sequential_for_every_env_and_number_of_workers() -> None:
-    settings = config(*WORKER_TYPES, groups=2)
+    settings = config(*WORKER_TYPES, groups=3)
     expected = sequential(settings)
     assert len({turn["state"] for cache in expected for turn in cache["history"]}) > 30
     for workers in (1, 2, 3):
