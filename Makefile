@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm torch-venv verl-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
+.PHONY: help install local-llm torch-venv verl-venv ragen-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,13 @@ verl-venv: .venv-verl/.installed  ## Install verl and what it imports into .venv
 	grep '^torch=' tests/verl-requirements.txt | xargs .venv-verl/bin/python $(PIP_INSTALL)
 	grep -v '^verl=' tests/verl-requirements.txt | .venv-verl/bin/python $(PIP_INSTALL) --requirement /dev/stdin --editable .
 	grep '^verl=' tests/verl-requirements.txt | xargs .venv-verl/bin/python $(PIP_INSTALL) --no-deps
+	@touch $@
+
+ragen-venv: .venv-ragen/.installed  ## Install what RAGEN's environments import into .venv-ragen, for tests beside them
+
+.venv-ragen/.installed: tests/ragen-requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-ragen
+	.venv-ragen/bin/python $(PIP_INSTALL) --requirement tests/ragen-requirements.txt --editable .
 	@touch $@
 
 demo: $(DEMO_INSTALLED)  ## Play several environments in one run, live, and write its report; no server, GPU or key
@@ -119,4 +126,4 @@ bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve min
 	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## Remove virtual environments, caches and build files
-	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-verl .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-verl .venv-ragen .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site

@@ -123,7 +123,7 @@ def test_a_hundred_containers_leave_nothing() -> None:
 
 
 async def test_the_same_calls_are_coroutines() -> None:
-    plans = [EnvPlan("sokoban", "sokoban", index // 3, {}) for index in range(12)]
+    plans = [EnvPlan("sokoban", "sokoban", index // 3, {"num_boxes": 1}) for index in range(12)]
     async with EnvironmentContainer(plans, group_n=3, seed=42, workers=1) as container:
         found = await container.reset_all(), await container.step_all(ACTIONS)
     synchronous = sokoban(parallel=False)

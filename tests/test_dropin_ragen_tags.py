@@ -280,3 +280,11 @@ def test_countdowns_own_file_is_read(
     parquet.write_table(pyarrow.Table.from_pylist(puzzles[2:]), "data/countdown/train.parquet")
     assert make("countdown").reset(seed=1) == "Target: 5, nums: [9, 4]"
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("size", "name"), [("small", "items_shuffle_1000.json"), ("full", "items_shuffle.json")])
+def test_webshops_own_files_are_found(size: str, name: str, rows: Callable[..., Path]) -> None:
+    files = {given: rows(f"shop/{given}", []) for given in ("items_shuffle_1000.json", "items_shuffle.json")}
+    folder = str(files[name].parent)
+    for config_of in ({"file_path": folder}, {"data_path": folder}, {"file_path": str(files[name])}):
+        assert our_kwargs("webshop", {"dataset": size, **config_of})[0]["data_path"] == str(files[name])

@@ -17,9 +17,12 @@ from asyncrollout.dropin.ragen.envs import (
     CountdownEnv,
     EnvConfig,
     FrozenLakeEnv,
+    Game2048Env,
     MetaMathQAEnv,
     RagenEnv,
+    RubiksCube2x2Env,
     SokobanEnv,
+    SudokuEnv,
     WebShopEnv,
 )
 
@@ -111,6 +114,9 @@ WorkerBanditEnv = _in_workers(BanditEnv)
 WorkerCountdownEnv = _in_workers(CountdownEnv)
 WorkerMetaMathQAEnv = _in_workers(MetaMathQAEnv)
 WorkerWebShopEnv = _in_workers(WebShopEnv)
+WorkerSudokuEnv = _in_workers(SudokuEnv)
+WorkerGame2048Env = _in_workers(Game2048Env)
+WorkerRubiksCube2x2Env = _in_workers(RubiksCube2x2Env)
 
 WORKER_TYPES = {
     f"worker_{env.env_type}": env
@@ -121,6 +127,9 @@ WORKER_TYPES = {
         WorkerCountdownEnv,
         WorkerMetaMathQAEnv,
         WorkerWebShopEnv,
+        WorkerSudokuEnv,
+        WorkerGame2048Env,
+        WorkerRubiksCube2x2Env,
     )
 }
 
@@ -140,6 +149,9 @@ WORDS = {
     "countdown": ["1 + 2", "no idea", "(3 * 4) - 5"],
     "metamathqa": ["42", "7", "1/2"],
     "webshop": ["search[red shoes]", "click[back to search]", "click[next >]", "click[buy now]", "buy"],
+    "sudoku": ["place 5 at row 2 col 3", "1,1,1", "place 0 at row 1 col 1", "four"],
+    "game_2048": ["up", "Left", "RIGHT", "0", "sideways"],
+    "rubikscube": ["R", "u'", "12", "R2"],
     "walk": ["forth", "back", "sideways"],
 }
 

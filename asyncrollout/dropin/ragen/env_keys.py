@@ -24,7 +24,7 @@ REFUSED_TYPES = {
     "alfworld": "it needs the packages alfworld and textworld, and ALFRED's games, which are a download",
     "deepcoder": "it needs the data set agentica-org/DeepCoder-Preview-Dataset, a download, and runs what models write",
     "lean": "it needs a Kimina Lean server and the data set CoderBak/minif2f, a download",
-    "search": "it needs a retrieval server with an index of Wikipedia, and HotpotQA's questions, which are a download",
+    "search": "it needs HotpotQA's questions, a download, and without mock_mode a retrieval server",
 }
 """RAGEN's other env types, and why there is none of ours."""
 
