@@ -153,7 +153,8 @@ def test_missing_sections_and_keys_are_named(caplog: pytest.LogCaptureFixture) -
 
 def test_a_room_is_played_and_standing_still_takes_no_step() -> None:
     train, val = make_envs(config(n=1, train=1, max_steps=2))
-    (room,), _ = train.reset()[0]["anchor"], val.close()
+    val.close()
+    (room,) = train.reset()[0]["anchor"]
     assert {*room} <= {*"#_O√XPS \t\n"}
     for _ in range(3):
         observations, rewards, dones, infos = train.step(["nothing"])

