@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from asyncrollout import UsageError
-from asyncrollout.dropin.hydra_defaults import compose, interpolate
+from asyncrollout.config.document import load
+from asyncrollout.dropin.hydra_defaults import compose, compose_document, interpolate
 
 
 @pytest.fixture
@@ -100,7 +101,6 @@ def test_what_is_missing_is_an_error_unless_it_is_optional(write: Any, tmp_path:
         ("defaults: [[a]]\n", "neither a name nor 'group: option'"),
         ("defaults: [{override db: mysql}]\n", "'override' of 'db' is not supported"),
         ("defaults: [{'override db': mysql}]\n", "'override' of 'db' is not supported"),
-        ("hydra: {searchpath: ['pkg://verl.trainer.config']}\n", "in a package, which is not searched"),
     ],
 )
 def test_what_cannot_be_resolved_is_refused(write: Any, text: str, why: str) -> None:
@@ -142,3 +142,24 @@ def test_interpolations_that_cannot_be_resolved(value: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
         interpolate({"key": value}, {"a": {"b": 1}, "loop": "${loop}"}, ("part",))
     assert why in str(caught.value)
+
+
+def test_files_of_an_installed_package_are_found_without_running_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "trainers_own" / "config"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise AssertionError('it ran')")
+    (folder / "far.yaml").write_text("d: 1")
+    main = tmp_path / "main.yaml"
+    main.write_text("defaults: [far]\nhydra: {searchpath: ['pkg://nowhere.config', 'pkg://trainers_own.config']}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert compose(main).value == {"d": 1}
+
+
+def test_optional_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    main = tmp_path / "main.yaml"
+    main.write_text("defaults: [trainer]\na: 1")
+    missing: list[str] = []
+    document = compose_document(load(main.read_text(), str(main)), main, optional=["trainer"], missing=missing)
+    assert (document.value, missing) == ({"a": 1}, ["trainer"])

@@ -1,5 +1,6 @@
 """Hydra's `defaults` and interpolations, resolved from the files beside a configuration, without Hydra."""
 
+import importlib.util
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -28,12 +29,16 @@ def compose(path: FilePath, *, optional: Collection[str] = ()) -> Document:
     return compose_document(load(read_text(path), str(path)), path, optional=optional)
 
 
-def compose_document(document: Document, path: FilePath, *, optional: Collection[str] = ()) -> Document:
-    """As `compose`, for a file that has been read already."""
+def compose_document(
+    document: Document, path: FilePath, *, optional: Collection[str] = (), missing: list[str] | None = None
+) -> Document:
+    """As `compose`, for a file that has been read already; the `optional` entries that are missing join `missing`."""
     if not isinstance(document.value, dict) or not {"defaults", "hydra"} & {*document.value}:
         return document
     composer = _Composer(path, _searched(document.value, path), optional)
     merged = composer.merged(document, (), PurePosixPath(), (path.stem,))
+    if missing is not None:
+        missing += composer.missing
     return _without(merged, "hydra")
 
 
@@ -50,6 +55,7 @@ class _Composer:
         self._path = path
         self._directories = directories
         self._optional = optional
+        self.missing: list[str] = []
 
     def merged(self, document: Document, package: Path, group: PurePosixPath, around: tuple[str, ...]) -> Document:
         """The document at `package`, over and under the entries of its own `defaults`."""
@@ -101,6 +107,8 @@ class _Composer:
         relative = PurePosixPath(os.path.normpath(folder / name.lstrip("/")))
         file = self._found(relative)
         if file is None:
+            if name in self._optional:
+                self.missing.append(name)
             if optional or name in self._optional:
                 return Document({}, {})
             tried = ", ".join(map(str, self._directories))
@@ -146,9 +154,18 @@ def _searched(values: Mapping[Any, Any], path: FilePath) -> list[FilePath]:
     for place, entry in enumerate(listed or []):
         text = str(interpolate(entry, values, ("hydra", "searchpath", place)))
         if text.startswith("pkg://"):
-            raise UsageError(f"{path}: hydra.searchpath: {text!r} is in a package, which is not searched: {_HOW}")
-        directories.append(FilePath(text.removeprefix("file://")))
+            directories += _package_directories(text.removeprefix("pkg://"))
+        else:
+            directories.append(FilePath(text.removeprefix("file://")))
     return directories
+
+
+def _package_directories(name: str) -> list[FilePath]:
+    """Where an installed package has its files; none of its code runs."""
+    package, *inner = name.split(".")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    locations = None if spec is None else spec.submodule_search_locations
+    return [FilePath(location, *inner) for location in locations or ()]
 
 
 def _moved(document: Document, package: Path) -> Document:

@@ -24,3 +24,12 @@ def to_verl(data: DataProto) -> Any:
         non_tensors=dict(data.non_tensor_batch),
         meta_info=data.meta_info,
     )
+
+
+def as_trainers(data: DataProto) -> Any:
+    """A batch as the trainer has them: verl's own, with numbers of single precision, if verl is loaded."""
+    if "verl.protocol" not in sys.modules:
+        return data
+    for key, column in data.batch.items():
+        data.batch[key] = column.astype(np.float32) if column.dtype == np.float64 else column
+    return to_verl(data)
