@@ -12,10 +12,10 @@ JOBS ?= logical
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm torch-venv demo demo-llm test test-fast test-all test-slow test-wheel lint format types layers bench clean
+.PHONY: help install local-llm torch-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
 
 help:  ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## Install the package and its test tools into .venv (about 1 GB, two to three minutes)
 
@@ -62,16 +62,19 @@ demo-llm: local-llm  ## The demo with a small language model on this machine, in
 	@$(BIN)/asyncrollout demo --local
 
 test: $(INSTALLED) lint types layers  ## Run linters, type checks and the tests for every commit (6 minutes on two cores)
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not extended and not slow and not wheel'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not extended and not slow and not upstream and not wheel'
 
 test-fast: $(INSTALLED)  ## Run the tests that start few processes, for the inner loop (90 seconds on two cores)
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not heavy and not extended and not slow and not wheel'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not heavy and not extended and not slow and not upstream and not wheel'
 
 test-all: $(INSTALLED)  ## Run what `make test` leaves out: second event loop, training examples, browser, long forms
 	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow'
 
 test-slow: $(INSTALLED)  ## Run soak and chaos tests in their full form
 	$(BIN)/python -m pytest -m slow
+
+test-upstream: $(INSTALLED)  ## Run programs of other systems against the drop-ins: make test-upstream UPSTREAM=dir
+	UPSTREAM='$(UPSTREAM)' $(BIN)/python -m pytest -m upstream tests/upstream
 
 test-wheel: $(INSTALLED)  ## Build the wheel, install it on each Python found (3.11 to 3.13) and try it
 	$(BIN)/python -m pytest -m wheel tests/test_wheel.py
