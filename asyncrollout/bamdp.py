@@ -80,6 +80,11 @@ class Bamdp:
         return self.env.n_tasks
 
     @property
+    def unwrapped(self) -> Any:
+        """The env inside."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    @property
     def horizon_bamdp(self) -> int:
         return self.episodes_per_task * self.env.horizon
 
