@@ -40,6 +40,15 @@ class AsyncEnv:
         async with self._turn:
             return await self.handle.call("get_attr", name, keep=False)
 
+    async def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """A method of the env, which may change it."""
+        async with self._turn:
+            return await self.handle.call("call_method", method, args)
+
+    async def close(self) -> None:
+        async with self._turn:
+            await self.handle.close()
+
     async def described(self) -> dict[str, Any]:
         async with self._turn:
             told: dict[str, Any] = await self.handle.call("described", keep=False)
