@@ -12,7 +12,7 @@ JOBS ?= logical
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm torch-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
+.PHONY: help install local-llm torch-venv metarl-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,13 @@ torch-venv: .venv-torch/.installed  ## Install torch, dill and transformers into
 	$(PYTHON) -m venv .venv-torch
 	grep '^torch=' tests/torch-requirements.txt | xargs .venv-torch/bin/python $(PIP_INSTALL)
 	.venv-torch/bin/python $(PIP_INSTALL) --requirement tests/torch-requirements.txt --editable .
+	@touch $@
+
+metarl-venv: .venv-metarl/.installed  ## Install what pomdp-baselines needs into .venv-metarl, for its tests and benchmark
+
+.venv-metarl/.installed: tests/upstream/metarl-requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-metarl
+	.venv-metarl/bin/python $(PIP_INSTALL) --requirement tests/upstream/metarl-requirements.txt --editable '.[mujoco]'
 	@touch $@
 
 demo: $(DEMO_INSTALLED)  ## Play several environments in one run, live, and write its report; no server, GPU or key
@@ -109,4 +116,4 @@ bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve min
 	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## Remove virtual environments, caches and build files
-	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-metarl .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
