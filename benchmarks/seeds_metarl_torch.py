@@ -1,6 +1,6 @@
 """Meta-RL with networks of torch: `collect_rollouts_parallel` against one env, and each of its ways by itself.
 
-    python benchmarks/seeds_metarl_torch.py [--rounds 7] [--workers 2] [--json]
+    python benchmarks/seeds_metarl_torch.py [--rounds 7] [--workers 2] [--env AntDir-v0] [--json]
 
 All contenders play the same rollouts, in every round in another order; ratios are taken within a round, and their
 median counts. The first rounds are not counted: packages are loaded, and ways are tried. How much faster two
@@ -27,6 +27,7 @@ if __name__ != "__mp_main__":
     from benchmarks.meta_torch import Gru, Mlp
 
 TASKS = {"num_train_tasks": 50, "num_eval_tasks": 20}
+ROLLOUTS = {"AntDir-v0": 12, "PointRobotSparse-v0": 24}
 WARM_UP = 3  # rounds
 WAYS = {
     "chosen": {},
@@ -92,9 +93,9 @@ def rows_of(env_id, network, arch, rounds, workers, rollouts):
     for name in WAYS:
         ratios = [ours / alone for ours, alone in zip(speeds[name], speeds["one env"], strict=True)]
         goal = {"goal": ">= 1x", "met": median(ratios) >= 1} if name == "chosen" else {}
-        told = f" ({'/'.join(sorted({*ways}))}; {min(ratios):.2f}-{max(ratios):.2f}x)" if name == "chosen" else ""
+        seen = f" ({'/'.join(sorted({*ways}))}; {min(ratios):.2f}-{max(ratios):.2f}x)" if name == "chosen" else ""
         yield Row(
-            f"{what}, {name}{told}, vs one env",
+            f"{what}, {name}{seen}, vs one env",
             median(speeds[name]),
             "steps/s",
             median(speeds["one env"]),
@@ -108,12 +109,13 @@ def main():
     parser = new_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="how often each contender plays")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--env", nargs="+", choices=[*ROLLOUTS], default=[*ROLLOUTS])
     chosen = parser.parse_args()
     rows = []
-    for env_id, rollouts in (("AntDir-v0", 12), ("PointRobotSparse-v0", 24)):
+    for env_id in chosen.env:
         for network, arch in ((Mlp, AGENT_ARCHS.Memory_Markov), (Gru, AGENT_ARCHS.Memory)):
             tell(f"meta-RL with torch: {env_id}, {network.__name__} ...")
-            rows += rows_of(env_id, network, arch, chosen.rounds, chosen.workers, rollouts)
+            rows += rows_of(env_id, network, arch, chosen.rounds, chosen.workers, ROLLOUTS[env_id])
     show(rows, as_json=chosen.json)
 
 

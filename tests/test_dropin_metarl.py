@@ -120,7 +120,7 @@ def test_an_env_that_tells_no_horizon_or_takes_no_task() -> None:
     class Endless(OldEnv):
         _max_episode_steps = 0
 
-    with pytest.raises(UsageError, match="Endless tells no horizon: it needs an attribute _max_episode_steps"):
+    with pytest.raises(UsageError, match="Endless has no horizon: it needs an attribute _max_episode_steps"):
         VariBadWrapper(Endless(), 1)
     with pytest.raises(UsageError, match="get_current_task"):
         VariBadWrapper(gymnasium.make("Pendulum-v1"), 1, oracle=True)

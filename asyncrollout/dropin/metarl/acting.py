@@ -120,14 +120,14 @@ class AgentPolicy:
         with self._no_grad():
             if self.arch is not AGENT_ARCHS.Memory:
                 seen = self._given(_stacked([request.data for request in requests]))
-                told = self._agent.act(seen, deterministic=False, **chance)
-                actions = told[0] if isinstance(told, tuple) else told
+                result = self._agent.act(seen, deterministic=False, **chance)
+                actions = result[0] if isinstance(result, tuple) else result
                 return [Generation("", action=action) for action in self._played(actions)]
             return self._recall([request.data for request in requests], chance)
 
     def _recall(self, recalled: Sequence[Any], chance: dict[str, Any]) -> list[Generation]:
         before = [self._before(one) for one in recalled]
-        told, states = self._agent.act(
+        result, states = self._agent.act(
             prev_internal_state=self._joined([state for _, _, state in before], _BATCH_AXIS),
             prev_action=self._joined([action for action, _, _ in before], 0),
             reward=self._joined([reward for _, reward, _ in before], 0),
@@ -135,7 +135,7 @@ class AgentPolicy:
             deterministic=False,
             **chance,
         )
-        raw = told[0] if isinstance(told, tuple) else told
+        raw = result[0] if isinstance(result, tuple) else result
         alone = len(recalled) == 1
         return [
             Generation("", action=action, state=(raw if alone else raw[at : at + 1], _part(states, at, alone=alone)))

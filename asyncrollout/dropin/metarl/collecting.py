@@ -17,7 +17,7 @@ from asyncrollout.rollouts.episode.episode import run_rollout
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Limits, StopReason
 
-_NO_LIMITS = Limits(invalid=None)  # actions of numbers are none that could not be read
+_NO_LIMITS = Limits(invalid=None)  # numeric actions are always readable
 _ALONE_SECONDS = 0.05  # between two moments at which a rollout can be cancelled
 
 

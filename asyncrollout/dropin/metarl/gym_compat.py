@@ -40,14 +40,14 @@ class GymCompatEnv:
     def horizon(self) -> int:
         found = self._find("_max_episode_steps") or getattr(self._find("spec"), "max_episode_steps", None)
         if not found:
-            raise UsageError(f"{type(self.env).__name__} tells no horizon: it needs an attribute _max_episode_steps")
+            raise UsageError(f"{type(self.env).__name__} has no horizon: it needs an attribute _max_episode_steps")
         return int(found)
 
     def get_current_task(self) -> Any:
-        tell = self._find("get_current_task")
-        if tell is None:
+        current_task = self._find("get_current_task")
+        if current_task is None:
             raise UsageError(f"{type(self.env).__name__} has no get_current_task(), which oracle=True needs")
-        return tell()
+        return current_task()
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._options = options or {}
@@ -108,8 +108,8 @@ class GymCompatEnv:
 
     def _task(self) -> Any:
         """What the env says of its task now, None where it says nothing."""
-        tell = self._find("get_current_task")
-        return None if tell is None else np.array(tell())
+        current_task = self._find("get_current_task")
+        return None if current_task is None else np.array(current_task())
 
     def _find(self, name: str) -> Any:
         """An attribute of the env or of what it wraps."""

@@ -33,7 +33,7 @@ class Learner:
     the agent here in the workers' envs, or in one env here. An agent that cannot be sent, that is on a GPU, or that
     acting changes, stays here. `acts_in_workers` True or False, or `acts_in_batches`, fixes the way instead.
     `acts_in_batches` asks the agent once for all envs that wait: for a large network. The last bit of a number may then
-    differ, and what is drawn from a global generator depends on who waits together. `last_collection` tells the way.
+    differ, and what is drawn from a global generator depends on who waits together. `last_collection` has the way.
     """
 
     seed: int = 0
@@ -121,11 +121,11 @@ class Learner:
     def _check_ready(self, env: Any, *, random_actions: bool) -> None:
         """Before anything is played, which may take long."""
         if env is None:
-            raise UsageError("there is no train_env to play in: call init_env() first, or set it")
+            raise UsageError("train_env is missing: call init_env() first, or set it")
         if isinstance(env, ParallelEnvManager) and env.closed:
             raise ClosedError("parallel_env was closed: make another one")
         if self.policy_storage is None:
-            raise UsageError("there is no policy_storage for rollouts: call init_storage() first, or set it")
+            raise UsageError("policy_storage is missing: call init_storage() first, or set it")
         if not random_actions and not callable(getattr(self.agent, "act", None)):
             raise UsageError(f"agent={self.agent!r:.100} has no act(): set one that has, or use random_actions=True")
         if self.acts_in_workers and self.acts_in_batches:

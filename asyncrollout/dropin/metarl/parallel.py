@@ -20,7 +20,7 @@ from asyncrollout.types import Recovery
 from asyncrollout.validation import check_choice, check_int
 
 POOL_OPTIONS = ("processes", "recover", "step_timeout")
-"""What a manager can be told about its processes."""
+"""What can be set for a manager's processes."""
 
 _START_METHODS = ("spawn", "fork", "forkserver")
 _PROCESSES, _MOST_PROCESSES = 16, 64  # one for each env up to so many, more where there are more CPUs
@@ -62,12 +62,12 @@ class ParallelEnvManager:
         self.envs = self._opened.value
         self.remotes = tuple(PipeEnd(env, self._opened) for env in self.envs)
         self.workers = tuple(EnvWorker(number, env.handle, pool, self._opened) for number, env in enumerate(self.envs))
-        told = self._opened.run(self.envs[0].described)
-        self.observation_space = told["observation_space"]
-        self.action_space = told["action_space"]
-        self.n_tasks: int | None = told["n_tasks"]
-        self.horizon_bamdp: int | None = told["horizon_bamdp"]
-        self._max_episode_steps: int | None = told["_max_episode_steps"]
+        found = self._opened.run(self.envs[0].described)
+        self.observation_space = found["observation_space"]
+        self.action_space = found["action_space"]
+        self.n_tasks: int | None = found["n_tasks"]
+        self.horizon_bamdp: int | None = found["horizon_bamdp"]
+        self._max_episode_steps: int | None = found["_max_episode_steps"]
         self.closed = False
 
     @property
@@ -101,6 +101,10 @@ class ParallelEnvManager:
     def call(self, method: str, *args: Any, env_idx: int = 0) -> Any:
         """What a method of one env returns: `call("unwrapped.is_goal_state", env_idx=2)`."""
         return self._opened.run(self._env(env_idx).call, method, args)
+
+    def has_method(self, path: str, env_idx: int = 0) -> bool:
+        """Whether an attribute of one env is a method; one that is missing is an error."""
+        return self._opened.run(self._env(env_idx).is_method, path)
 
     def local_env(self) -> Any:
         """An env like those in the workers, in this process; made when it is first wanted."""
@@ -149,7 +153,7 @@ class UnwrappedEnv:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if self._manager.call("is_method", f"unwrapped.{name}"):
+        if self._manager.has_method(f"unwrapped.{name}"):
             return partial(self._manager.call, f"unwrapped.{name}")
         return self._manager.get_attr("unwrapped", subattrs=[name])
 

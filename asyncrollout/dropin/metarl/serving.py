@@ -62,11 +62,11 @@ class MetaEnv:
         return callable(self.get_attr(path))
 
     def call_method(self, path: str, args: tuple[Any, ...]) -> Any:
-        """What a method of the env returns, or of what it wraps; "is_method" is this one's own."""
-        return self.is_method(*args) if path == "is_method" else self.get_attr(path)(*args)
+        """What a method of the env, or of what it wraps, returns."""
+        return self.get_attr(path)(*args)
 
     def described(self) -> dict[str, Any]:
-        """What a manager tells of all its envs; None for what this one has not."""
+        """The attributes that a manager reads once for all its envs; None for what this one lacks."""
         return {name: getattr(self._own, name, None) for name in _TOLD}
 
 
