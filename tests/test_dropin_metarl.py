@@ -364,7 +364,7 @@ def test_an_env_that_was_registered_here_is_known_in_workers() -> None:
 def test_after_a_killed_worker_episodes_go_on_as_if_nothing_had_been() -> None:
     def played(kill: bool) -> list[Any]:
         manager = point_robots(2)
-        seen = [manager.reset_all([1, 2])]
+        seen: list[Any] = [manager.reset_all([1, 2])]
         for turn in range(6):
             if kill and turn in (1, 4):
                 for worker in workers():

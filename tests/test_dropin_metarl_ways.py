@@ -1,7 +1,7 @@
 """The ways to collect rollouts: which one is taken, and that it makes no difference to what is collected."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -263,11 +263,12 @@ def test_row_i_is_what_its_own_generator_gives(name: str, args: Any, kwargs: Any
 
 def test_what_cannot_be_drawn_row_by_row() -> None:
     rng = RowGenerator(generators())
-    for draw, told in (
+    wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: rng.normal(), r"3 rollouts wait together: draw with size=\(batch, ...\)"),
         (lambda: rng.normal(size=(2, 1)), r"with the shape \(2, 1\), but 3 rollouts"),
         (lambda: rng.shuffle([1, 2]), "rng.shuffle cannot be drawn for a batch"),
         (lambda: rng.choice([1], 3, False), "after size by name"),
-    ):
+    ]
+    for draw, told in wrong:
         with pytest.raises(UsageError, match=told):
             draw()

@@ -2,7 +2,7 @@
 
     python metarl_training.py SEED DIRECTORY, in the folder of pomdp-baselines
 
-Prints one JSON line: the returns of the evaluations, how the last rollouts were collected, and the success rates.
+Prints one JSON line: the returns of the evaluations, and how the last rollouts were collected.
 """
 
 import json
@@ -52,7 +52,7 @@ EVALUATION = {"log_interval": 1, "save_interval": -1, "log_tensorboard": False}
 class Learner(Upstream, metarl.Learner):  # type: ignore[misc]
     """Theirs, but for the rollouts."""
 
-    def init_env(self, **settings: Any) -> None:
+    def init_env(self, **settings: Any) -> None:  # type: ignore[override]
         super().init_env(**settings)
         self.pool = metarl.make_parallel_env(
             settings["env_name"],
@@ -83,6 +83,7 @@ def main() -> None:
     before = float(np.mean(learner.evaluate(learner.eval_tasks)[0].sum(-1)))
     learner.train()
     learner.pool.close()
+    assert learner.last_collection is not None
     print(json.dumps({"curve": [before, *learner.curve], "way": learner.last_collection.way}))
 
 
