@@ -61,7 +61,7 @@ from asyncrollout.rollouts.evaluation import Evaluation as Evaluation
 from asyncrollout.rollouts.sampling.ledger import Ledger as Ledger
 from asyncrollout.rollouts.sampling.task_source import Share as Share
 from asyncrollout.rollouts.sampling.task_source import Task as Task
-from asyncrollout.rollouts.stats import RolloutsStats as RolloutsStats
+from asyncrollout.rollouts.snapshot import RolloutsStats as RolloutsStats
 from asyncrollout.service.batches import EnvService as EnvService
 from asyncrollout.service.batches import VideoEnvService as VideoEnvService
 from asyncrollout.service.config import BaseServiceConfig as BaseServiceConfig

@@ -18,7 +18,6 @@ from asyncrollout.grouping import (
     Labels,
     Members,
     Stats,
-    check_choice,
     check_range,
     discounted,
     exact_totals,
@@ -31,6 +30,7 @@ from asyncrollout.grouping import (
     relative,
     stats,
 )
+from asyncrollout.validation import check_choice
 
 Singleton = Literal["zero", "raw"]
 """The advantage of a group's only member: 0, or its score."""

@@ -1,7 +1,7 @@
 """Task groups: one whose failures read like those of a plain call, and one that lives as long as an object.
 
 An object's background tasks belong to a host task, not to the task that enters the object. A cancel scope on the user's
-task would have to tell its own cancellation from all others when it is left, and before Python 3.13 it cannot: an
+task would have to distinguish its own cancellation from others when it is left, and before Python 3.13 it cannot: an
 `asyncio.TaskGroup` that failed inside leaves `Task.cancelling()` raised. A host task also lets an object be opened in
 one notebook cell and closed in another, which are different tasks.
 """
@@ -153,7 +153,7 @@ class Background:
 
 
 async def run_to_end(work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
-    """Run clean-up in a task of its own: it must be bounded, and whatever happens to who waits does not disturb it."""
+    """Run clean-up in a task of its own: it must be bounded, and continues if its caller is cancelled."""
     task = _spawn(work(*arguments))
     cancelled = await _outlast(task)
     result = task.result()

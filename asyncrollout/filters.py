@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from asyncrollout.errors import UsageError
-from asyncrollout.grouping import Floats, check_choice, check_range, read_numbers
+from asyncrollout.grouping import Floats, check_range, read_numbers
 from asyncrollout.successes import Successes, result_of
 from asyncrollout.trajectories import Group, Verdict
+from asyncrollout.validation import check_choice
 
 GroupFilter = Callable[[Group], Verdict]
 Strategy = Literal["top_p", "top_k", "top_k_abs", "min_p", "ratio"]

@@ -1,6 +1,5 @@
 """Flat arrays whose rows belong to groups: validation, and statistics per group."""
 
-import difflib
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -142,13 +141,6 @@ def read_keys(name: str, values: Iterable[Any], rows: int) -> list[Hashable]:
         except TypeError as error:
             raise UsageError(f"{name}[{row}] is a {type(entry).__name__} that cannot be compared: {error}") from error
     return keys
-
-
-def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        close = difflib.get_close_matches(str(value), known, n=1)
-        hint = f": did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}{hint}")
 
 
 def check_range(name: str, value: Any, least: float = 0.0, most: float = math.inf) -> None:

@@ -100,7 +100,7 @@ def _shown(value: Any) -> str:
         return clipped(value, _LONGEST)
     try:
         return clipped(repr(value), _LONGEST)
-    except Exception:  # noqa: BLE001 (whatever the author of the value's class did)
+    except Exception:  # noqa: BLE001 (the value's class may raise anything)
         return f"<{type(value).__name__}>"
 
 

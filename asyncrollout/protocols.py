@@ -40,19 +40,19 @@ def has_snapshots(thing: Any) -> bool:
 
 
 class EnvRecording(Protocol):
-    """What films an env that is opened with it; see `asyncrollout.video`."""
+    """Records an env that is opened with it; see `asyncrollout.video`."""
 
     @property
     def camera(self) -> tuple[str, Any]:
         """The import path of what makes a `Camera` as `factory(env, options, tell)`, where the env lives; its options.
 
-        All that travels there must pickle. `tell` gives an action in words.
+        All that travels there must pickle. `tell` puts an action into words.
         """
 
-    def opened(self, end_film: Callable[[tuple[str, Any]], Awaitable[Any]]) -> None:
-        """The env has its handle; `end_film(camera)` has it filmed no more, wherever it lives, and gives the footage.
+    def opened(self, end_video: Callable[[tuple[str, Any]], Awaitable[Any]]) -> None:
+        """The env has its handle; `end_video(camera)` ends its recording, wherever it lives, and returns the footage.
 
-        None if it cannot be asked. From then on the env is made with the given camera, which films nothing.
+        None if it cannot be asked. From then on the env is made with the given camera, which records nothing.
         """
 
     def ended(self, footage: list[Any] | None) -> None:
@@ -60,10 +60,10 @@ class EnvRecording(Protocol):
 
 
 class Camera(Protocol):
-    """Films an env beside it. Nothing that goes wrong with it may hurt an episode: it never raises."""
+    """Records an env from its own process. It never raises: an episode must not fail because of its video."""
 
     @property
-    def is_filming(self) -> bool:
+    def is_recording(self) -> bool:
         """Whether it wants another picture."""
 
     @property
@@ -80,13 +80,13 @@ class Camera(Protocol):
         """What the env shows after its reset, or after an action."""
 
     def fail(self, trouble: str, *, for_good: bool = False) -> None:
-        """There is no picture, and this is why; `for_good` if such an env never has one."""
+        """Rendering failed, with the reason; `for_good` if such an env can never be rendered."""
 
     def end_turn(self) -> None:
         """The reset, or a turn, is over."""
 
     def end(self) -> list[Any]:
-        """No more episodes follow; what it has, as plain values. Files are closed by and by."""
+        """No more episodes follow; what it has, as plain values. Files are closed later."""
 
     def wait(self, seconds: float) -> None:
         """Until the files are closed."""

@@ -123,7 +123,7 @@ def check_exists(spec: EnvSpec) -> None:
             gymnasium.spec(spec.kwargs.get("id", ""))
     except UsageError:
         raise
-    except Exception as error:  # whatever its module raises
+    except Exception as error:  # its module may raise anything
         check_installed(spec)
         raise UnknownEnvError(f"no env is called {spec.name!r}: {type(error).__name__}: {error}") from error
 

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 from asyncrollout.errors import UsageError
 from asyncrollout.grouping import (
     Floats,
-    check_choice,
     check_range,
     discounted,
     label,
@@ -20,6 +19,7 @@ from asyncrollout.grouping import (
     read_numbers,
     relative,
 )
+from asyncrollout.validation import check_choice
 
 Grouping = Literal["state", "inductive", "batch"]
 Method = Literal["identity", "mean", "mean_std", "asym_clip"]

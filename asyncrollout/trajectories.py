@@ -92,7 +92,8 @@ class Turn(msgspec.Struct, frozen=True):
     `first_message` is where the turn's window on the trajectory's messages begins, `message` the index of its reply
     among them; -1 if that is unknown.
     `env_seconds` is how long the step took; the env was at work for `env_work_seconds` of them, if that is known.
-    `version` is that of the weights that replied; those of a `frozen` part of the policy do not learn.
+    `version` is that of the weights that replied, the oldest if the agent asked more than once; those of a `frozen`
+    part of the policy do not learn.
     """
 
     observation: Any
@@ -318,8 +319,9 @@ def as_turn(
     env_seconds: float,
     env_work_seconds: float | None = None,
     message: int = -1,
+    version: int | None = None,
 ) -> Turn:
-    """The record of a turn."""
+    """The record of a turn; `version` is the oldest of its replies, that of the move's own reply if not given."""
     generation = move.generation
     info = {key: value for key, value in came.info.items() if key not in _UNRECORDED}
     return Turn(
@@ -338,7 +340,7 @@ def as_turn(
         tool_calls=generation.tool_calls,
         finish_reason=generation.finish_reason,
         usage=generation.usage,
-        version=int(generation.version),
+        version=int(generation.version if version is None else version),
         policy_seconds=policy_seconds,
         env_seconds=env_seconds,
         env_work_seconds=env_work_seconds,

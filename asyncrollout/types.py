@@ -132,7 +132,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """Rounded once, whatever the order and the grouping; infinite or NaN where there is no finite sum."""
+    """Rounded once, so order and grouping do not matter; infinite or NaN without a finite sum."""
     numbers = [*values]
     try:
         return math.fsum(numbers)

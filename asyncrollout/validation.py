@@ -32,7 +32,7 @@ def suggests_keywords(function: Callable[P, T]) -> Callable[P, T]:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the closest valid names, or all of them where none is close."""
     names = [name for name in known if not name.startswith("_")]
-    close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(word, names, n=3, cutoff=0.51)
     close = close or [name for name in names if word and word in name][:3]
     if close:
         return ": did you mean " + " or ".join(repr(name) for name in close) + "?"

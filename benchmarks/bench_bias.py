@@ -125,9 +125,9 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def values(row: Row) -> dict[str, Any]:
-    told = {**row.setting._asdict(), "told": row.told}
-    told |= {"delivered": row.delivered, "lost_percent": row.lost, "filter_percent": row.by_filter}
-    return {**told, **{name: one._asdict() for name, one in zip(METRICS, row.differences, strict=True)}}
+    reported = {**row.setting._asdict(), "told": row.told}
+    reported |= {"delivered": row.delivered, "lost_percent": row.lost, "filter_percent": row.by_filter}
+    return {**reported, **{name: one._asdict() for name, one in zip(METRICS, row.differences, strict=True)}}
 
 
 def main() -> None:

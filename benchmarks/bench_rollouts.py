@@ -117,16 +117,16 @@ async def _makespan() -> list[Row]:
 def memory() -> list[Row]:
     tell("memory: a minute of rollouts in a process of its own ...")
     command = [sys.executable, str(HERE / "rollout_memory.py")]
-    told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    rollouts, kilobytes, late = told["rollouts"], told["kb_per_rollout"], told["lag_p99_ms"]
-    what = f"{rollouts:,} rollouts of {told['turns']} turns of 10 s"
-    all_at_once = told["finished"] == told["most_in_flight"] == rollouts
+    reported = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    rollouts, kilobytes, late = reported["rollouts"], reported["kb_per_rollout"], reported["lag_p99_ms"]
+    what = f"{rollouts:,} rollouts of {reported['turns']} turns of 10 s"
+    all_at_once = reported["finished"] == reported["most_in_flight"] == rollouts
     return [
-        Row(f"{what}: in flight at once, and finished", told["most_in_flight"], "", rollouts, met=all_at_once),
+        Row(f"{what}: in flight at once, and finished", reported["most_in_flight"], "", rollouts, met=all_at_once),
         Row(f"{what}: memory each", kilobytes, "KB", goal="< 40 KB", met=kilobytes < 40),
         Row(f"{what}: the loop's lag, p99", late, "ms", goal="< 100 ms", met=late < 100),
-        Row(f"{what}: the loop's lag, at most", told["lag_max_ms"], "ms"),
-        Row(f"{what}: CPU per turn", told["cpu_us_per_turn"], "us"),
+        Row(f"{what}: the loop's lag, at most", reported["lag_max_ms"], "ms"),
+        Row(f"{what}: CPU per turn", reported["cpu_us_per_turn"], "us"),
     ]
 
 

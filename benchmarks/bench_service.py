@@ -96,9 +96,9 @@ async def requested(url: str, envs: int) -> AsyncIterator[tuple[Play, Play]]:
 
         async def post(path: str, body: Any) -> Any:
             async with session.post(url + path, json=body) as response:
-                told = await response.json()
-            assert response.status == 200, told
-            return told
+                reported = await response.json()
+            assert response.status == 200, reported
+            return reported
 
         await post("/environments", {"ids2configs": {env_id: {"env_name": ENV} for env_id in ids}})
         await post("/batch/reset", {"ids2seeds": dict.fromkeys(ids, 0)})

@@ -1,4 +1,4 @@
-"""What it costs to film envs: steps per second with a camera and without, and how late the event loop is meanwhile.
+"""What it costs to record envs: steps per second with a camera and without, and how late the event loop is meanwhile.
 
     python benchmarks/bench_video.py [--part workers loop] [--json]
 
@@ -94,24 +94,24 @@ async def play(pool: ar.EnvPool, spec: ar.EnvSpec, recorder: VideoRecorder | Non
 
 async def measure(spec: ar.EnvSpec, workers: int, pause: float = 0.0) -> tuple[list[Played], list[Played]]:
     """The same with a camera and without, in turn; each in a pool of its own."""
-    filmed: list[Played] = []
+    recorded: list[Played] = []
     plain: list[Played] = []
     for number in range(2 * PAIRS):
-        is_filmed = (number % 4) in (0, 3)  # each goes first as often as the other
+        is_recorded = (number % 4) in (0, 3)  # each goes first as often as the other
         before = _cpu()
         with TemporaryDirectory() as directory:
             async with ar.EnvPool(workers) if workers else ar.EnvPool(backend="inline") as pool:
-                if is_filmed:
+                if is_recorded:
                     async with VideoRecorder(directory) as recorder:
                         played = await play(pool, spec, recorder, pause)
-                    assert recorder.finished == ENVS, "some were not filmed"
+                    assert recorder.finished == ENVS, "some were not recorded"
                 else:
                     played = await play(pool, spec, None, pause)
         played = played._replace(cpu=(_cpu() - before) / (ENVS * STEPS) * 1e3)
-        (filmed if is_filmed else plain).append(played)
-        how = "filmed" if is_filmed else "not filmed"
+        (recorded if is_recorded else plain).append(played)
+        how = "recorded" if is_recorded else "not recorded"
         tell(f"{how}: {played.rate:,.0f} steps/s, {played.cpu:.2f} ms CPU each, lag {played.late:.1f} ms")
-    return filmed, plain
+    return recorded, plain
 
 
 def _cpu() -> float:
@@ -120,8 +120,8 @@ def _cpu() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def rows(what: str, filmed: list[Played], plain: list[Played], *, has_goal: bool) -> list[Row]:
-    pairs = list(zip(filmed, plain, strict=True))
+def rows(what: str, recorded: list[Played], plain: list[Played], *, has_goal: bool) -> list[Row]:
+    pairs = list(zip(recorded, plain, strict=True))
     cost = 100 * statistics.median(1 - mine.rate / other.rate for mine, other in pairs)
     share = 100 * statistics.median(1 - other.cpu / mine.cpu for mine, other in pairs)
     goal = f"<= {MOST_COST:g} %" if has_goal else "-"
@@ -129,10 +129,10 @@ def rows(what: str, filmed: list[Played], plain: list[Played], *, has_goal: bool
     def row(
         name: str, field: str, unit: str, cost: float | None = None, goal: str = "-", met: bool | None = None
     ) -> Row:
-        mine, other = (statistics.median(getattr(played, field) for played in side) for side in (filmed, plain))
+        mine, other = (statistics.median(getattr(played, field) for played in side) for side in (recorded, plain))
         return Row(f"{what}: {name}", mine, unit, other, cost, goal, met)
 
-    late = statistics.median(played.late for played in filmed)
+    late = statistics.median(played.late for played in recorded)
     return [
         row("steps", "rate", "steps/s", cost=cost, goal=goal, met=cost <= MOST_COST if has_goal else None),
         row("CPU for each step", "cpu", "ms", cost=share, goal=goal, met=share <= MOST_COST if has_goal else None),
@@ -144,17 +144,17 @@ async def on_workers() -> list[Row]:
     found = []
     workers = len(os.sched_getaffinity(0))
     for seconds in (0.004, 0.001):
-        spec = ar.EnvSpec(name="filmed", factory="benchmarks.video_envs:Filmed", kwargs={"seconds": seconds})
-        filmed, plain = await measure(spec, workers)
+        spec = ar.EnvSpec(name="recorded", factory="benchmarks.video_envs:Recorded", kwargs={"seconds": seconds})
+        recorded, plain = await measure(spec, workers)
         what = f"{ENVS} envs of {seconds * 1e3:g} ms, {workers} workers"
-        found += rows(what, filmed, plain, has_goal=seconds == 0.004)
+        found += rows(what, recorded, plain, has_goal=seconds == 0.004)
     return found
 
 
 async def on_loop() -> list[Row]:
-    spec = ar.EnvSpec(name="filmed", factory="benchmarks.video_envs:Filmed", kwargs={"seconds": 0.0}, runs="light")
-    filmed, plain = await measure(spec, 0, PAUSE)
-    return rows(f"{ENVS} envs on the loop, a step each {PAUSE * 1e3:g} ms", filmed, plain, has_goal=False)
+    spec = ar.EnvSpec(name="recorded", factory="benchmarks.video_envs:Recorded", kwargs={"seconds": 0.0}, runs="light")
+    recorded, plain = await measure(spec, 0, PAUSE)
+    return rows(f"{ENVS} envs on the loop, a step each {PAUSE * 1e3:g} ms", recorded, plain, has_goal=False)
 
 
 PARTS = {"workers": on_workers, "loop": on_loop} if __name__ == "__main__" else {}

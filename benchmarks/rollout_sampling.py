@@ -105,12 +105,12 @@ async def in_finish_order(batches: int, *, new_weights: bool) -> Sampled:
 
 async def in_start_order(batches: int, workers: int | None, latency_seed: int) -> list[Any]:
     """All that was seen, said and gained in the first batches."""
-    told = []
+    reported = []
     async with opened(workers, latency_seed, order="start") as rollouts:
         async for batch in rollouts.batches(groups=GROUPS):
-            told.append([(group.id, [_told(member) for member in group.trajectories]) for group in batch.groups])
-            if len(told) == batches:
-                return told
+            reported.append([(group.id, [_told(member) for member in group.trajectories]) for group in batch.groups])
+            if len(reported) == batches:
+                return reported
     raise AssertionError("the batches came to an end")
 
 

@@ -56,8 +56,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         head, _, body = self._received.partition(b"\r\n\r\n")
-        _, told, after = head.lower().partition(b"content-length:")
-        if told and len(body) >= int(after.partition(b"\r\n")[0]):
+        _, reported, after = head.lower().partition(b"content-length:")
+        if reported and len(body) >= int(after.partition(b"\r\n")[0]):
             self._received = b""
             question = msgspec.json.decode(body, type=Question)
             loop = asyncio.get_running_loop()

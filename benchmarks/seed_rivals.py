@@ -31,9 +31,9 @@ def step_env(env_id: int, seed: int, actions: list[str], cache: Cache) -> Cache:
     numbers = {name.lower(): number for number, name in (env.config.action_lookup or {}).items()}
     total, info, played, done = 0.0, {}, [], False
     for action in (numbers[name.lower()] for name in actions if name.lower() in numbers):
-        _, reward, done, told = env.step(action)
+        _, reward, done, reported = env.step(action)
         total += reward
-        info.update(told)
+        info.update(reported)
         played.append(action)
         if done:
             env.reset(seed=seed)

@@ -1,4 +1,4 @@
-"""What `bench_video.py` films. Workers import this file, so it imports little."""
+"""What `bench_video.py` videos. Workers import this file, so it imports little."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from benchmarks.pool_envs import Computing
 SIDE = 128
 
 
-class Filmed(Computing):
+class Recorded(Computing):
     """Spins for a while in each step; shows a square that moves over a board."""
 
     def __init__(self, seconds: float) -> None:

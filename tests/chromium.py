@@ -29,7 +29,7 @@ _FLAGS = (
 
 
 class Page:
-    """A tab. `events` are all that the browser told of it: requests, messages of the console, exceptions."""
+    """A tab. `events` are all that the browser reported: requests, messages of the console, exceptions."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -53,7 +53,7 @@ class Page:
 
     async def loaded(self, times: int = 1) -> None:
         """So many pages have been loaded: the first one, and those that it went on to."""
-        while len(self.told("Page.loadEventFired")) < times:
+        while len(self.seen("Page.loadEventFired")) < times:
             await self._next()
 
     async def run(self, expression: str) -> Any:
@@ -85,7 +85,7 @@ class Page:
         found = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(found["data"])
 
-    def told(self, method: str) -> list[dict[str, Any]]:
+    def seen(self, method: str) -> list[dict[str, Any]]:
         return [event["params"] for event in self.events if event["method"] == method]
 
     async def _next(self) -> Any:

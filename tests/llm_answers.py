@@ -243,7 +243,7 @@ _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_excee
 def error(kind: Kind, status: int, message: str) -> Json:
     """The error object; SGLang's is not wrapped, and only OpenAI's code is a word."""
     fallback = "invalid_request_error" if status < 500 else "server_error"
-    told = {"message": message, "type": _ERRORS[kind].get(status, fallback), "param": None}
+    reported = {"message": message, "type": _ERRORS[kind].get(status, fallback), "param": None}
     if kind == "sglang":
-        return {"object": "error", **told, "code": status}
-    return {"error": {**told, "code": _CODES.get(status) if kind == "openai" else status}}
+        return {"object": "error", **reported, "code": status}
+    return {"error": {**reported, "code": _CODES.get(status) if kind == "openai" else status}}

@@ -80,8 +80,8 @@ class Reference:
         assert self.interface is not None
         shown: Observation = self.interface.describe(self.raw)
         if self.options.action_history and self.played:
-            told = ", ".join(self.played[-self.options.action_history :])
-            shown = msgspec.structs.replace(shown, text=f"{shown.text}\nYour last actions: {told}")
+            actions = ", ".join(self.played[-self.options.action_history :])
+            shown = msgspec.structs.replace(shown, text=f"{shown.text}\nYour last actions: {actions}")
         return msgspec.structs.replace(shown, anchor=self.interface.anchor())
 
     def _took(self, *fields: Any) -> Outcome:
@@ -106,7 +106,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def alike(a: Any, b: Any, seen: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Equal in type and content all the way down, whatever holds itself; told without any code of the pool."""
+    """Equal in type and content all the way down, whatever holds itself; compared without any code of the pool."""
     if type(a) is not type(b):
         return False
     if (id(a), id(b)) in seen:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrollout import Group, Trajectory, Turn, Usage, Verdict
-from asyncrollout.batches.records import encode_record
+from asyncrollout.batches.batch_json import encode_record
 from asyncrollout.journal.events import AnyEvent, Began, Delivered, Dispatched, Drawn, Finished, Judged, encode
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.trajectories import StopReason, member_uid

@@ -57,7 +57,7 @@ class Checks:
         self.world = World(self.program)
         self.hooks = Hooks(self.world)
         self.policy = Scripted(self.world, 0)
-        self.told: list[BaseException] = []
+        self.raised: list[BaseException] = []
         self.again: list[Handed] = []
         self.rewound: Rewound | None = None
         self.evaluated = self.first = 0
@@ -164,8 +164,8 @@ class Checks:
         stats = self.run.stats()
         if self.program.keep != "all" and self.sessions == 1:
             dropped = sum(not keep for _, keep in self.hooks.verdicts)
-            told = sum(count for reason, count in stats.dropped.items() if reason != "failed")
-            check(told == dropped, "stats:", stats.dropped, "and the filter dropped", dropped)
+            caught = sum(count for reason, count in stats.dropped.items() if reason != "failed")
+            check(caught == dropped, "stats:", stats.dropped, "and the filter dropped", dropped)
         if self.program.max_lag != 0 and not (self.program.names & {"collect"}) and self.program.broken is None:
             ends = self.run.ledger.ends["cancelled"]
             check(not ends, ends, "rollouts were cancelled, and nobody gave up")
@@ -177,13 +177,13 @@ class Checks:
         check(self.policy.under_way == 0, "replies are still under way after the end")
 
     def _check_all(self) -> None:
-        """What can be told only in the end."""
+        """What can be checked only at the end."""
         delivered = {index for one in self.handed for index in one.indices}
         if self.ended:
             self._check_nothing_lost(delivered)
-        check(len(self.told) <= len(self.hooks.raised), "a failure was told twice:", self.told)
+        check(len(self.raised) <= len(self.hooks.raised), "a failure was raised twice:", self.raised)
         if self.ended and self.sessions == 1:  # else it may have been closed before anybody took again
-            check(len(self.told) == len(self.hooks.raised), "swallowed:", self.hooks.raised)
+            check(len(self.raised) == len(self.hooks.raised), "swallowed:", self.hooks.raised)
         if self.program.source == "chooser" and self.sessions == 1:
             heard = Counter(group.id for group in self.hooks.finished)
             often = [name for name, count in heard.items() if count > 1]
@@ -205,15 +205,15 @@ class Checks:
     def _compare_with_reference(self) -> None:
         """In start order everything follows from the draws."""
         takes = [one for one in self.outcomes if one[1:] not in ((), ("a hook failed",))]
-        if self.program.is_broken_off:
+        if self.program.was_interrupted:
             self._compare_all(takes)
             return
         reference = Reference(self.world)
         for op, came in takes:
             once = op[0] == "collect" or self.program.max_lag == 0
             expected = reference.take(op[1], once=once)
-            told = "exhausted" if expected is None else expected or "the end"
-            check(came == told, op, "gave", came, "and not", told)
+            caught = "exhausted" if expected is None else expected or "the end"
+            check(came == caught, op, "gave", came, "and not", caught)
             if came == "the end":
                 break
 

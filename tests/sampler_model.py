@@ -94,7 +94,7 @@ class Player(Checks):
             count = (batches[-1].batch or 0) // 2
             self.again = [*(one for one in batches if (one.batch or 0) >= count), *self.again]
             self.handed = [one for one in batches if (one.batch or 0) < count]
-            again = [one.indices for one in self.again]  # which are told of once more
+            again = [one.indices for one in self.again]  # which are reported again
             self.outcomes = [one for one in self.outcomes if one[-1] not in again]
             return count
         if how == "on":
@@ -240,7 +240,7 @@ class Player(Checks):
     def _tell(self, op: Op, error: BaseException) -> None:
         """A failure of a hook, which the one has who takes."""
         check(any(str(raised) in str(error) for raised in self.hooks.raised), op, "raised", repr(error))
-        self.told.append(error)
+        self.raised.append(error)
         self.outcomes.append((op, "a hook failed"))
 
     def _check_end(self, op: Op) -> None:

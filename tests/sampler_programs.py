@@ -74,11 +74,11 @@ class Program:
         if "update" not in self.names or self.max_lag is None:
             return False
         inside = {op[0] for beside in flat(self.ops) if beside[0] == "beside" for op in beside[2]}
-        may_be_left_over = self.keep == "batch" or self.max_rounds is not None or self.is_broken_off
+        may_be_left_over = self.keep == "batch" or self.max_rounds is not None or self.was_interrupted
         return not self.is_once or may_be_left_over or "update" in inside
 
     @property
-    def is_broken_off(self) -> bool:
+    def was_interrupted(self) -> bool:
         """Whether takes end before they have what they wanted, by something else than the draws."""
         return self.broken is not None or bool(self.names & {"cancelled", "closing", "reopen"})
 

@@ -3,34 +3,27 @@
 ON_ONE_LOOP = frozenset({"test_report_browser", "test_viewer"})
 """Files whose async tests run on uvloop alone, as those of envs (`test_env*`) do: they never see the loop."""
 
-ONE_LOOP_SUFFICES = frozenset({
-    "test_agents",
-    "test_batch_files",
-    "test_cli_display",
-    "test_cli_eval",
-    "test_cli_runs",
-    "test_digest",
-    "test_evaluation",
-    "test_journal_resume",
-    "test_llm_server",
-    "test_policies_bodies",
-    "test_policies_context",
-    "test_policies_first_contact",
-    "test_pool_cells",
-    "test_pool_values",
-    "test_rollouts_evaluate",
-    "test_run_secrets",
-    "test_sinks",
-    "test_testing",
-    "test_tokens_differential",
-    "test_tracing",
-    "test_video_rollouts",
-    "test_worker_start",
+BOTH_LOOPS_EACH_TIME = frozenset({
+    "test_blocking",
+    "test_guards",
+    "test_handle",
+    "test_leaving",
+    "test_policies_openai",
+    "test_pool",
+    "test_raised",
+    "test_remote_pool",
+    "test_rollout",
+    "test_rollouts",
+    "test_service",
+    "test_service_http",
 })  # fmt: skip
-"""Files whose pass on asyncio's own loop is `extended`: they are about contents, not about sockets or order."""
+"""Files about sockets, processes and cancellation, where loops differ: they run on both in `make test`.
 
-EXTENDED = frozenset({"test_examples_training", "test_report_browser"})
-"""Files that need not run on every commit: they train for minutes, or need a browser."""
+The pass of all other files on asyncio's own loop is `extended`.
+"""
+
+EXTENDED = frozenset({"test_env_leaks", "test_examples_training", "test_report_browser"})
+"""Files that need not run on every commit: they open and close envs for a minute, train, or need a browser."""
 
 HEAVY = frozenset({
     "test_blame",

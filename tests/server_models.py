@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit, work_of
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit, work_of
 
 _REFUSED_AFTER = 0.005  # seconds; a refusal is quick
 _PREFILL = 1 / 40  # tokens of a reply that a token of a prompt costs this server; `work_of` believes something else
@@ -217,7 +217,7 @@ MODELS = [
     Model("8 slots, the rest queues", always(_slots(8)), seconds=1_200),
     Model("200 slots, the rest queues", always(_slots(200))),
     Model("1,000 slots, the rest queues", always(_slots(1_000)), seconds=300),
-    Model("200 slots, times hardly told by tokens", always(_slots(200)), noise=0.8),
+    Model("200 slots, times hardly explained by tokens", always(_slots(200)), noise=0.8),
     Model("batching: throughput saturates", always(_BATCHING)),
     Model("batching, 256 at once", always(replace(_BATCHING, slots=256))),
     Model("thrashing beyond 100", always(Server(base=0.01, per_call=0.0002, thrashes=100))),

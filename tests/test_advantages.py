@@ -227,7 +227,7 @@ def test_the_input_stays_as_it_is(function: Callable[..., Any]) -> None:
         (lambda: grpo([1.0], [0], variance_floor=math.nan), "variance_floor=nan"),
         (
             lambda: grpo([1.0], [0], singleton="zeros"),  # type: ignore[arg-type]
-            "singleton='zeros' is not one of 'zero', 'raw': did you mean 'zero'",
+            "singleton='zeros' is not valid: did you mean 'zero'",
         ),
     ],
 )

@@ -225,9 +225,9 @@ def test_gigpo_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"normalize": "std"}, "normalize='std' is not one of 'mean', 'mean_std'"),
-        ({"stats_over": "step"}, "stats_over='step' is not one of .*: did you mean 'steps'"),
-        ({"singleton": "keep"}, "singleton='keep' is not one of 'zero', 'raw'"),
+        ({"normalize": "std"}, "normalize='std' is not valid: did you mean 'mean_std'"),
+        ({"stats_over": "step"}, "stats_over='step' is not valid: did you mean 'steps'"),
+        ({"singleton": "keep"}, "singleton='keep' is not valid; available: zero, raw"),
         ({"invalid_penalty": -0.1}, "invalid_penalty=-0.1 must be a finite number, at least 0"),
         ({"gamma": 1.5}, "gamma=1.5 must be a finite number, from 0 to 1"),
         ({"gamma": "high"}, "gamma='high'"),

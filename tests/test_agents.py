@@ -161,7 +161,7 @@ async def test_sampling_seeds_differ_by_turn_and_rollout_and_can_be_left_out() -
     assert policies[0].requests[0].sampling.temperature == 0.5
 
 
-async def test_replies_that_are_broken_off_are_asked_for_again() -> None:
+async def test_replies_that_are_interrupted_are_asked_for_again() -> None:
     stopped = Generation("go", finish_reason="abort")
     policy = Asked(stopped, stopped, "go 4")
     trajectory = await played(ChatAgent(policy), turns=1)
@@ -177,11 +177,11 @@ async def test_raw_observations_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [({"template": "ragan"}, "did you mean 'ragen'"), ({"history": -1}, "history=-1"), ({"history": True}, "history=")],
 )
-def test_wrong_options(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_wrong_options(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         ChatAgent(Asked(), **options)
     with pytest.raises(UsageError, match="end_ids"):
         ChatAgent(Asked(), end_ids=[1])
@@ -334,8 +334,8 @@ async def test_examples_in_an_agents_prompt_are_not_its_replies() -> None:
             return self
 
         async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
-            told = {"role": "user", "content": outcome.observation}
-            self.messages = [*self.messages, told, {"role": "assistant", "content": "go 1"}]
+            expected = {"role": "user", "content": outcome.observation}
+            self.messages = [*self.messages, expected, {"role": "assistant", "content": "go 1"}]
             return Move("go 1", Generation("go 1"))
 
     trajectory = await played(FewShot(), turns=2)
@@ -369,7 +369,7 @@ async def test_pictures_of_pil_and_of_files_are_sent_exactly(kind: str, backend:
     assert (np.asarray(sent) == np.full((4, 4, 3), 8)).all()
 
 
-async def test_what_is_no_picture_is_told() -> None:
+async def test_what_is_no_picture_is_reported() -> None:
     with pytest.raises(UsageError, match="a PIL image or a file's bytes, not a list"):
         await played(ChatAgent(Asked()), pictures="list")
 
@@ -394,7 +394,7 @@ ids = st.lists(st.integers(0, 3), max_size=6)
 
 
 @given(st.lists(st.tuples(st.booleans(), ids, ids.filter(bool)), min_size=1, max_size=6))
-def test_joined_means_that_the_prompt_goes_on_exactly(turns: list[tuple[bool, list[int], list[int]]]) -> None:
+def test_joined_means_that_the_prompt_continues_exactly(turns: list[tuple[bool, list[int], list[int]]]) -> None:
     sequence, known = TokenSequence(), list[int]()
     for number, (goes_on, new, sampled) in enumerate(turns):
         prompt = [*known, *new] if goes_on else new

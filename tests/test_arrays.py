@@ -157,7 +157,7 @@ def test_dtypes_are_those_of_the_documentation() -> None:
     }
 
 
-def test_prompt_that_did_not_go_on_begins_a_row_of_its_own() -> None:
+def test_prompt_that_did_not_continue_begins_a_row_of_its_own() -> None:
     turns = [said([1], [2]), said([3], [4]), said([5, 6], [7], joined=False), said([8], [9])]
     arrays = batch([played(*turns, uid="a", reward=1.0)], [played(said([1], [1], joined=False))]).to_arrays(None)
     assert arrays["input_ids"].tolist() == [[1, 2, 3, 4, 0], [5, 6, 7, 8, 9], [1, 1, 0, 0, 0]]
@@ -183,7 +183,7 @@ def test_reward_of_a_turn_without_a_reply_goes_to_a_neighbour(turns: list[Turn],
     assert arrays["turn_rewards"][arrays["attention_mask"] == 1].tolist() == expected
 
 
-def test_sample_longer_than_the_length_is_told_not_cut() -> None:
+def test_sample_longer_than_the_length_is_reported_not_cut() -> None:
     made = batch([played(said([1], [2])), played(said([1, 2], [3, 4]), uid="long")])
     assert made.to_arrays(length=4)["input_ids"].shape == (2, 4)
     with pytest.raises(UsageError, match=r"trajectory 'long' has a sample of 4 tokens, more than length=3"):
@@ -268,7 +268,7 @@ def test_own_function_sees_the_members_that_count() -> None:
 
 
 @pytest.mark.parametrize("wrong", [lambda scores, groups: 1.0, lambda scores, groups: scores * np.nan])
-def test_own_function_that_gives_something_else_is_told(wrong: Any) -> None:
+def test_own_function_that_gives_something_else_is_reported(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"advantage=<lambda> must return 2 finite numbers"):
         batch(scored(1.0, 2.0)).to_arrays(wrong)
 
@@ -336,15 +336,15 @@ def test_rewards_are_normalized_before_advantages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reason"),
     [
         ("mean_std", r"reward_normalization='mean_std' must be a mapping"),
         ({"methode": "mean"}, r"no option 'methode': did you mean 'method'"),
-        ({"method": "men"}, r"method='men' is not one of .* did you mean 'mean'"),
+        ({"method": "men"}, r"method='men' is not valid: did you mean 'mean'"),
     ],
 )
-def test_normalization_that_makes_no_sense(given: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_normalization_that_makes_no_sense(given: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
         batch([played(said([1], [2]))]).to_arrays(reward_normalization=given)
 
 
@@ -366,7 +366,7 @@ def test_gigpo_sees_no_score_in_what_is_rounding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         ({"advantage": "gppo"}, r"advantage='gppo' is neither a function nor an available name: did you mean 'grpo'"),
         ({"advantage": "Stats"}, r"advantage='Stats' is neither"),
@@ -382,13 +382,13 @@ def test_gigpo_sees_no_score_in_what_is_rounding() -> None:
         ({"length": 0}, r"length=0 must be at least 1"),
     ],
 )
-def test_wrong_arguments_are_told(arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_wrong_arguments_are_reported(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
         batch(scored(1.0)).to_arrays(**arguments)
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_reward_that_is_no_number_is_told_unless_it_failed(reward: float) -> None:
+def test_reward_that_is_no_number_is_reported_unless_it_failed(reward: float) -> None:
     with pytest.raises(UsageError, match=rf"trajectory 'a' has reward {reward}"):
         batch([played(said([1], [2]), reward=reward, uid="a")]).to_arrays()
     with pytest.raises(UsageError, match=rf"trajectory 'a', turn 1 has reward {reward}"):
@@ -484,7 +484,7 @@ def test_gigpo_of_steps_groups_by_observation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("turns", "final", "told"),
+    ("turns", "final", "reason"),
     [
         (
             [step(np.zeros(2)), step(np.zeros(3))],
@@ -501,8 +501,8 @@ def test_gigpo_of_steps_groups_by_observation() -> None:
         ([step(1)], np.zeros(2), r"trajectory 'a': its final observation has shape \(2,\), the first one \(\)"),
     ],
 )
-def test_steps_that_are_not_alike_are_told(turns: list[Turn], final: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_steps_that_are_not_alike_are_reported(turns: list[Turn], final: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
         batch([played(*turns, final=final, uid="a")]).to_arrays()
 
 
@@ -595,7 +595,7 @@ def test_examples_of_a_prompt_are_no_replies() -> None:
         batch([played(Turn("s", message=9), messages=messages, uid="a")]).to_arrays()
 
 
-def test_turns_without_replies_in_the_messages_are_told() -> None:
+def test_turns_without_replies_in_the_messages_are_reported() -> None:
     with pytest.raises(UsageError, match=r"trajectory 'a' has 2 turns, but 1 replies in its messages"):
         batch([played(Turn("s"), Turn("s"), messages=talk("a", "b"), uid="a")]).to_arrays()
 
@@ -621,7 +621,7 @@ def test_token_ids_without_those_of_the_prompt_are_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "reason"),
     [
         (batch(), r"the batch is empty"),
         (batch([]), r"the batch is empty"),
@@ -629,8 +629,8 @@ def test_token_ids_without_those_of_the_prompt_are_texts() -> None:
         (batch([played(said([], []))]), r"no turn of the batch has any tokens"),
     ],
 )
-def test_nothing_to_make_arrays_of(made: Batch, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_nothing_to_make_arrays_of(made: Batch, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
         made.to_arrays()
 
 

@@ -74,8 +74,8 @@ def made() -> Batch:
 def alike(seen: Batch, expected: Batch) -> bool:
     """The same, errors included, which Python compares by identity."""
     errors = [[each.error for each in batch.trajectories] for batch in (seen, expected)]
-    told = [[error and (type(error), error.args, vars(error)) for error in found] for found in errors]
-    return told[0] == told[1] and same(_without_errors(seen), _without_errors(expected))
+    message = [[error and (type(error), error.args, vars(error)) for error in found] for found in errors]
+    return message[0] == message[1] and same(_without_errors(seen), _without_errors(expected))
 
 
 def _without_errors(batch: Batch) -> Batch:
@@ -232,7 +232,7 @@ def crowded(parent: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "message"),
     [
         (lambda parent: parent / "none" / "batch.jsonl", r"cannot write .*none/batch\.jsonl: No such file"),
         (lambda parent: parent / ("x" * 300 + ".jsonl"), r"cannot write .*: File name too long"),
@@ -248,15 +248,17 @@ def crowded(parent: Path) -> Path:
         (lambda parent: "", r"must end in \.jsonl or \.parquet"),
     ],
 )
-async def test_place_that_cannot_be_written_is_told(place: Callable[[Path], Any], told: str, tmp_path: Path) -> None:
+async def test_place_that_cannot_be_written_is_reported(
+    place: Callable[[Path], Any], message: str, tmp_path: Path
+) -> None:
     path = place(tmp_path)
     before = os.listdir(tmp_path)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         await made().save(path)
     assert os.listdir(tmp_path) == before
 
 
-async def test_full_disk_is_told(tmp_path: Path) -> None:
+async def test_full_disk_is_reported(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails as on a full disk
     try:
@@ -271,7 +273,7 @@ async def test_full_disk_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-async def test_missing_file_is_told(suffix: str, tmp_path: Path) -> None:
+async def test_missing_file_is_reported(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"cannot read .*none\{suffix}: No such file"):
         await Batch.load(tmp_path / f"none{suffix}")
 
@@ -288,7 +290,7 @@ def swapped(old: bytes, new: bytes, line: int) -> Change:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda lines: [], r"line 1: Input data was truncated"),
         (lambda lines: [b"\x89PNG\n", b"\n"], r"line 1: "),
@@ -322,11 +324,11 @@ def swapped(old: bytes, new: bytes, line: int) -> Change:
         (swapped("é".encode(), b"\xff", 2), r"line 2: "),
     ],
 )
-async def test_wrong_lines_are_told_with_their_place(change: Change, told: str, tmp_path: Path) -> None:
+async def test_wrong_lines_are_reported_with_their_place(change: Change, message: str, tmp_path: Path) -> None:
     path = tmp_path / "batch.jsonl"
     await made().save(path)
     path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
-    with pytest.raises(UsageError, match=rf"batch\.jsonl,? {told}"):
+    with pytest.raises(UsageError, match=rf"batch\.jsonl,? {message}"):
         await Batch.load(path)
 
 
@@ -348,7 +350,7 @@ def with_record(table: Any, row: int, record: str | None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda table: table.replace_schema_metadata({}), r": not a batch file of asyncrollout: its header is missing"),
         (lambda table: table.drop_columns(["record"]), r": not a batch file of asyncrollout"),
@@ -359,16 +361,18 @@ def with_record(table: Any, row: int, record: str | None) -> Any:
         (lambda table: table.set_column(19, "record", table.column("turns")), r", row 1: Expected `object`, got `int`"),
     ],
 )
-async def test_wrong_tables_are_told_with_their_place(change: Callable[[Any], Any], told: str, tmp_path: Path) -> None:
+async def test_wrong_tables_are_reported_with_their_place(
+    change: Callable[[Any], Any], message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "batch.parquet"
     await made().save(path)
     rewritten(path, change)
-    with pytest.raises(UsageError, match=rf"batch\.parquet{told}"):
+    with pytest.raises(UsageError, match=rf"batch\.parquet{message}"):
         await Batch.load(path)
 
 
 @pytest.mark.parametrize("size", [0, 10, -10])
-async def test_torn_table_is_told(size: int, tmp_path: Path) -> None:
+async def test_torn_table_is_reported(size: int, tmp_path: Path) -> None:
     path = tmp_path / "batch.parquet"
     await made().save(path)
     path.write_bytes(path.read_bytes()[:size])

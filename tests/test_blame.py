@@ -314,11 +314,11 @@ async def test_640_episodes_under_850_deaths(capsys: pytest.CaptureFixture[str])
             print(f"\n{kills} kills, {episodes} episodes, {pool.stats().restored} envs restored")
 
 
-async def strike_when_told(told: Path, number: int) -> None:
+async def strike_when_begun(begun: Path, number: int) -> None:
     """Have the worker that says where it is die by a signal."""
-    await until(lambda: told.exists() and told.read_text())
-    pid = int(told.read_text())
-    told.unlink()
+    await until(lambda: begun.exists() and begun.read_text())
+    pid = int(begun.read_text())
+    begun.unlink()
     os.kill(pid, number)
 
 
@@ -328,13 +328,13 @@ async def test_kills_at_the_same_step_and_in_its_replay_are_not_blamed_on_the_en
     number: signal.Signals, tmp_path: Path
 ) -> None:
     def held(place: str, times: range) -> list[Any]:
-        fault: list[Any] = ["tell", str(tmp_path / "told"), "block"]
+        fault: list[Any] = ["tell", str(tmp_path / "begun"), "block"]
         for time_ in times:
             fault = ["nth", time_, str(tmp_path / f"{place} {time_}"), *fault]
         return fault
 
     gate = tmp_path / "pass"
-    wait = ["tell", str(tmp_path / "told"), "wait", str(gate)]
+    wait = ["tell", str(tmp_path / "begun"), "wait", str(gate)]
     async with EnvPool(workers=2) as pool, neighbours(pool, COUNTER):
         env = await open_reset(pool, FAULTY, 6)
         outcomes: list[Outcome] = []
@@ -346,17 +346,17 @@ async def test_kills_at_the_same_step_and_in_its_replay_are_not_blamed_on_the_en
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(step, wait)
                 for _ in range(4):
-                    await strike_when_told(tmp_path / "told", number)
-                await until((tmp_path / "told").exists)
+                    await strike_when_begun(tmp_path / "begun", number)
+                await until((tmp_path / "begun").exists)
                 gate.touch()
-            (tmp_path / "told").unlink()
+            (tmp_path / "begun").unlink()
             gate.unlink()
             async with anyio.create_task_group() as tasks:  # from here on, its replay is held
                 os.kill(pid_of(pool, env), number)
                 tasks.start_soon(step, 2)
                 for _ in range(6):
-                    await strike_when_told(tmp_path / "told", number)
-                await until((tmp_path / "told").exists)
+                    await strike_when_begun(tmp_path / "begun", number)
+                await until((tmp_path / "begun").exists)
                 gate.touch()
         assert [frozen(outcome) for outcome in outcomes] == (await undisturbed(FAULTY, 6, [1, 2]))[1:]
 
@@ -488,18 +488,18 @@ def stand_still(seconds: float) -> None:
 
 @uvloop_only
 async def test_a_frozen_program_blames_no_step(tmp_path: Path) -> None:
-    told, gate = tmp_path / "told", tmp_path / "gate"
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
     async with EnvPool(workers=1, step_timeout=1, reset_timeout=1) as pool:
         env = await open_reset(pool, FAULTY, 6)
         outcomes: list[Outcome] = []
 
         async def step() -> None:
-            outcomes.append(await env.step(["tell", str(told), "wait", str(gate)]))
+            outcomes.append(await env.step(["tell", str(begun), "wait", str(gate)]))
 
         with anyio.fail_after(LIMIT):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(step)
-                await until(told.exists)
+                await until(begun.exists)
                 (rank,) = pool._backend._ranks  # type: ignore[union-attr]
                 await until(lambda: rank._watchdog._seen)
                 (pid,) = pids(pool)
@@ -536,18 +536,18 @@ def test_a_program_that_is_frozen_as_a_whole_continues() -> None:
 @uvloop_only
 @pytest.mark.parametrize("frozen_at", [1.5, 0.7], ids=["past the limit", "before it"])
 async def test_a_frozen_program_blames_no_step_on_the_event_loop(frozen_at: float, tmp_path: Path) -> None:
-    told, gate = tmp_path / "told", tmp_path / "gate"
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
     async with EnvPool(backend="inline", step_timeout=1) as pool:
         env = await open_reset(pool, FAULTY_IO, 6)
         outcomes: list[Outcome] = []
 
         async def step() -> None:
-            outcomes.append(await env.step(["tell", str(told), "wait", str(gate)]))
+            outcomes.append(await env.step(["tell", str(begun), "wait", str(gate)]))
 
         with anyio.fail_after(LIMIT):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(step)
-                await until(told.exists)
+                await until(begun.exists)
                 stand_still(frozen_at)
                 await anyio.sleep(0.5)  # past the limit by now, most of which nobody saw
                 gate.touch()
@@ -557,18 +557,18 @@ async def test_a_frozen_program_blames_no_step_on_the_event_loop(frozen_at: floa
 
 @uvloop_only
 async def test_a_worker_that_is_stopped_in_a_step_is_replaced_and_the_env_is_not_blamed(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    begun = tmp_path / "begun"
     async with EnvPool(workers=1, step_timeout=0.5) as pool:
         env = await open_reset(pool, FAULTY, 6)
         outcomes: list[Outcome] = []
 
         async def step() -> None:
-            outcomes.append(await env.step(["once", str(tmp_path / "first"), "tell", str(told), "block"]))
+            outcomes.append(await env.step(["once", str(tmp_path / "first"), "tell", str(begun), "block"]))
 
         with anyio.fail_after(LIMIT):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(step)
-                await until(told.exists)
+                await until(begun.exists)
                 freeze(pids(pool)[0])
         assert pool.stats().restarts == 1
         assert frozen(outcomes[0]) == (await undisturbed(FAULTY, 6, [1]))[-1]

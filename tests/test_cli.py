@@ -127,17 +127,17 @@ def trial() -> Iterator[Callable[[Any], Callable[..., int]]]:
     del app["trial"]
 
 
-# What is told about the command itself
+# What the command says of itself
 
 
 def test_help_teaches_and_loads_little() -> None:
     script = "import sys; from asyncrollout.cli.app import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
-    told = run(program=("-c", script))
+    printed = run(program=("-c", script))
     assert {"Environments", "Machine", "Global options", "Get started: asyncrollout demo"} <= {
-        line.strip("╭─╮ ") for line in told.stdout.splitlines()
+        line.strip("╭─╮ ") for line in printed.stdout.splitlines()
     }
-    assert all(f"│ {name} " in told.stdout for name in NAMES)
-    loaded = set(told.stderr.split())
+    assert all(f"│ {name} " in printed.stdout for name in NAMES)
+    loaded = set(printed.stderr.split())
     assert "cyclopts" in loaded
     assert not loaded & {"aiohttp", "asyncio", "numpy", "structlog", "asyncrollout.cli.envs", "asyncrollout.pool.pool"}
 
@@ -164,8 +164,8 @@ def test_help_is_wrapped_once(capsys: pytest.CaptureFixture[str], monkeypatch: p
 def test_version(program: tuple[str, ...]) -> None:
     from asyncrollout import __version__
 
-    told = run("--version", program=program)
-    assert (told.stdout, told.stderr, told.returncode) == (f"asyncrollout {__version__}\n", "", 0)
+    printed = run("--version", program=program)
+    assert (printed.stdout, printed.stderr, printed.returncode) == (f"asyncrollout {__version__}\n", "", 0)
 
 
 EVAL = ["eval", "--env", "bandit", "--policy", "solver"]
@@ -201,15 +201,14 @@ TOO_LONG += [["replay", NAME, "g0.0"], [*EVAL, "--run-dir", NAME], [*EVAL, "--ru
 )
 def test_bad_usage_is_one_message(tokens: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*tokens, "--quiet"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("asyncrollout: ")
-    assert says in told.err
-    assert "Traceback" not in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("asyncrollout: ")
+    assert says in printed.err
+    assert "Traceback" not in printed.err
 
 
 def test_a_command_shown_to_users_has_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`uvx asyncrollout demo` and `pipx run` run it from a cache, which nobody would type."""
     (tmp_path / "cache" / "bin").mkdir(parents=True)
     (tmp_path / "cache" / "bin" / "asyncrollout").touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "cache" / "bin" / "python"))
@@ -219,6 +218,30 @@ def test_a_command_shown_to_users_has_no_absolute_path(tmp_path: Path, monkeypat
     assert shown_program() == "asyncrollout"
     monkeypatch.chdir(tmp_path)  # an environment that is not activated
     assert shown_program() == "cache/bin/asyncrollout"
+    (tmp_path / "cache" / "bin" / "asyncrollout").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "cache" / "bin"))
+    assert shown_program() == "asyncrollout"
+    monkeypatch.setenv("UV", "/usr/bin/uv")  # `uv run`: the path is this process's own
+    assert shown_program() == "cache/bin/asyncrollout"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "command"),
+    [
+        (".cache/uv/archive-v0/acFK6BQKRN2_sOuj", "uvx asyncrollout"),
+        (".cache/pipx/f3d24533e1d839e", "pipx run asyncrollout"),
+        (".local/pipx/.cache/f3d24533e1d839e", "pipx run asyncrollout"),
+        (".local/share/pipx/venvs/asyncrollout", "asyncrollout"),
+        (".local/share/uv/tools/asyncrollout", "asyncrollout"),
+    ],
+)
+def test_a_command_from_a_cache_is_shown_with_its_launcher(
+    prefix: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / prefix))
+    monkeypatch.setenv("PATH", str(tmp_path / prefix / "bin"))
+    assert shown_program() == command
 
 
 # How commands end
@@ -329,14 +352,14 @@ def test_nobody_reads_what_a_task_group_writes() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has such a device")
 @pytest.mark.parametrize("tokens", [["envs", "--json"], ["envs"], ["--help"], ["eval", "--help"], ["--version"]])
-def test_a_full_disk_under_stdout_is_told(tokens: list[str]) -> None:
+def test_a_full_disk_under_stdout_is_reported(tokens: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "asyncrollout", *tokens]
         ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LONGEST, check=False)
     assert (ran.returncode, ran.stderr) == (1, "asyncrollout: stdout cannot be written to: No space left on device\n")
 
 
-# What is told
+# What is printed
 
 
 def test_output_for_people_and_for_programs(trial: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,17 +369,17 @@ def test_output_for_people_and_for_programs(trial: Any, capsys: pytest.CaptureFi
         output.show("the \x1b[31mresult")
 
     run_it = trial(tell)
-    told = {}
+    printed = {}
     for tokens in ((), ("--quiet",), ("--json",), ("--json", "--quiet")):
         assert run_it(*tokens) == 0
-        told[tokens] = capsys.readouterr().out
-    assert told[()] == "on the way\nthe \\x1b[31mresult\n"
-    assert told["--quiet",] == "the \\x1b[31mresult\n"
-    assert told["--json",] == told["--json", "--quiet"]
-    (record,) = records(told["--json",])
+        printed[tokens] = capsys.readouterr().out
+    assert printed[()] == "on the way\nthe \\x1b[31mresult\n"
+    assert printed["--quiet",] == "the \\x1b[31mresult\n"
+    assert printed["--json",] == printed["--json", "--quiet"]
+    (record,) = records(printed["--json",])
     assert record == {"reward": None, "count": 3, "text": "\ud800\x1b[31m\u202e", "where": "a"}
-    assert told["--json",].strip().isprintable()
-    assert told["--json",].isascii()
+    assert printed["--json",].strip().isprintable()
+    assert printed["--json",].isascii()
 
 
 def test_warnings_never_reach_stdout(trial: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -366,8 +389,8 @@ def test_warnings_never_reach_stdout(trial: Any, capsys: pytest.CaptureFixture[s
 
     run_it = trial(warn)
     assert run_it("--json") == 0
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ('{"done": true}\n', "warning: worker_died worker=3\n")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ('{"done": true}\n', "warning: worker_died worker=3\n")
     assert run_it("--json", "--quiet") == 0
     assert capsys.readouterr().err == ""
 
@@ -439,11 +462,11 @@ def test_envs_survives_the_packages_of_others(tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[asyncrollout.envs]\nbad = bad:SPEC\n")
-    told = run("envs", env={"PYTHONPATH": str(tmp_path)})
-    assert told.returncode == 0
-    assert "\x1b" not in told.stdout
-    assert "bad [bold]day" in " ".join(told.stdout.split())
-    assert "sokoban" in told.stdout
+    printed = run("envs", env={"PYTHONPATH": str(tmp_path)})
+    assert printed.returncode == 0
+    assert "\x1b" not in printed.stdout
+    assert "bad [bold]day" in " ".join(printed.stdout.split())
+    assert "sokoban" in printed.stdout
 
 
 # check-env
@@ -452,25 +475,25 @@ def test_envs_survives_the_packages_of_others(tmp_path: Path) -> None:
 def test_check_env_with_workers(program: tuple[str, ...], walks: Path) -> None:
     """The script's directory, not the current one, is on its path: --allow-import adds that, for workers, too."""
     tokens = ("check-env", "walks:Heavy", "--action", "1", "--allow-import", "--json")
-    told = run(*tokens, program=program, cwd=walks)
-    assert (told.returncode, told.stderr) == (0, "")
-    (report,) = records(told.stdout)
+    printed = run(*tokens, program=program, cwd=walks)
+    assert (printed.returncode, printed.stderr) == (0, "")
+    (report,) = records(printed.stdout)
     assert report["ok"]
     assert "worker 1" in report["ran_on"]
 
 
 def test_check_env_of_a_broken_env(walks: Path) -> None:
-    told = run("check-env", "walks:Broken", "--action=1", "--allow-import", "--json", cwd=walks)
-    assert told.returncode == 1
-    (report,) = records(told.stdout)
+    printed = run("check-env", "walks:Broken", "--action=1", "--allow-import", "--json", cwd=walks)
+    assert printed.returncode == 1
+    (report,) = records(printed.stdout)
     assert (report["env"], report["ok"]) == ("walks:Broken", False)
     assert "the wheel" in report["error"]
-    assert told.stderr.startswith("asyncrollout: env 'walks:Broken' breaks the contract at ")
-    assert 'raise RuntimeError("the wheel' in told.stderr  # the author's own line
-    assert "\x1b" not in told.stderr
-    told = run("check-env", "walks:Broken", "--action=1", "--allow-import", "--debug", cwd=walks)
-    assert told.stderr.count("the wheel \\x1b[31mcame off") > 1
-    assert "\x1b" not in told.stderr
+    assert printed.stderr.startswith("asyncrollout: env 'walks:Broken' breaks the contract at ")
+    assert 'raise RuntimeError("the wheel' in printed.stderr  # the author's own line
+    assert "\x1b" not in printed.stderr
+    printed = run("check-env", "walks:Broken", "--action=1", "--allow-import", "--debug", cwd=walks)
+    assert printed.stderr.count("the wheel \\x1b[31mcame off") > 1
+    assert "\x1b" not in printed.stderr
 
 
 @pytest.mark.parametrize("name", ["trap:Env", "gymnasium:trap:Env-v0"])
@@ -505,9 +528,9 @@ def test_options_are_read_as_yaml(kwargs: dict[str, Any]) -> None:
 
 
 def test_doctor(program: tuple[str, ...]) -> None:
-    told = run("doctor", "--json", program=program)
-    found = {line["what"]: line for line in records(told.stdout)}
-    assert (told.returncode, told.stderr) == (0, "")
+    printed = run("doctor", "--json", program=program)
+    found = {line["what"]: line for line in records(printed.stdout)}
+    assert (printed.returncode, printed.stderr) == (0, "")
     assert {"python", "cores", "open files"} <= found.keys()
     assert found["worker process"]["state"] == "ok"
     assert found["ffmpeg"]["says"].startswith("ffmpeg version")
@@ -519,7 +542,7 @@ def test_doctor(program: tuple[str, ...]) -> None:
 
 
 def test_doctor_finds_problems(tmp_path: Path) -> None:
-    """Each of them is told in words, and what goes well is left out by --quiet."""
+    """Each of them is reported in words; --quiet leaves out what succeeds."""
     program = tmp_path / "ffmpeg"
     program.write_text("#!/bin/sh\nexit 3")
     program.chmod(0o700)

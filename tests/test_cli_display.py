@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from asyncrollout.cli.terminal.live import Board, Outlet, line, live
+from asyncrollout.cli.terminal.live import LiveTable, Outlet, line, live
 from asyncrollout.cli.terminal.numbers import as_record, count, number, rate, seconds, share, summary
 from asyncrollout.cli.terminal.output import one_line
 from asyncrollout.telemetry import RunMetrics
@@ -129,7 +129,7 @@ def drawn(figures: RunMetrics, width: int, title: str = "sokoban", encoding: str
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     outlet = cast("IO[str]", Outlet(file))
     console = Console(file=outlet, force_terminal=True, width=width, color_system="truecolor")
-    console.print(Board(figures, title))
+    console.print(LiveTable(figures, title))
     file.seek(0)
     return SEQUENCES.sub("", file.read()).splitlines()
 
@@ -218,7 +218,7 @@ def test_no_text_has_power_over_the_terminal(text: str) -> None:
 def test_texts_from_outside_are_shown_and_not_obeyed() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100, color_system="standard")
-    console.print(Board(HOSTILE, EVIL))
+    console.print(LiveTable(HOSTILE, EVIL))
     console.print(summary(HOSTILE, title=EVIL, notes=[EVIL]))
     shown = SEQUENCES.sub("", file.getvalue())
     assert all(char.isprintable() or char == "\n" for char in shown)

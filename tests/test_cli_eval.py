@@ -72,7 +72,7 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
 
 
 async def test_killed_and_stopped_an_evaluation_asks_nothing_twice(tmp_path: Path) -> None:
-    """The server holds all calls after the third, until it is told otherwise."""
+    """The server holds all calls after the third, until it is released."""
     run, answered, go = tmp_path / "runs" / "parts", 3, anyio.Event()
     answer = Reply("<answer>A</answer>")
     async with llm_server(script=lambda number, _: answer if number < answered else Hold(go, then=answer)) as server:
@@ -169,7 +169,7 @@ def test_when_all_fails_there_is_nothing_to_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--env", "sokobn", *SOLVER], "no env is called 'sokobn': did you mean 'sokoban'?"),
         (["--env", "sokoban"], "no policy: give --base-url http://localhost:8000/v1 --model NAME, or --policy solver"),
@@ -189,19 +189,19 @@ def test_when_all_fails_there_is_nothing_to_resume(tmp_path: Path) -> None:
         (["--env", "bandit", *SOLVER, "--name", "a", "--run-dir", "b"], "choose one"),
     ],
 )
-def test_mistakes_are_told(
+def test_mistakes_are_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    told: str,
+    message: str,
 ) -> None:
     (tmp_path / "ranked.yaml").write_text("env.eval.total_num_envs: 1")
     (tmp_path / "run.yaml").write_text("env: frozen_lake")
     (tmp_path / "typo.yaml").write_text("envs: frozen_lake\nenv: bandit")
     monkeypatch.chdir(tmp_path)
     assert main(["eval", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def evaluation_of(directory: Path, *groups: Group, k: int = 2, complete: bool = True, tasks: int = 3) -> Path:
@@ -223,8 +223,8 @@ def test_report_and_figures_of_an_evaluation_agree(tmp_path: Path) -> None:
     assert (scores.tasks, scores.rollouts, scores.failed, scores.errors) == (3, 6, 1, {"EnvError": 1})
     assert scores.pass_at[1].mean == pytest.approx((0.5 + 1 + 0) / 3)
     assert scores.pass_at[2].mean == 1.0  # the broken group has one outcome, and cannot tell
-    told = dict(read_evaluated(run, 3).lines())
-    assert (told["pass@1"].endswith("]"), told["pass@2"].endswith("] of 2 tasks")) == (True, True)
+    message = dict(read_evaluated(run, 3).lines())
+    assert (message["pass@1"].endswith("]"), message["pass@2"].endswith("] of 2 tasks")) == (True, True)
     written = write_report(run)
     summary = data_of(written.path, "summary")
     tiles = {tile["label"]: tile["value"] for tile in summary["tiles"]}

@@ -52,18 +52,18 @@ def test_every_event_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     }
     assert (died["level"], died["worker"], died["cause"]) == ("warning", 3, "SIGKILL")
     assert failed["exception"].endswith("ValueError: what went wrong")
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.splitlines()[0] == "warning: worker_died worker=3 cause=SIGKILL env=maze"
-    assert "begun" not in told.err
-    assert told.err.endswith("ValueError: what went wrong\n")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[0] == "warning: worker_died worker=3 cause=SIGKILL env=maze"
+    assert "begun" not in printed.err
+    assert printed.err.endswith("ValueError: what went wrong\n")
 
 
-def test_nothing_is_told_without_a_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_reported_without_a_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with logging_to(tmp_path, console=False):
         log.error("bad")
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
     assert len(events(tmp_path)) == 1
 
 
@@ -88,7 +88,7 @@ def test_the_configuration_before_comes_back(tmp_path: Path) -> None:
     assert [event["event"] for event in events(tmp_path)] == ["inside"]
 
 
-def test_events_go_on_where_they_ended(tmp_path: Path) -> None:
+def test_events_continue_where_they_ended(tmp_path: Path) -> None:
     for name in ("first", "second"):
         with logging_to(tmp_path, console=False):
             log.info(name)
@@ -96,7 +96,7 @@ def test_events_go_on_where_they_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["file", "missing/\0"])
-def test_a_bad_directory_is_told_at_once(place: str, tmp_path: Path) -> None:
+def test_a_bad_directory_is_reported_at_once(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"events\.jsonl"), logging_to(tmp_path / place, console=False):
         pytest.fail("it went on")
@@ -148,9 +148,9 @@ def test_keys_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
             raise ValueError(CANARY)
         except ValueError:
             log.exception("failed", tokens=12)
-    told = (tmp_path / "events.jsonl").read_text() + capsys.readouterr().err
-    assert "canary" not in told
-    assert "[hidden]" in told
+    printed = (tmp_path / "events.jsonl").read_text() + capsys.readouterr().err
+    assert "canary" not in printed
+    assert "[hidden]" in printed
     assert events(tmp_path)[-1]["tokens"] == 12
 
 
@@ -174,13 +174,13 @@ def test_on_a_terminal_only_the_level_has_a_colour() -> None:
         "with logging_to(None, console=True):\n"
         "    structlog.get_logger().warning('said', text='\\x1b[2Jgone\\nerror: forged')"
     )
-    told = {}
+    printed = {}
     for no_colour in ("", "1"):
         ours, theirs = os.openpty()
         environ = {**os.environ, "NO_COLOR": no_colour}
         subprocess.run([sys.executable, "-c", script], stderr=theirs, env=environ, timeout=120, check=True)
-        told[no_colour] = os.read(ours, 1000).decode()
+        printed[no_colour] = os.read(ours, 1000).decode()
         os.close(ours)
         os.close(theirs)
-    assert told[""] == "\x1b[33mwarning\x1b[0m: said text='\\x1b[2Jgone\\nerror: forged'\r\n"
-    assert told["1"] == "warning: said text='\\x1b[2Jgone\\nerror: forged'\r\n"
+    assert printed[""] == "\x1b[33mwarning\x1b[0m: said text='\\x1b[2Jgone\\nerror: forged'\r\n"
+    assert printed["1"] == "warning: said text='\\x1b[2Jgone\\nerror: forged'\r\n"

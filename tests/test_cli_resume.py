@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrollout.cli.app import main
-from asyncrollout.cli.directory import claimed
+from asyncrollout.cli.run_directory import claimed
 from asyncrollout.journal.writer import Lock
 
 CONFIG = """

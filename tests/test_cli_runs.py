@@ -20,7 +20,7 @@ import pytest
 
 from asyncrollout import Rollouts, SolverPolicy
 from asyncrollout.cli.app import main
-from asyncrollout.cli.directory import claimed
+from asyncrollout.cli.run_directory import claimed
 from asyncrollout.cli.terminal.signals import stoppable
 from tests.llm_faults import Hold
 from tests.llm_server import llm_server
@@ -40,7 +40,7 @@ reward_normalization: {{grouping: batch, method: mean_std}}
 """
 SECRET = "canary-0123456789"
 ACTIVATED = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-"""With the environment on the path, so that commands that are told begin with `asyncrollout` alone."""
+"""With the environment on the path, so that commands that are shown begin with `asyncrollout` alone."""
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -209,18 +209,18 @@ def _wait_for(process: subprocess.Popen[str], path: Path, what: bytes, times: in
 @pytest.mark.parametrize("env", ["frozen_lake", "sokoban"])  # on the event loop, and on worker processes
 def test_stopped_run_has_whole_videos(tmp_path: Path, env: str) -> None:
     config = write_config(tmp_path, env=env, more="record: {overlay: true, max_encoders: 8}\n")
-    with launched(tmp_path, "run", config, "name=filmed", "policy.latency=[0.05, 0.1]") as process:
-        _wait_for(process, tmp_path / "runs" / "filmed" / "journal.jsonl", b'"turn"', times=6)
+    with launched(tmp_path, "run", config, "name=recorded", "policy.latency=[0.05, 0.1]") as process:
+        _wait_for(process, tmp_path / "runs" / "recorded" / "journal.jsonl", b'"turn"', times=6)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
-    videos = [*(tmp_path / "runs" / "filmed" / "videos").iterdir()]
+    videos = [*(tmp_path / "runs" / "recorded" / "videos").iterdir()]
     assert videos
     assert {path.suffix for path in videos} == {".mp4"}
     assert all(map(is_whole, videos))
 
 
-def test_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_second_ctrl_c_stops_at_once_and_says_how_to_continue(tmp_path: Path) -> None:
     config = write_config(tmp_path, more="max_in_flight: 8\n")
     with launched(tmp_path, "run", config, "name=slow", "policy.latency=[1000, 1000]") as process:
         _wait_for(process, tmp_path / "runs" / "slow" / "journal.jsonl", b'"dispatched"')
@@ -282,8 +282,8 @@ async def test_replies_under_way_at_ctrl_c_are_recorded(tmp_path: Path) -> None:
             assert process.stderr is not None
             await server.until(lambda: bool(server.requests))
             process.send_signal(signal.SIGINT)
-            told = await anyio.to_thread.run_sync(process.stderr.readline)
-            assert "stopping once replies in flight have arrived" in told
+            reported = await anyio.to_thread.run_sync(process.stderr.readline)
+            assert "stopping once replies in flight have arrived" in reported
             go.set()
             await anyio.to_thread.run_sync(process.communicate)
     assert process.returncode == 130
@@ -445,7 +445,9 @@ def test_read_only_directory_is_one_clear_message(tmp_path: Path) -> None:
     assert "cannot write to file/runs/lake-1: Not a directory" in done.stderr
 
 
-def test_journal_of_a_newer_format_or_with_a_foreign_line_is_told_and_left_alone(mine: Path, tmp_path: Path) -> None:
+def test_journal_of_a_newer_format_or_with_a_foreign_line_is_reported_and_left_alone(
+    mine: Path, tmp_path: Path
+) -> None:
     journal = mine / "journal.jsonl"
     whole = journal.read_bytes()
     for change, trouble in (

@@ -202,13 +202,13 @@ def test_runs_are_compared_by_what_their_env_reports_in_any_of_them(tmp_path: Pa
     cut = [played("g0", member, [0.5, 0.5], stop_reason=StopReason.TURNS) for member in range(2)]
     silent = [played("g0", 2, [0.5])]
     said = [Turn("state", info={"success": success}, reward=0.1) for success in (True, False)]
-    told = [played("g0", member, turns=[turn]) for member, turn in enumerate(said)]
+    reported = [played("g0", member, turns=[turn]) for member, turn in enumerate(said)]
 
     def side(name: str, members: list[Trajectory]) -> ComparedRun:
         group = Group("g0", members, "maze", Verdict(keep=True))
         return read_side(write_run(tmp_path / name, [group]), name)
 
-    both = [side("silent", [*cut, *silent]), side("told", told)]
+    both = [side("silent", [*cut, *silent]), side("reported", reported)]
     assert [one.passed for one in both[0].members] == [True, True, True]
     decide(both)
     assert [[one.passed for one in each.members] for each in both] == [[False] * 3, [True, False]]

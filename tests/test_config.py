@@ -179,7 +179,7 @@ advantage: gigpo
         ("env: [{env: bandit}, {env: 'a:b'}]", ["a:b"]),
     ],
 )
-def test_imports_are_told(text: str, imports: list[str]) -> None:
+def test_imports_are_reported(text: str, imports: list[str]) -> None:
     assert parse_config(text).imports == imports
 
 
@@ -256,8 +256,8 @@ def test_documentation_has_every_key_with_its_default() -> None:
         expected.setdefault(key, {})[default] = None
     lines = (ROOT / "docs" / "configuration.md").read_text().splitlines()
     rows = [line.removeprefix("| `").split(" | ") for line in lines if line.startswith("| `")]
-    told = {row[0].rstrip("`"): row[1] for row in rows if len(row) == 3}
-    assert told == {key: ", ".join(sorted(defaults)) for key, defaults in expected.items()}
+    reported = {row[0].rstrip("`"): row[1] for row in rows if len(row) == 3}
+    assert reported == {key: ", ".join(sorted(defaults)) for key, defaults in expected.items()}
 
 
 def test_tasks_are_found_beside_the_config(tmp_path: Path) -> None:
@@ -442,9 +442,9 @@ def test_a_config_reads_back_as_it_was_written(config: Config) -> None:
 @given(anything)
 def test_any_document_is_a_config_or_an_error(value: Any) -> None:
     text = yaml.safe_dump(value) if not isinstance(value, float) else json.dumps(value)
-    told = "config.yaml"
+    reported = "config.yaml"
     try:
         parse_config(text)
     except ar.UsageError as error:
-        told = str(error)
-    assert told.startswith("config.yaml")
+        reported = str(error)
+    assert reported.startswith("config.yaml")

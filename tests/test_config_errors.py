@@ -1,4 +1,4 @@
-"""What is wrong with a configuration is told with its place, what was found, and what is valid; and nothing secret."""
+"""An error in a configuration names its place, what was found and what is valid, and nothing secret."""
 
 import os
 from pathlib import Path
@@ -82,15 +82,15 @@ def error_of(text: str) -> str:
         ("max_in_flight: 4", "max_in_flight: found 4, expected a whole number from group_size, which is 8"),
         ("backend: inline\nworkers: 2", "workers: found 2, but with backend: inline there are none"),
         ("tasks: x.csv", "tasks: found 'x.csv', expected a list, or a .jsonl or .json file"),
-        ("tasks: gone.jsonl", f"tasks: there is no file '{os.getcwd()}/gone.jsonl'"),
-        ('tasks: "a\\0.jsonl"', "tasks: there is no file"),
-        (f"tasks: {'a' * 5000}.jsonl", "tasks: there is no file"),
+        ("tasks: gone.jsonl", f"tasks: no such file: '{os.getcwd()}/gone.jsonl'"),
+        ('tasks: "a\\0.jsonl"', "tasks: no such file:"),
+        (f"tasks: {'a' * 5000}.jsonl", "tasks: no such file:"),
     ],
 )
 def test_values_that_are_not_valid(line: str, error: str) -> None:
-    told = error_of(f"env: bandit\n{line}")
-    assert error in told
-    assert told.startswith("config.yaml")
+    reported = error_of(f"env: bandit\n{line}")
+    assert error in reported
+    assert reported.startswith("config.yaml")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_unknown_keys_of_list_entries() -> None:
     )
 
 
-def test_all_problems_are_told_at_once_each_with_its_line() -> None:
+def test_all_problems_are_reported_at_once_each_with_its_line() -> None:
     assert error_of("env: bandit\ngroup_size: 0\nlimits:\n  turn: 3\npolicy: {kind: x}").splitlines() == [
         "config.yaml: 3 problems",
         "  line 2: group_size: found 0, expected a whole number from 1",
@@ -167,12 +167,12 @@ def test_softmax_is_of_top_p_alone() -> None:
 
 
 def test_a_file_of_another_kind_has_only_its_first_problems_told() -> None:
-    told = error_of("".join(f"key{number}: 1\n" for number in range(5_000))).splitlines()
-    assert told[0] == "config.yaml: 20 problems and more"
-    assert len(told) == 21
+    reported = error_of("".join(f"key{number}: 1\n" for number in range(5_000))).splitlines()
+    assert reported[0] == "config.yaml: 20 problems and more"
+    assert len(reported) == 21
 
 
-def test_nothing_that_a_terminal_would_obey_is_told() -> None:
+def test_nothing_that_a_terminal_would_obey_is_reported() -> None:
     odd = r"\e[31m\n\x07"
     for text in (f'"{odd}": 1', f'env_kwargs: {{"{odd}": .nan}}', f'name: !!int "{odd}"', f'order: "{odd}"'):
         assert error_of(f"env: bandit\n{text}").replace("\n  ", "").isprintable()
@@ -193,8 +193,8 @@ def test_nothing_that_a_terminal_would_obey_is_told() -> None:
 def test_what_yaml_takes_for_something_else(written: str, error: str) -> None:
     assert error_of(f"env: bandit\nname: {written}") == f"config.yaml, line 2: {error}"
     assert parse_config(f'env: bandit\nname: "{written}"').name == written
-    told = error_of(f"env: bandit\nseed: {written}") if written != "1_0" else ""
-    assert not told or written in told or "true" in told or "false" in told
+    reported = error_of(f"env: bandit\nseed: {written}") if written != "1_0" else ""
+    assert not reported or written in reported or "true" in reported or "false" in reported
 
 
 def test_what_nobody_means_is_refused_in_free_values_too() -> None:
@@ -269,7 +269,7 @@ def test_aliases_and_merges_that_are_fine() -> None:
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        (None, "there is no such file"),
+        (None, "no such file"),
         (b"env: \xff\xfe", ", line 1: not UTF-8 text"),
         (b"env: a\nb: \x80", ", line 2: not UTF-8 text"),
         (b"\x7fELF\x02\x01\x01\x00", ", line 1: not text"),
@@ -345,8 +345,8 @@ def test_a_mark_of_byte_order_is_no_problem(tmp_path: Path) -> None:
     ],
 )
 def test_a_key_is_refused_and_never_told(lines: str) -> None:
-    told = error_of(f"env: bandit\n{lines}")
-    assert "canary" not in told
+    reported = error_of(f"env: bandit\n{lines}")
+    assert "canary" not in reported
     with pytest.raises(ar.UsageError) as caught:
         parse_config(f"env: bandit\n{lines}")
     assert caught.value.__cause__ is None
@@ -354,8 +354,8 @@ def test_a_key_is_refused_and_never_told(lines: str) -> None:
 
 
 def test_an_error_on_a_key_says_what_to_do() -> None:
-    told = error_of("env: bandit\npolicy: {kind: openai, base_url: http://a/v1, model: m, api_key: x}")
-    assert told == (
+    reported = error_of("env: bandit\npolicy: {kind: openai, base_url: http://a/v1, model: m, api_key: x}")
+    assert reported == (
         "config.yaml, line 2: policy.api_key: a key is never written into a file: set an environment variable, and "
         "give its name as policy.api_key_env (the default is OPENAI_API_KEY)"
     )
@@ -363,9 +363,9 @@ def test_an_error_on_a_key_says_what_to_do() -> None:
 
 @given(st.text(alphabet="envbadit: \n-[]{},&*!|>'\"#%@?<~0x.:", max_size=60))
 def test_any_text_is_a_config_or_an_error(text: str) -> None:
-    told = "config.yaml"
+    reported = "config.yaml"
     try:
         parse_config(text)
     except ar.UsageError as error:
-        told = str(error)
-    assert told.startswith("config.yaml")
+        reported = str(error)
+    assert reported.startswith("config.yaml")

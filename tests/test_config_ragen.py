@@ -283,9 +283,9 @@ def test_tags_that_are_not_valid(tags: str, n_groups: str, error: str) -> None:
     ],
 )
 def test_custom_envs_that_are_not_valid(custom_envs: str, error: str) -> None:
-    told = error_of(f"es_manager: {{train: {{env_configs: {{tags: [A]}}}}}}\ncustom_envs: {custom_envs}")
-    assert error in told
-    assert "canary" not in told
+    reported = error_of(f"es_manager: {{train: {{env_configs: {{tags: [A]}}}}}}\ncustom_envs: {custom_envs}")
+    assert error in reported
+    assert "canary" not in reported
 
 
 @pytest.mark.parametrize(
@@ -408,12 +408,12 @@ theirs = st.fixed_dictionaries(
 @example({"env": [[]], "es_manager": {"format_penalty": True}})
 @given(theirs)
 def test_whatever_is_written_is_mapped_or_an_error(values: dict[str, Any]) -> None:
-    told = "config.yaml"
+    reported = "config.yaml"
     try:
         parse_config(yaml.safe_dump(values))
     except ar.UsageError as error:
-        told = str(error)
-    assert told.startswith("config.yaml")
+        reported = str(error)
+    assert reported.startswith("config.yaml")
 
 
 def test_names_at_the_top_are_no_keys_of_ours() -> None:
@@ -429,15 +429,15 @@ def test_a_misspelt_key_of_theirs_is_named() -> None:
 
 
 def test_problems_of_keys_with_dots_have_their_line() -> None:
-    told = error_of("es_manager.train.group_size: x\nenv: bandit")
-    assert told.startswith("config.yaml, line 1: es_manager.train.group_size")
+    reported = error_of("es_manager.train.group_size: x\nenv: bandit")
+    assert reported.startswith("config.yaml, line 1: es_manager.train.group_size")
 
 
 def test_a_key_that_contradicts_an_override_says_which_is_the_override() -> None:
     with pytest.raises(ar.UsageError) as caught:
         parse_config("env: bandit\nes_manager: {train: {group_size: 4}}", ["group_size=2"])
-    told = "line 2: es_manager.train.group_size: found 4, but group_size means the same, and is 2: give one of them"
-    assert str(caught.value) == f"config.yaml, {told} (group_size is from override 'group_size')"
+    reported = "line 2: es_manager.train.group_size: found 4, but group_size means the same, and is 2: give one of them"
+    assert str(caught.value) == f"config.yaml, {reported} (group_size is from override 'group_size')"
 
 
 def test_native_configurations_know_none_of_these_keys() -> None:

@@ -89,7 +89,7 @@ def test_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "reported"),
     [
         ("rows.jsonl", '{"name": "a"}\n\n{"size": 1}\n', ["line 3", "name"]),
         ("rows.jsonl", '{"name": "a"}\n{"name": 1}\n', ["line 2", "$.name"]),
@@ -109,16 +109,18 @@ def test_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
         ("rows.jsonl", '{"name": "a"}\n{"other": ' + "[" * 100_000 + "]" * 100_000 + "}\n", ["line 2", "recursion"]),
     ],
 )
-def test_errors_name_the_env_the_file_and_the_place(tmp_path: Path, name: str, content: str, told: list[str]) -> None:
+def test_errors_name_the_env_the_file_and_the_place(
+    tmp_path: Path, name: str, content: str, reported: list[str]
+) -> None:
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(UsageError) as caught:
         load(path)
-    for part in ["tried", str(path), *told]:
+    for part in ["tried", str(path), *reported]:
         assert part in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"name": "\xff\xfe"}\n')
     with pytest.raises(UsageError, match="line 1"):
@@ -133,7 +135,7 @@ def test_error_in_a_parquet_row_names_it(tmp_path: Path) -> None:
         load(write(tmp_path / "other.parquet", [{"size": 1}]))
 
 
-def test_missing_file_and_directory_are_told(tmp_path: Path) -> None:
+def test_missing_file_and_directory_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tried: data_path='.*none\.json' cannot be read: No such file"):
         load(tmp_path / "none.json")
     (tmp_path / "directory.json").mkdir()
@@ -142,7 +144,7 @@ def test_missing_file_and_directory_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_pipe_is_told_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
+def test_pipe_is_reported_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
     os.mkfifo(tmp_path / f"pipe{suffix}")
     with pytest.raises(UsageError, match=r"tried: data_path='.*pipe.*' is not a regular file"):
         load(tmp_path / f"pipe{suffix}")
@@ -151,7 +153,7 @@ def test_pipe_is_told_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     "path", ["~nobody-of-this-name/x.json", "a\0b.json", "\ud800.json", "x" * 5_000 + ".json", "rows.json/x.json"]
 )
-def test_path_that_cannot_be_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_path_that_cannot_be_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "rows.json", TWENTY)
     with pytest.raises(UsageError) as caught:
@@ -159,7 +161,7 @@ def test_path_that_cannot_be_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert str(caught.value).startswith(f"tried: data_path={path!r} cannot be read: ")
 
 
-def test_text_in_parquet_that_is_none_is_told(tmp_path: Path) -> None:
+def test_text_in_parquet_that_is_none_is_reported(tmp_path: Path) -> None:
     names = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
     path = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pa.table({"name": names}), path)
@@ -167,7 +169,7 @@ def test_text_in_parquet_that_is_none_is_told(tmp_path: Path) -> None:
         load(path)
 
 
-def test_too_few_rows_for_a_split_are_told(tmp_path: Path) -> None:
+def test_too_few_rows_for_a_split_are_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.json", [*TWENTY[:8], *TWENTY[:8]])
     assert len(load(path).items) == 16
     with pytest.raises(UsageError, match=r"too few different rows for split='val'.* from number 9 on"):
@@ -189,6 +191,6 @@ def test_row_is_the_task_or_drawn_by_the_seed() -> None:
 
 
 @pytest.mark.parametrize("task", [5, -1, True, "3", 2.0, {"row": 1}])
-def test_wrong_row_is_told(task: Any) -> None:
+def test_wrong_row_is_reported(task: Any) -> None:
     with pytest.raises(UsageError, match=r"tried: task=.* split='val' has 0 to 4"):
         choose_row("tried", 5, "val", 0, task)

@@ -98,8 +98,8 @@ def test_contributing_has_the_layers_of_pyproject() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [set(re.split(r" *[|:] *", layer)) for layer in contracts[0]["layers"]]
     rows = re.findall(r"^\| \d+ \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    told = [set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", row))) for row in rows]
-    assert told == layers
+    reported = [set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", row))) for row in rows]
+    assert reported == layers
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])

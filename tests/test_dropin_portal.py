@@ -211,6 +211,7 @@ def test_what_was_never_closed_is_gone_at_exit(mark: str, how: str, code: int) -
     told = {"return": "", "raise": "a user's mistake", "thread": "was closed meanwhile"}[how]
     assert told in err
     assert told or not err
+    assert "did_not_end" not in err
 
 
 def test_ctrl_c_in_a_terminal_cancels_the_call_and_the_program_can_go_on(mark: str) -> None:  # noqa: F811

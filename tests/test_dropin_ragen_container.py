@@ -138,7 +138,7 @@ async def test_the_same_calls_are_coroutines() -> None:
         ({"group_n": "2"}, "group_n='2'"),
     ],
 )
-def test_wrong_arguments_are_told(wrong: dict[str, Any], told: str) -> None:
+def test_wrong_arguments_are_reported(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         MultiProcessEnvironmentContainer(**{"env_type": "sokoban", "env_num": 1, **wrong})
 

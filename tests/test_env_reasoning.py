@@ -181,7 +181,7 @@ def test_dataset_that_depends_on_hashes_is_refused(monkeypatch: pytest.MonkeyPat
     assert started("ransom_note").question
 
 
-def test_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'asyncrollout\[reasoning-gym\]'"):
         ReasoningGym(dataset="lcm", min_numbers=2)

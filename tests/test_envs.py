@@ -123,14 +123,14 @@ async def test_different_seeds_differ(form: tuple[str, Mapping[str, Any]]) -> No
         assert len({(await env.reset(seed=seed)).observation.text for seed in range(20)}) > 1
 
 
-async def test_history_of_actions_is_told_and_bounded(form: tuple[str, Mapping[str, Any]]) -> None:
+async def test_history_of_actions_is_reported_and_bounded(form: tuple[str, Mapping[str, Any]]) -> None:
     name, kwargs = form
     async with EnvPool(backend="inline") as pool:
         outcomes = await play_expert(pool, name, 3, action_history=2, max_actions_per_turn=1, **kwargs)
         plain = await play_expert(pool, name, 3, max_actions_per_turn=1, **kwargs)
     assert "Your last actions" not in outcomes[0].observation.text
-    for at, (told, without) in enumerate(zip(outcomes[1:], plain[1:], strict=True), start=1):
-        before, _, history = told.observation.text.rpartition("\nYour last actions: ")
+    for at, (reported, without) in enumerate(zip(outcomes[1:], plain[1:], strict=True), start=1):
+        before, _, history = reported.observation.text.rpartition("\nYour last actions: ")
         assert before == without.observation.text
         assert history
         if name in ("sokoban", "frozen_lake"):

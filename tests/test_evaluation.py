@@ -1,4 +1,4 @@
-"""Evaluations from the command line: who plays what where, what is filmed, what fails, and how it is told."""
+"""Evaluations from the command line: who plays what where, what is recorded, what fails, and how it is reported."""
 
 import json
 import math
@@ -67,7 +67,7 @@ def records(out: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return sorted(episodes, key=lambda one: (one["env"], one["episode"])), ended
 
 
-def test_each_env_is_filmed_where_it_was_put_and_nowhere_else(evaluate: Any) -> None:
+def test_each_env_is_recorded_where_it_was_put_and_nowhere_else(evaluate: Any) -> None:
     code, _, _ = evaluate(
         *PAINTER, *ACTING, "env.eval.total_num_envs=3", "env.eval.episodes=2", "cluster.component_placement.env=4-5"
     )
@@ -85,7 +85,7 @@ def test_each_env_is_filmed_where_it_was_put_and_nowhere_else(evaluate: Any) -> 
         assert painted(VIDEOS / name) == [(gpu, seed, step) for step in range(4)]
 
 
-def test_what_is_told_to_programs(evaluate: Any) -> None:
+def test_what_is_reported_to_programs(evaluate: Any) -> None:
     code, out, _ = evaluate(*PAINTER, *ACTING, "env.eval.total_num_envs=2", "--json")
     episodes, ended = records(out)
     assert code == 0
@@ -114,7 +114,7 @@ def test_what_is_told_to_programs(evaluate: Any) -> None:
     assert ended["videos"] == 2
 
 
-def test_what_is_told_to_people(evaluate: Any) -> None:
+def test_what_is_reported_to_people(evaluate: Any) -> None:
     code, out, _ = evaluate("env.eval.total_num_envs=2", "env.eval.tasks=[bring_cup, set_table]")
     assert code == 0
     assert "household: 2 envs in 1 process (GPU 0), videos in logs/behavior_eval/video/eval" in out
@@ -147,7 +147,7 @@ def test_an_env_that_needs_its_own_process_has_one(evaluate: Any) -> None:
     assert [painted(VIDEOS / one["video"])[-1] for one in episodes] == [(6, seed, 3) for seed in range(3)]
 
 
-def test_failures_are_told_and_the_others_go_on(evaluate: Any) -> None:
+def test_failures_are_reported_and_the_others_continue(evaluate: Any) -> None:
     kwargs = "env.eval.env_kwargs={crash_at: 1, fails_at: 2}"
     placed = "cluster.component_placement.env=0-3"
     code, out, err = evaluate(*PAINTER, *ACTING, kwargs, placed, "env.eval.total_num_envs=4")
@@ -157,8 +157,8 @@ def test_failures_are_told_and_the_others_go_on(evaluate: Any) -> None:
     assert "EnvCrashed" in " ".join(rows["rank1_gpu1_env0"])
     assert "this one cannot" in out
     assert "2 of 4 episodes failed and are not counted" in err
-    films = [painted(VIDEOS / f"behavior_video_rank{at}_gpu{at}_env0.mp4") for at in (0, 3)]
-    assert films == [[(at, at, step) for step in range(4)] for at in (0, 3)]
+    videos = [painted(VIDEOS / f"behavior_video_rank{at}_gpu{at}_env0.mp4") for at in (0, 3)]
+    assert videos == [[(at, at, step) for step in range(4)] for at in (0, 3)]
 
 
 def test_if_all_fail_so_does_the_command(evaluate: Any) -> None:
@@ -206,7 +206,7 @@ def test_text_envs_without_a_limit_of_that_name_are_limited_from_outside(evaluat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["env.eval.total_num_env=4"], "did you mean 'env.eval.total_num_envs'?"),
         (["env.eval.env_type=behaviour"], "did you mean 'behavior'?"),
@@ -232,16 +232,16 @@ def test_text_envs_without_a_limit_of_that_name_are_limited_from_outside(evaluat
         ([f"env.eval.env_type={ENVS}:Painter"], "allow it with --allow-import"),
     ],
 )
-def test_mistakes_are_told(evaluate: Any, arguments: list[str], told: str) -> None:
+def test_mistakes_are_reported(evaluate: Any, arguments: list[str], message: str) -> None:
     code, _, err = evaluate(*arguments)
-    assert told in err
+    assert message in err
     assert code == 2
     assert not list(VIDEOS.glob("*.mp4"))
 
 
-def test_a_missing_file_is_told(evaluate: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_reported(evaluate: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "nowhere.yaml"]) == 2
-    assert "nowhere.yaml: there is no such file" in capfd.readouterr().err
+    assert "nowhere.yaml: no such file" in capfd.readouterr().err
 
 
 def test_where_no_video_can_be_written(evaluate: Any) -> None:
@@ -251,7 +251,7 @@ def test_where_no_video_can_be_written(evaluate: Any) -> None:
     assert "cannot record videos in" in err
 
 
-def test_an_env_without_pictures_has_no_video_and_that_is_told(evaluate: Any) -> None:
+def test_an_env_without_pictures_has_no_video_and_that_is_reported(evaluate: Any) -> None:
     code, out, err = evaluate("env.eval.env_type=countdown", "env.eval.total_num_envs=2")
     assert code == 0
     assert "Videos: none" in out
@@ -306,11 +306,11 @@ def test_a_policy_of_ones_own_sees_its_gpus_and_the_envs_see_theirs(
 
 
 def test_names_frames_and_pace_are_as_configured(evaluate: Any) -> None:
-    video = "env.eval.video_cfg={video_base_dir: films, prefix: kitchen, fps: 4, info_on_video: true}"
+    video = "env.eval.video_cfg={video_base_dir: videos, prefix: kitchen, fps: 4, info_on_video: true}"
     evaluate(video, "env.eval.max_episode_steps=1", "env.eval.resolution=low")
-    (film,) = Path("films").iterdir()
-    assert film.name == "kitchen_rank0_gpu0_env0.mp4"
-    assert decode(film).shape == (2, 256 + 16, 384, 3)
+    (file,) = Path("videos").iterdir()
+    assert file.name == "kitchen_rank0_gpu0_env0.mp4"
+    assert decode(file).shape == (2, 256 + 16, 384, 3)
 
 
 async def test_a_slow_env_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,15 +360,15 @@ def test_ctrl_c_leaves_videos_that_play(tmp_path: Path) -> None:
     (tmp_path / "eval.yaml").write_text("env.eval.total_num_envs: 2")
     with launched(tmp_path, "eval", "eval.yaml", "--policy", f"{ENVS}:Halting", "--allow-import") as process:
         assert process.stdout is not None
-        told = 0
-        while told < 2:
-            told += process.stdout.readline() == "halted\n"
+        message = 0
+        while message < 2:
+            message += process.stdout.readline() == "halted\n"
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert "stopped after 0 of 2 episodes" in out
     assert names(tmp_path / VIDEOS) == [f"behavior_video_rank0_gpu0_env{at}.mp4" for at in range(2)]
-    assert all(is_whole(film) and len(decode(film)) == 7 for film in (tmp_path / VIDEOS).iterdir())
+    assert all(is_whole(video) and len(decode(video)) == 7 for video in (tmp_path / VIDEOS).iterdir())
 
 
 def test_the_example_is_read() -> None:
@@ -382,13 +382,13 @@ def test_the_example_is_read() -> None:
 
 
 def test_every_key_is_documented() -> None:
-    told = (Path(__file__).parent.parent / "docs/migrating/rlinf.md").read_text()
+    message = (Path(__file__).parent.parent / "docs/migrating/rlinf.md").read_text()
     for kind, path in ((Eval, "env.eval"), (VideoCfg, "env.eval.video_cfg")):
         for name in kind.__struct_fields__:
-            assert name == "video_cfg" or f"`{path}.{name}`" in told or f"`{name}`" in told, (
+            assert name == "video_cfg" or f"`{path}.{name}`" in message or f"`{name}`" in message, (
                 f"docs/migrating/rlinf.md lacks {path}.{name}"
             )
-    assert f"`{VIDEO_DIRECTORY}`" in told
+    assert f"`{VIDEO_DIRECTORY}`" in message
 
 
 @pytest.mark.parametrize("most", [1, 4])

@@ -19,19 +19,19 @@ def test_custom_env_keeps_the_contract_and_to_40_lines() -> None:
 
 
 def test_gallery_shows_every_env_that_renders(tmp_path: Path) -> None:
-    told = run("gallery.py", str(tmp_path / "sheet.png"))
-    assert "sokoban : 12 pictures" in told
-    assert "household : " in told
-    assert "webshop : renders no pictures" in told
+    reported = run("gallery.py", str(tmp_path / "sheet.png"))
+    assert "sokoban : 12 pictures" in reported
+    assert "household : " in reported
+    assert "webshop : renders no pictures" in reported
     png = (tmp_path / "sheet.png").read_bytes()
     width, height = struct.unpack(">II", png[16:24])
-    rows = told.count(" pictures\n") - told.count("renders no pictures")
+    rows = reported.count(" pictures\n") - reported.count("renders no pictures")
     assert (width - 8) // 200 == 8
     assert (height - 8) // 200 == rows == 7
 
 
 def test_service_example_plays_in_this_process_and_over_http() -> None:
-    told = run("service_example.py")
-    assert told.count("env_0: reward +0.1, 8 pictures") == 2
-    assert told.count("nobody: Environment nobody not found") == 2
-    assert told.count("a pool there: reward ") == 2
+    reported = run("service_example.py")
+    assert reported.count("env_0: reward +0.1, 8 pictures") == 2
+    assert reported.count("nobody: Environment nobody not found") == 2
+    assert reported.count("a pool there: reward ") == 2

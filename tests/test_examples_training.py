@@ -39,12 +39,12 @@ def test_mean_reward_rises(
         sys, "argv", [*command, "--seed", "0", "--steps", str(steps), "--run-dir", str(tmp_path / "run")]
     )
     importlib.import_module(command[0]).main()
-    told = capsys.readouterr().out
-    rewards = [float(reward) for reward in re.findall(r"reward +(-?[0-9.]+)  kept +[0-9]+%", told)]
+    printed = capsys.readouterr().out
+    rewards = [float(reward) for reward in re.findall(r"reward +(-?[0-9.]+)  kept +[0-9]+%", printed)]
     assert len(rewards) == steps
     first, _, last = np.reshape(rewards, (3, -1)).mean(axis=1)
     assert last - first > least_gain
-    gain = re.search(rf"mean reward: (\S+) in the first {steps // 4} steps, (\S+) in the last", told)
+    gain = re.search(rf"mean reward: (\S+) in the first {steps // 4} steps, (\S+) in the last", printed)
     assert gain is not None
     assert float(gain[2]) > float(gain[1])
     assert (tmp_path / "run" / "journal.jsonl").exists()

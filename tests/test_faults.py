@@ -326,8 +326,8 @@ async def test_an_env_that_always_kills_its_worker_fails_alone() -> None:
                 assert type(error) is EnvCrashed
                 assert (error.env, error.seed, error.turn) == ("faulty", 70 + number, 2)
                 assert error.worker in (0, 1)
-                for told in ("'faulty'", f"seed {70 + number}", "turn 2", cause):
-                    assert told in str(error)
+                for begun in ("'faulty'", f"seed {70 + number}", "turn 2", cause):
+                    assert begun in str(error)
                 deaths = 5 if cause == "SIGKILL" else 2
                 await until(lambda wanted=restarts + deaths: pool.stats().restarts == wanted)  # type: ignore[misc]
                 if cause == "SIGSEGV":
@@ -362,7 +362,7 @@ async def test_a_hundred_envs_that_always_kill_their_worker_fail_alone() -> None
         await until(lambda: pool.stats().restarts == deaths)
 
 
-async def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+async def test_a_signal_without_a_name_is_reported_by_its_number() -> None:
     number = signal.SIGRTMIN + 6
     async with EnvPool(workers=1) as pool, pool.open(FAULTY) as env:
         await env.reset(seed=5)
@@ -372,8 +372,8 @@ async def test_a_signal_without_a_name_is_told_by_its_number() -> None:
         await check_sound(env)
 
 
-async def step_held(env: EnvHandle, told: Path, gate: Path) -> Outcome:
-    return await env.step(["tell", str(told), "wait", str(gate)])
+async def step_held(env: EnvHandle, begun: Path, gate: Path) -> Outcome:
+    return await env.step(["tell", str(begun), "wait", str(gate)])
 
 
 @uvloop_only
@@ -408,21 +408,21 @@ async def _open_gate_after(pool: EnvPool, restarts: int, gate: Path) -> None:
 
 @uvloop_only
 async def test_an_io_env_is_not_blamed_for_two_deaths_of_other_causes(tmp_path: Path) -> None:
-    told, gate = tmp_path / "told", tmp_path / "gate"
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
     async with EnvPool(workers=1) as pool:
         innocent = await open_reset(pool, FAULTY_IO, 5)
         crashers = [await open_reset(pool, FAULTY_IO, seed) for seed in (6, 7)]
         outcomes: list[Outcome] = []
 
         async def hold() -> None:
-            outcomes.append(await step_held(innocent, told, gate))
+            outcomes.append(await step_held(innocent, begun, gate))
 
         with anyio.fail_after(LIMIT):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(hold)
                 for number, crasher in enumerate(crashers):
-                    await until(told.exists)
-                    told.unlink()
+                    await until(begun.exists)
+                    begun.unlink()
                     tasks.start_soon(crasher.step, ["once", str(tmp_path / f"crash {number}"), "exit", 3])
                     await until(lambda number=number: pool.stats().restarts > number)  # type: ignore[misc]
                 gate.touch()
@@ -548,8 +548,8 @@ async def test_a_close_that_hangs_after_a_cancelled_step_does_not_hold_up_the_wo
         neighbour = await open_reset(pool, FAULTY, 3)
         hanging = await open_reset(pool, spec, 4, close=["block"])
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(step_held, hanging, tmp_path / "told", tmp_path / "gate")
-            await until((tmp_path / "told").exists)
+            tasks.start_soon(step_held, hanging, tmp_path / "begun", tmp_path / "gate")
+            await until((tmp_path / "begun").exists)
             tasks.cancel_scope.cancel()
         await hanging.close()
         (tmp_path / "gate").touch()
@@ -636,7 +636,7 @@ async def test_a_hoarder_fails_and_its_neighbours_are_restored() -> None:
 
 
 @uvloop_only
-async def test_an_io_hoarder_is_told_from_envs_that_wait(tmp_path: Path) -> None:
+async def test_an_io_hoarder_is_distinguished_from_envs_that_wait(tmp_path: Path) -> None:
     """The one that waits longest is not the one to blame."""
     gate = tmp_path / "gate"
     async with EnvPool(workers=1, memory_limit=300 << 20) as pool:
@@ -817,10 +817,10 @@ async def test_crashes_of_one_episode_are_bounded(tmp_path: Path) -> None:
 # Deaths at awkward moments
 
 
-async def kill_where_told(told: Path) -> None:
+async def kill_where_told(begun: Path) -> None:
     """Kill the worker that says where it is."""
-    await until(lambda: told.exists() and told.read_text())
-    os.kill(int(told.read_text()), signal.SIGKILL)
+    await until(lambda: begun.exists() and begun.read_text())
+    os.kill(int(begun.read_text()), signal.SIGKILL)
 
 
 @uvloop_only
@@ -940,8 +940,8 @@ async def test_a_reply_that_nobody_awaits_any_more_harms_nobody(tmp_path: Path) 
         env = await open_reset(pool, FAULTY_PICTURE, 4)
         await env.step(1)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(step_held, env, tmp_path / "told", tmp_path / "gate")
-            await until((tmp_path / "told").exists)
+            tasks.start_soon(step_held, env, tmp_path / "begun", tmp_path / "gate")
+            await until((tmp_path / "begun").exists)
             tasks.cancel_scope.cancel()
         await env.close()
         (tmp_path / "gate").touch()
@@ -973,13 +973,13 @@ async def test_a_reply_of_an_env_that_was_moved_away_harms_nobody() -> None:
 @uvloop_only
 @pytest.mark.parametrize("runs", ["cpu", "io"])
 async def test_an_env_reset_after_a_cancelled_step_has_no_memory_of_it(runs: Any, tmp_path: Path) -> None:
-    told, gate = tmp_path / "told", tmp_path / "gate"
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
     spec = replace(FAULTY, runs=runs)
     async with EnvPool(workers=1) as pool:
         env = await open_reset(pool, spec, 4)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(step_held, env, told, gate)
-            await until(told.exists)
+            tasks.start_soon(step_held, env, begun, gate)
+            await until(begun.exists)
             tasks.cancel_scope.cancel()
         ready = anyio.Event()
         transcript: Transcript = []
@@ -1009,11 +1009,11 @@ async def test_an_io_env_that_fails_often_is_there_after_each_reset() -> None:
 
 
 async def test_a_cancelled_open_leaves_no_env(tmp_path: Path) -> None:
-    told, gate = tmp_path / "told", tmp_path / "gate"
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
     async with EnvPool(workers=1) as pool:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(pool.open(FAULTY, build=["tell", str(told), "wait", str(gate)]).__aenter__)
-            await until(told.exists)
+            tasks.start_soon(pool.open(FAULTY, build=["tell", str(begun), "wait", str(gate)]).__aenter__)
+            await until(begun.exists)
             tasks.cancel_scope.cancel()
         gate.touch()
         assert pool.stats().envs == 0
@@ -1060,8 +1060,8 @@ async def test_a_pool_whose_cancelled_step_hangs_still_ends(tmp_path: Path, mark
         async with EnvPool(workers=2) as pool:
             env = await open_reset(pool, FAULTY)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(env.step, ["tell", str(tmp_path / "told"), "spin"])
-                await until((tmp_path / "told").exists)
+                tasks.start_soon(env.step, ["tell", str(tmp_path / "begun"), "spin"])
+                await until((tmp_path / "begun").exists)
                 tasks.cancel_scope.cancel()
     assert not marked(mark)
 
@@ -1074,7 +1074,7 @@ async def test_an_error_of_the_body_passes_as_it_is(mark: str) -> None:
     assert not marked(mark)
 
 
-async def test_who_still_waits_when_the_pool_ends_is_told(tmp_path: Path) -> None:
+async def test_who_still_waits_when_the_pool_ends_is_reported(tmp_path: Path) -> None:
     """In a call, for a worker that is being replaced, and for the end of a quarantine."""
     errors: list[RolloutError] = []
 
@@ -1085,8 +1085,8 @@ async def test_who_still_waits_when_the_pool_ends_is_told(tmp_path: Path) -> Non
         async with EnvPool(workers=1) as pool:
             held = await open_reset(pool, FAULTY_IO)
             other = await open_reset(pool, COUNTER)
-            tasks.start_soon(expect, held.step, ["tell", str(tmp_path / "told"), "block"])
-            await until((tmp_path / "told").exists)
+            tasks.start_soon(expect, held.step, ["tell", str(tmp_path / "begun"), "block"])
+            await until((tmp_path / "begun").exists)
         async with EnvPool(workers=1) as pool:
             other = await open_reset(pool, COUNTER)
             os.kill(pids(pool)[0], signal.SIGKILL)

@@ -250,9 +250,9 @@ def test_a_reward_that_is_no_number_names_the_group() -> None:
 def test_success_between() -> None:
     judge = success_between(0.25, 0.75)
 
-    def verdict(*told: bool | None, failed: int = 0) -> Verdict:
+    def verdict(*reported: bool | None, failed: int = 0) -> Verdict:
         losses = [member(0.0, success=False, failed=True)] * failed
-        return judge(Group("g", [*(member(0.0, success=success) for success in told), *losses]))
+        return judge(Group("g", [*(member(0.0, success=success) for success in reported), *losses]))
 
     assert verdict(True, False).keep
     assert verdict(True, False, False, False).keep  # the bounds are included
@@ -266,10 +266,10 @@ def test_success_between() -> None:
 
 
 def test_member_that_was_cut_off_without_a_report_is_no_success() -> None:
-    told = member(1.0, success=True)
+    reported = member(1.0, success=True)
     cut = [member(0.5, success=None, stop=StopReason.TURNS) for _ in range(3)]
-    assert success_between(0.0, 0.5)(Group("g", [told, *cut])).keep
-    assert success_between(0.5, 1.0)(Group("g", [told, *cut])).reason == "success_rate_low"
+    assert success_between(0.0, 0.5)(Group("g", [reported, *cut])).keep
+    assert success_between(0.5, 1.0)(Group("g", [reported, *cut])).reason == "success_rate_low"
     assert success_between(0.0, 1.0)(Group("g", cut)).reason == "success_unknown"
 
 
@@ -344,14 +344,14 @@ def test_any_callable_can_be_a_batch_filter() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ranked("topk", 1), "strategy='topk' is not one of 'top_p', .*: did you mean 'top_k'"),  # type: ignore[arg-type]
+        (lambda: ranked("topk", 1), "strategy='topk' is not valid: did you mean 'top_k'"),  # type: ignore[arg-type]
         (lambda: ranked("top_k", 1, metric="variance"), "metric='variance' .*: did you mean 'reward_variance'"),  # type: ignore[arg-type]
         (lambda: ranked("top_k", -1), "value=-1 must be a finite number, at least 0"),
         (lambda: ranked("min_p", math.nan), "value=nan"),
         (lambda: ranked("top_p", 0.5, selection_eps=-1), "selection_eps=-1"),
         (lambda: top_std(1.5), "ratio=1.5 must be a finite number, from 0 to 1"),
         (lambda: select([[0.0], [math.inf]], "top_k", 1), r"rewards_of_groups\[1\]\[0\] is inf"),
-        (lambda: reward_varies(singleton="zero"), "singleton='zero' is not one of 'drop', 'keep'"),  # type: ignore[call-overload]
+        (lambda: reward_varies(singleton="zero"), "singleton='zero' is not valid; available: drop, keep"),  # type: ignore[call-overload]
         (lambda: success_between(0.5, 0.4), "high=0.4 must be a finite number, from 0.5 to 1"),
         (lambda: success_between(-0.5, 0.4), "low=-0.5"),
         (lambda: min_valid(0), "k=0 must be a finite number, at least 1"),

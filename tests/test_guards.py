@@ -19,7 +19,11 @@ import psutil
 import pytest
 
 from asyncrollout import EnvPool, EnvSpec, EnvTimeout, PoolError
+from asyncrollout.pool.hosts import PoolLimits
 from asyncrollout.pool.process.supervisor import Supervisor
+from asyncrollout.pool.process.watchdog import WatchContext
+from asyncrollout.pool.process.worker_host import WorkerHost
+from asyncrollout.pool.wire.codec import frame
 from tests.scripts.processes import (
     LIMIT,
     MARK,
@@ -106,14 +110,14 @@ async def test_an_interrupt_of_a_worker_changes_nothing(runs: Any, tmp_path: Pat
             for _ in range(3):
                 send(pid, signal.SIGINT)
             seen.append((await env.step(1)).observation)
-            told, gate = tmp_path / f"told {send}", tmp_path / f"gate {send}"
+            begun, gate = tmp_path / f"begun {send}", tmp_path / f"gate {send}"
             async with anyio.create_task_group() as tasks:
 
-                async def step(told: Path = told, gate: Path = gate) -> None:
-                    seen.append((await env.step(["tell", str(told), "wait", str(gate)])).observation)
+                async def step(begun: Path = begun, gate: Path = gate) -> None:
+                    seen.append((await env.step(["tell", str(begun), "wait", str(gate)])).observation)
 
                 tasks.start_soon(step)
-                await until(told.exists)
+                await until(begun.exists)
                 for _ in range(3):
                     send(pid, signal.SIGINT)
                 gate.touch()
@@ -128,7 +132,7 @@ def test_ctrl_c_ends_a_script_with_its_workers(tmp_path: Path, mark: str) -> Non
     """On both loops at the same time, because each waits for a worker that never ends."""
     with ExitStack() as scripts:
         started = [scripts.enter_context(running("spinning.py", loop, str(tmp_path))) for loop in ("asyncio", "uvloop")]
-        told = [json.loads(read_line(process)) for process in started]
+        begun = [json.loads(read_line(process)) for process in started]
         for process in started:
             os.killpg(process.pid, signal.SIGINT)
         for process in started:
@@ -136,7 +140,7 @@ def test_ctrl_c_ends_a_script_with_its_workers(tmp_path: Path, mark: str) -> Non
             assert process.returncode != 0, process.args
             assert "KeyboardInterrupt" in err, process.args
     assert wait_until(lambda: not marked(mark))
-    assert not [path for one in told for path in one["directories"] if Path(path).exists()]
+    assert not [path for one in begun for path in one["directories"] if Path(path).exists()]
 
 
 # Standard streams
@@ -182,8 +186,8 @@ async def test_a_deadline_fires_though_a_worker_spins(tmp_path: Path, mark: str)
         async with EnvPool(workers=1) as pool, anyio.create_task_group() as tasks:
             env = await pool.open(FAULTY)
             await env.reset(seed=1)
-            tasks.start_soon(env.step, ["tell", str(tmp_path / "told"), "spin"])
-            await until((tmp_path / "told").exists)
+            tasks.start_soon(env.step, ["tell", str(tmp_path / "begun"), "spin"])
+            await until((tmp_path / "begun").exists)
             scope.cancel()
     assert scope.cancelled_caught
     assert not marked(mark)
@@ -223,14 +227,14 @@ async def test_children_of_an_env_die_with_the_pool(tmp_path: Path, mark: str) -
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_killed_parent(loop: str, number: signal.Signals, tmp_path: Path, mark: str) -> None:
     with running("spinning.py", loop, str(tmp_path)) as process:
-        told = json.loads(read_line(process))
-        assert wait_until(lambda: {*told["workers"], told["child"], process.pid} <= marked(mark))
-        assert all(Path(path).exists() for path in told["directories"])
-        assert told["directories"]
+        begun = json.loads(read_line(process))
+        assert wait_until(lambda: {*begun["workers"], begun["child"], process.pid} <= marked(mark))
+        assert all(Path(path).exists() for path in begun["directories"])
+        assert begun["directories"]
         process.send_signal(number)
         process.wait(LIMIT)
         assert wait_until(lambda: not marked(mark)), marked(mark)
-        assert wait_until(lambda: not any(Path(path).exists() for path in told["directories"]))
+        assert wait_until(lambda: not any(Path(path).exists() for path in begun["directories"]))
 
 
 # Starts
@@ -301,6 +305,61 @@ async def test_cancelling_while_workers_are_held_up_in_their_start_leaves_nothin
                 await anyio.sleep_forever()
     assert scope.cancelled_caught
     await check_gone(mark)
+
+
+@contextmanager
+def process_of_its_own() -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("has_successor", [False, True])
+async def test_the_late_hello_of_a_worker_that_was_given_up_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_successor: bool
+) -> None:
+    connected = anyio.Event()
+    connection_made = WorkerHost.connection_made
+
+    def note(host: WorkerHost, transport: Any) -> None:
+        connection_made(host, transport)
+        connected.set()
+
+    monkeypatch.setattr(WorkerHost, "connection_made", note)
+    supervisor = Supervisor(
+        0,
+        tmp_path,
+        limits=PoolLimits(1.0, 1.0),
+        environ={},
+        log_dir=None,
+        send_snapshots=False,
+        watch=WatchContext(),
+        on_change=lambda: None,
+        on_idle=lambda: None,
+    )
+    given_up = supervisor._prepare(tmp_path / "1")
+    supervisor._server = await supervisor._listen(given_up)
+    with process_of_its_own() as worker:
+        async with await anyio.connect_unix(given_up.directory / "socket") as socket:
+            await connected.wait()
+            supervisor._server.close()
+            supervisor._server = None
+            assert not supervisor._on_exit("")
+            if has_successor:
+                supervisor._server = await supervisor._listen(supervisor._prepare(tmp_path / "2"))
+            await socket.send(frame([given_up.token, worker.pid]))
+            with anyio.fail_after(LIMIT), pytest.raises(anyio.EndOfStream):
+                await socket.receive()
+        assert supervisor.failure is None
+        assert supervisor.host is None
+        assert worker.poll() is None
+        if has_successor:
+            async with await anyio.connect_unix(tmp_path / "2" / "socket"):
+                assert supervisor._server is not None
+            supervisor._server.close()
 
 
 @uvloop_only
@@ -405,9 +464,9 @@ def test_the_cause_of_a_death_is_known(hidden: bool, tmp_path: Path, mark: str) 
     code = "import sys; sys.modules['sniffio'] = None" if hidden else ""
     ended = run("crashing.py", pythonpath=spoil_starts(tmp_path, code))
     assert ended.returncode == 0, ended.stderr
-    beside, _, told = ended.stdout.splitlines()[-1].partition(": ")
+    beside, _, begun = ended.stdout.splitlines()[-1].partition(": ")
     assert beside == ("without sniffio" if hidden else "beside sniffio")
-    assert "exit code 3" in told
+    assert "exit code 3" in begun
 
 
 # Mapped files

@@ -79,12 +79,12 @@ async def test_forked_child_does_not_answer_in_the_name_of_its_worker() -> None:
 
 async def test_closed_during_a_step_stays_closed(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
-    told: list[Exception] = []
+    reported: list[Exception] = []
 
     async def step(env: EnvHandle) -> None:
         with pytest.raises(ClosedError) as caught:
             await env.step("wait")
-        told.append(caught.value)
+        reported.append(caught.value)
 
     with anyio.fail_after(PATIENCE):
         async with EnvPool(workers=1) as pool, anyio.create_task_group() as tasks:
@@ -96,7 +96,7 @@ async def test_closed_during_a_step_stays_closed(tmp_path: Path) -> None:
                 await env.step(2)
             await env.close()
             await gate.open()
-    assert len(told) == 1
+    assert len(reported) == 1
     with pytest.raises(ClosedError):
         await env.step(1)
 
@@ -201,7 +201,7 @@ async def test_env_without_chance_never_hears_of_members(options: dict[str, Any]
         assert (await env.reset(seed=1, member=3, task="x")).observation == {"task": "x"}
 
 
-async def test_wrong_member_is_told(options: dict[str, Any]) -> None:
+async def test_wrong_member_is_reported(options: dict[str, Any]) -> None:
     async with EnvPool(**options) as pool, pool.open(DICE) as env:
         with pytest.raises(UsageError, match="env 'dice': member must be a whole number from 0, not -1"):
             await env.reset(seed=1, member=-1)

@@ -163,7 +163,7 @@ def test_end_by_itself_is_no_truncation() -> None:
     assert (terminated, truncated) == (True, False)
 
 
-def test_what_was_played_of_a_reply_is_told() -> None:
+def test_what_was_played_of_a_reply_is_reported() -> None:
     env = started(max_actions_per_traj=3)
     assert run_now(env.step("add 1 || add 2"))[4]["actions"] == [1, 2]
     assert run_now(env.step("add 3 || add 4"))[4]["actions"] == [3]
@@ -196,16 +196,16 @@ def test_separator_reaches_the_interface() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         (EnvSpec(name="x", factory=dict), "dict has no reset() method"),
         (EnvSpec(name="x", factory="tests.envs.tiny:AsyncCounter"), "register its class with runs='io'"),
     ],
 )
-def test_what_is_no_env_is_told_when_made(spec: EnvSpec, told: str) -> None:
+def test_what_is_no_env_is_reported_when_made(spec: EnvSpec, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         hosted(spec)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 class Spaced(Counter):
@@ -222,7 +222,7 @@ class Spaced(Counter):
 
 
 @pytest.mark.parametrize("action", ["x", b"x", None, [9]])
-def test_bad_action_is_told_with_the_space(action: Any) -> None:
+def test_bad_action_is_reported_with_the_space(action: Any) -> None:
     env = hosted(EnvSpec(name="x", factory=Spaced), text=False)
     run_now(env.reset(1, None))
     with pytest.raises((ValueError, TypeError)) as caught:
@@ -239,13 +239,13 @@ def test_call_reaches_interface_env_and_attributes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("method", "message"),
     [("_show", "'_show' is private"), ("__class__", "is private"), ("ad", "offers no 'ad': did you mean 'add'")],
 )
-def test_call_refuses(method: str, told: str) -> None:
+def test_call_refuses(method: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         run_now(started().call(RecordedCall(method)))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_replay_brings_a_new_env_to_the_same_state() -> None:
@@ -263,7 +263,7 @@ def test_replay_brings_a_new_env_to_the_same_state() -> None:
     assert outcome_digest(run_now(twin.step("add 3"))) == outcome_digest(run_now(env.step("add 3")))
 
 
-def test_replay_that_differs_is_told() -> None:
+def test_replay_that_differs_is_reported() -> None:
     env = hosted(EnvSpec(name="x", factory=Nondeterministic), text=False)
     reset = run_now(env.reset(7, None))
     digests: list[int | None] = [outcome_digest(reset), outcome_digest(run_now(env.step(1)))]
@@ -272,7 +272,7 @@ def test_replay_that_differs_is_told() -> None:
         run_now(replay(hosted(env.opening.spec, text=False), past([1], digests), lambda: None))
 
 
-def test_replay_that_raises_is_told() -> None:
+def test_replay_that_raises_is_reported() -> None:
     with pytest.raises(EnvDiverged, match="raised at action 1, where it had not"):
         run_now(replay(hosted(text=False), past(["x"], [None, None]), lambda: None))
 
@@ -299,10 +299,10 @@ def test_each_part_of_a_life_has_its_own_time() -> None:
     assert fields[1] == direct(1)[0] + 2
 
 
-class Film:
+class FakeCamera:
     """A camera that notes which episodes begin."""
 
-    is_filming = is_behind = False
+    is_recording = is_behind = False
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -313,12 +313,12 @@ class Film:
     def end_turn(self) -> None: ...
 
 
-def test_earlier_episodes_are_not_filmed_again() -> None:
+def test_earlier_episodes_are_not_recorded_again() -> None:
     env = hosted()
-    env.camera = film = Film()  # type: ignore[assignment]
+    env.camera = camera = FakeCamera()  # type: ignore[assignment]
     earlier = ReplayedEpisode(seed=1, done=["add 1", RecordedCall("add", (5,))], digests=[None] * 3, episode=3)
     run_now(replay(env, ReplayLog([earlier], ReplayedEpisode(seed=7, digests=[None], episode=4)), lambda: None))
-    assert film.begun == [4]
+    assert camera.begun == [4]
 
 
 def test_snapshot_keeps_the_count_of_actions() -> None:
@@ -386,9 +386,9 @@ class Subclassed(MemoryError):
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_failure_tells_any_exception(error: BaseException, raises: str, text: str) -> None:
-    told = failure(error)
-    assert (told.raises, told.text) == (raises, text)
-    assert told.kind == type(error).__name__
+    message = failure(error)
+    assert (message.raises, message.text) == (raises, text)
+    assert message.kind == type(error).__name__
 
 
 def test_failure_keeps_notes_and_traceback() -> None:
@@ -396,9 +396,9 @@ def test_failure_keeps_notes_and_traceback() -> None:
         Counter().step(1)
     except AttributeError as error:
         error.add_note("reset it first")
-        told = failure(error)
-    assert "reset it first" in told.text
-    assert "tiny.py" in told.trace
+        message = failure(error)
+    assert "reset it first" in message.text
+    assert "tiny.py" in message.trace
 
 
 def test_numpys_memory_error_is_a_matter_of_resources() -> None:

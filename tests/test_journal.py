@@ -51,7 +51,7 @@ from asyncrollout.journal.records import RunRecords
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Writer
 from tests.envs.rollout import ODD_WALK, WALK
 from tests.playing import PATIENCE
-from tests.test_rollouts import Model, told
+from tests.test_rollouts import Model, transcripts
 from tests.waiting import all_tasks_blocked
 
 REPOSITORY = Path(__file__).parent.parent
@@ -107,25 +107,25 @@ async def test_what_is_delivered_is_on_disk(tmp_path: Path) -> None:
     assert "anyio" in manifest["packages"]
 
 
-async def test_resumed_run_goes_on_with_what_the_other_would_have_delivered(tmp_path: Path) -> None:
+async def test_resumed_run_continues_with_what_the_other_would_have_delivered(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "whole", keep=filters.reward_varies) as source:
-        whole = [told((await source.collect(groups=3)).groups) for _ in range(4)]
+        whole = [transcripts((await source.collect(groups=3)).groups) for _ in range(4)]
     async with rollouts(tmp_path / "run", keep=filters.reward_varies) as source:
-        parts = [told((await source.collect(groups=3)).groups) for _ in range(2)]
+        parts = [transcripts((await source.collect(groups=3)).groups) for _ in range(2)]
     model = Model()
     async with rollouts(tmp_path / "run", model, keep=filters.reward_varies, resume=True) as source:
         assert source.next_batch == 2
-        parts += [told((await source.collect(groups=3)).groups) for _ in range(2)]
+        parts += [transcripts((await source.collect(groups=3)).groups) for _ in range(2)]
         assert source.ledger.balanced
     assert parts == whole
 
 
 async def test_journal_that_lost_all_its_lines_begins_anew_and_can_be_resumed(tmp_path: Path) -> None:
     async with rollouts(tmp_path) as source:
-        first = told((await source.collect(groups=3)).groups)
+        first = transcripts((await source.collect(groups=3)).groups)
     (tmp_path / JOURNAL).write_bytes(b"")
     async with rollouts(tmp_path, resume=True) as source:
-        assert told((await source.collect(groups=3)).groups) == first
+        assert transcripts((await source.collect(groups=3)).groups) == first
     async with rollouts(tmp_path, resume=True) as source:
         assert source.next_batch == 1
 
@@ -135,7 +135,7 @@ async def test_groups_that_are_judged_together_are_so_again_if_not_all_verdicts_
 
     async def taken(run_dir: Path, **more: Any) -> list[Any]:
         async with rollouts(run_dir, **options, **more) as source:
-            return [told((await source.collect(groups=3)).groups) for _ in range(2 - source.next_batch)]
+            return [transcripts((await source.collect(groups=3)).groups) for _ in range(2 - source.next_batch)]
 
     whole = await taken(tmp_path / "whole")
     lines = (tmp_path / "whole" / JOURNAL).read_bytes().splitlines(keepends=True)
@@ -157,8 +157,8 @@ async def test_batches_are_delivered_again_from_where_a_trainer_says(tmp_path: P
     async with rollouts(tmp_path / "run", model, keep=filters.reward_varies, resume=1) as source:
         assert source.version == 0
         again = [batch async for batch in _some(source, 3)]
-    assert [(batch.index, told(batch.groups)) for batch in again] == [
-        (batch.index, told(batch.groups)) for batch in first[1:]
+    assert [(batch.index, transcripts(batch.groups)) for batch in again] == [
+        (batch.index, transcripts(batch.groups)) for batch in first[1:]
     ]
     asked = {event["uid"] for event in events(tmp_path / "run", "turn")}
     delivered = {member.uid for batch in again for group in batch.groups for member in group.trajectories}
@@ -188,7 +188,7 @@ async def test_weights_and_evaluations_are_remembered(tmp_path: Path) -> None:
     assert [one.uid for one in second.trajectories] == ["eval1-g0.0", "eval1-g0.1", "eval1-g1.0", "eval1-g1.1"]
 
 
-async def test_evaluation_that_was_broken_off_is_gone_on_with(tmp_path: Path) -> None:
+async def test_evaluation_that_was_interrupted_is_resumed(tmp_path: Path) -> None:
     class Stopping(Model):
         async def generate(self, request: Request) -> Generation:
             if request.turn == 2 and request.session.endswith("g1.0"):
@@ -236,7 +236,9 @@ async def test_run_with_a_name_in_use_is_refused_and_left_alone(tmp_path: Path) 
         (encode(LOST), r"trajectories.jsonl lacks 1 rollouts that journal.jsonl says are finished, such as g9.0"),
     ],
 )
-async def test_journal_with_a_foreign_line_is_told_and_left_alone(tmp_path: Path, line: bytes, trouble: str) -> None:
+async def test_journal_with_a_foreign_line_is_reported_and_left_alone(
+    tmp_path: Path, line: bytes, trouble: str
+) -> None:
     async with rollouts(tmp_path / "run") as source:
         await source.collect(groups=1)
     path = tmp_path / "run" / JOURNAL
@@ -248,7 +250,7 @@ async def test_journal_with_a_foreign_line_is_told_and_left_alone(tmp_path: Path
     assert path.read_bytes() == content
 
 
-async def test_trajectories_that_are_no_trajectories_are_told(tmp_path: Path) -> None:
+async def test_trajectories_that_are_no_trajectories_are_reported(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "run") as source:
         await source.collect(groups=1)
     with (tmp_path / "run" / TRAJECTORIES).open("ab") as file:
@@ -372,7 +374,7 @@ async def test_full_disk_is_one_clear_error_and_what_was_written_can_be_resumed(
         assert (await source.collect(groups=2)).index == delivered
 
 
-async def test_directory_that_cannot_be_written_to_is_told_before_anything_is_played(tmp_path: Path) -> None:
+async def test_directory_that_cannot_be_written_to_is_reported_before_anything_is_played(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     model = Model()
     with pytest.raises(JournalError, match=r"cannot write to .*/file/run: Not a directory"):
@@ -450,7 +452,7 @@ async def test_recording_changes_no_outcome_whatever_info_holds(tmp_path: Path) 
     for run_dir in (None, tmp_path / "run"):
         async with Rollouts(ODD_WALK, policy=Model(), group_size=2, seed=1, order="start", run_dir=run_dir) as source:
             found.append((await source.collect(groups=2)).groups)
-    assert told(found[0]) == told(found[1])
+    assert transcripts(found[0]) == transcripts(found[1])
     assert all(one.valid for group in found[1] for one in group.trajectories)
     info = RunRecords(tmp_path / "run").find("g0.0").trajectory.turns[0].info
     assert info["counted"] == {"a": 2, "b": 1}

@@ -47,7 +47,7 @@ from asyncrollout.trajectories import StopReason
 from tests.playing import PATIENCE
 from tests.test_journal import events, rollouts
 from tests.test_journal_trouble import Stopping, break_off
-from tests.test_rollouts import Model, told
+from tests.test_rollouts import Model, transcripts
 from tests.waiting import all_tasks_blocked
 
 
@@ -172,7 +172,7 @@ def test_source_with_an_async_report_is_refused() -> None:
         Rollouts("bandit", policy=ScriptedPolicy(["x"]), tasks=Waits())
 
 
-async def test_report_that_gives_an_awaitable_is_told_where_groups_are_awaited() -> None:
+async def test_report_that_gives_an_awaitable_is_reported_where_groups_are_awaited() -> None:
     class Waits(Rows):
         def finished(self, group: Group) -> Any:
             return anyio.lowlevel.checkpoint()
@@ -222,13 +222,13 @@ async def test_collect_beside_batches_of_a_resumed_run_leaves_their_groups_alone
             taken.append(await source.collect(groups=1))
             model.go.set()
         assert source.ledger.balanced
-    assert [told(batch.groups)[0][0] for batch in taken] == ["g4", "g0"]
+    assert [transcripts(batch.groups)[0][0] for batch in taken] == ["g4", "g0"]
     assert events(tmp_path, "cancelled") == []
     again = Model()
     async with rollouts(tmp_path, again, group_size=4, resume=0) as source:
         batches = source.batches(groups=2)
         second = [await anext(batches) for _ in taken]
-    assert [told(batch.groups) for batch in second] == [told(batch.groups) for batch in taken]
+    assert [transcripts(batch.groups) for batch in second] == [transcripts(batch.groups) for batch in taken]
     assert [len(group.trajectories) for batch in second for group in batch.groups] == [4] * 3
 
 
@@ -250,7 +250,7 @@ async def test_group_that_was_cancelled_while_it_played_is_delivered_again_whole
     ends = [place for place, line in enumerate(lines) if b'"finished"' in line and b'"g1.' in line]
     (tmp_path / JOURNAL).write_bytes(b"".join([*lines[: ends[1]], encode(Cancelled(group="g1")), *lines[ends[1] :]]))
     async with rollouts(tmp_path, resume=0) as source:
-        assert told((await source.collect(groups=2)).groups) == told(first.groups)
+        assert transcripts((await source.collect(groups=2)).groups) == transcripts(first.groups)
 
 
 AGENT: dict[str, Any] = {"history": 2, "system_prompt": "Go.", "sampling": Sampling(temperature=0.5)}
@@ -402,8 +402,10 @@ async def test_a_batch_that_is_delivered_again_is_not_taken_apart(tmp_path: Path
     async with rollouts(tmp_path, resume=0) as source:
         with pytest.raises(UsageError, match=r"batch 0 is delivered again, and has 2 groups: .* batches\(\) or"):
             await anext(source.groups())
-        assert told((await source.collect(groups=2)).groups) == told(first[0].groups)
-        assert told([await anext(source.groups())]) == told(first[1].groups)  # one group is a batch of one
+        assert transcripts((await source.collect(groups=2)).groups) == transcripts(first[0].groups)
+        assert transcripts([await anext(source.groups())]) == transcripts(
+            first[1].groups
+        )  # one group is a batch of one
 
 
 async def test_opening_and_leaving_a_run_changes_nothing(tmp_path: Path) -> None:
@@ -425,7 +427,7 @@ async def test_opening_and_leaving_a_run_changes_nothing(tmp_path: Path) -> None
         assert (await source.collect(groups=1)).index == 1
     async with rollouts(tmp_path, agent=ChatAgent(Model()), resume=True) as source:
         assert source.next_batch == 2
-        assert told((await source.collect(groups=1)).groups)[0][0] == "g2"
+        assert transcripts((await source.collect(groups=1)).groups)[0][0] == "g2"
 
 
 @pytest.mark.parametrize("resume", [True, 0, 2])
@@ -536,8 +538,15 @@ async def test_numbers_of_batches_that_were_left_out_are_not_given_twice(tmp_pat
 def test_batch_that_is_taken_back_beside_others_comes_later() -> None:
     past = RunHistory()
     delivered = [Delivered(batch=number, groups=[f"g{number}"]) for number in range(3)]
-    told: list[AnyEvent] = [Began(), *delivered, Began(batch=0), *delivered[:2], TakenBack(batch=0), delivered[0]]
-    for event in told:
+    transcripts: list[AnyEvent] = [
+        Began(),
+        *delivered,
+        Began(batch=0),
+        *delivered[:2],
+        TakenBack(batch=0),
+        delivered[0],
+    ]
+    for event in transcripts:
         past.add(event)
     assert past.next_batch == 2
     past.go_back_to(1)
@@ -545,10 +554,10 @@ def test_batch_that_is_taken_back_beside_others_comes_later() -> None:
 
 
 def test_verdicts_of_a_round_that_was_given_up_are_none() -> None:
-    """Its filter's verdicts were not all told; the next verdict does not complete them."""
+    """Its filter's verdicts were not all recorded; the next verdict does not complete them."""
     past = RunHistory()
     judged = [Judged(group="g0", keep=True, reason="", more=1), Judged(group="g2", keep=True, reason="")]
-    told: list[AnyEvent] = [Began(), judged[0], Cancelled(group="g0"), judged[1]]
-    for event in told:
+    transcripts: list[AnyEvent] = [Began(), judged[0], Cancelled(group="g0"), judged[1]]
+    for event in transcripts:
         past.add(event)
     assert [*past.verdicts] == ["g2"]

@@ -44,7 +44,7 @@ from asyncrollout.trajectories import Move
 from tests.envs.rollout import WALK
 from tests.playing import PATIENCE
 from tests.test_journal import events, rollouts
-from tests.test_rollouts import Model, told
+from tests.test_rollouts import Model, transcripts
 from tests.waiting import all_tasks_blocked
 
 Body = Callable[[Rollouts], Coroutine[Any, Any, Any]]
@@ -83,7 +83,7 @@ async def test_what_was_played_when_everything_is_cancelled_is_recorded(
     assert len(events(tmp_path, "turn")) == 6
 
 
-async def test_evaluation_goes_on_only_if_it_is_the_same(tmp_path: Path) -> None:
+async def test_evaluation_continues_only_if_it_is_the_same(tmp_path: Path) -> None:
     await break_off(rollouts(tmp_path, Stopping()), lambda source: source.evaluate(["a", "b"]))
     async with rollouts(tmp_path, resume=True) as source:
         other = await source.evaluate(["c", "d"])
@@ -122,7 +122,7 @@ async def test_batches_are_delivered_again_as_they_were(tmp_path: Path, order: s
     async with rollouts(tmp_path, Model(spread=9), **options) as source:
         first = []
         async for batch in source.batches(groups=2):
-            first.append(told(batch.groups))
+            first.append(transcripts(batch.groups))
             async with source.weight_update(batch.index + 1):
                 pass
             if len(first) == 4:
@@ -131,7 +131,7 @@ async def test_batches_are_delivered_again_as_they_were(tmp_path: Path, order: s
     async with rollouts(tmp_path, model, resume=2, **options) as source:
         assert (source.next_batch, source.version) == (2, 2)
         batches = source.batches(groups=2)
-        assert [told((await anext(batches)).groups) for _ in range(2)] == first[2:]
+        assert [transcripts((await anext(batches)).groups) for _ in range(2)] == first[2:]
         assert model.calls == 0
         assert (await anext(batches)).index == 4
     assert read_past(tmp_path).next_batch == 5
@@ -141,7 +141,7 @@ async def test_on_policy_nothing_of_old_weights_is_left_over(tmp_path: Path) -> 
     async def update_and_collect(source: Rollouts) -> list[Any]:
         batches = []
         while source.next_batch < 3:
-            batches.append(told((await source.collect(groups=2)).groups))
+            batches.append(transcripts((await source.collect(groups=2)).groups))
             async with source.weight_update(source.next_batch):
                 pass
         return batches
@@ -154,7 +154,7 @@ async def test_on_policy_nothing_of_old_weights_is_left_over(tmp_path: Path) -> 
     assert {event["group"] for event in events(tmp_path / "run", "cancelled")} >= {"g2", "g3"}
 
 
-async def test_source_that_waits_for_what_is_finished_is_told(tmp_path: Path) -> None:
+async def test_source_that_waits_for_what_is_finished_is_reported(tmp_path: Path) -> None:
     class Waiting:
         def __init__(self) -> None:
             self.seen = 0
@@ -181,7 +181,7 @@ async def test_source_that_waits_for_what_is_finished_is_told(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("resume", [1.5, -1, "1", None, [1]])
-def test_what_is_no_batch_to_go_on_with_is_refused(tmp_path: Path, resume: Any) -> None:
+def test_what_is_no_batch_to_continue_with_is_refused(tmp_path: Path, resume: Any) -> None:
     with pytest.raises(UsageError, match="is neither True, False nor the number of a batch"):
         rollouts(tmp_path, resume=resume)
 
@@ -225,7 +225,7 @@ async def test_reply_that_cannot_be_recorded_is_asked_for_again(tmp_path: Path) 
     assert model.calls == 6
 
 
-async def test_full_disk_is_told_by_an_evaluation(tmp_path: Path) -> None:
+async def test_full_disk_is_reported_by_an_evaluation(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with rollouts(tmp_path) as source:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
@@ -236,7 +236,7 @@ async def test_full_disk_is_told_by_an_evaluation(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-async def test_directory_that_is_deleted_under_a_run_is_told(tmp_path: Path) -> None:
+async def test_directory_that_is_deleted_under_a_run_is_reported(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "run") as source:
         await source.collect(groups=1)
         while (tmp_path / "run").exists():  # the figures of the batch may be on their way to it
@@ -306,15 +306,15 @@ class DoubtingPlayer:
 
 async def test_agent_that_asks_twice_in_a_turn_is_replayed(tmp_path: Path) -> None:
     async with rollouts(tmp_path / "whole", agent=Doubting(Model())) as source:
-        whole = told((await source.collect(groups=1)).groups)
+        whole = transcripts((await source.collect(groups=1)).groups)
     await break_off(rollouts(tmp_path / "run", agent=Doubting(Stopping(2))), lambda source: source.collect(groups=1))
     model = Model(spread=9)
     async with rollouts(tmp_path / "run", agent=Doubting(model), resume=True) as source:
-        assert told((await source.collect(groups=1)).groups) == whole
+        assert transcripts((await source.collect(groups=1)).groups) == whole
     assert model.calls == 4
 
 
-async def test_agent_whose_replies_cannot_be_recorded_is_told_of(tmp_path: Path) -> None:
+async def test_agent_whose_replies_cannot_be_recorded_is_reported(tmp_path: Path) -> None:
     class Plain:
         def __init__(self, policy: Policy) -> None:
             self.agent = ChatAgent(policy)
@@ -357,14 +357,14 @@ def test_secrets_are_hidden_by_name_and_by_look() -> None:
     assert hide("at https://me:pw@host/x", []) == "at https://[hidden]@host/x"
 
 
-async def test_records_of_a_run_can_be_read_while_it_goes_on(tmp_path: Path) -> None:
+async def test_records_of_a_run_can_be_read_while_it_continues(tmp_path: Path) -> None:
     async with rollouts(tmp_path, keep=filters.reward_varies) as source:
         batches = [await source.collect(groups=2) for _ in range(3)]
         with (tmp_path / TRAJECTORIES).open("ab") as file:
             file.write(b'{"uid": "g9')
         records = RunRecords(tmp_path)
-        assert [(index, told(groups)) for index, groups in records.batches()] == [
-            (batch.index, told(batch.groups)) for batch in batches
+        assert [(index, transcripts(groups)) for index, groups in records.batches()] == [
+            (batch.index, transcripts(batch.groups)) for batch in batches
         ]
         assert records.find(batches[1].groups[0].trajectories[1].uid).tag == "walk"
         with pytest.raises(UsageError, match=r"no finished rollout 'g99.0': \d+ are finished, such as g0.0"):

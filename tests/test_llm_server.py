@@ -98,8 +98,8 @@ async def test_openai_refuses_what_it_does_not_know() -> None:
         async with client.post(f"{server.url}/chat/completions", json={**ASKED, "return_token_ids": True}) as response:
             assert response.status == 400
             message = "Unrecognized request argument supplied: return_token_ids"
-            told = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-            assert await response.json() == {"error": told}
+            reported = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+            assert await response.json() == {"error": reported}
         assert server.script == [RESET]
 
 
@@ -183,7 +183,7 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_each_kind_can_be_told_from_the_others(kind: Kind) -> None:
+async def test_each_kind_can_be_distinguished_from_the_others(kind: Kind) -> None:
     async with serving(kind) as (server, client):
         for other in KINDS:
             for path, key in ROUTES[other].items():
@@ -224,8 +224,8 @@ async def test_errors_carry_the_error_object_of_their_kind(kind: Kind, status: i
     async with serving(kind, Answer(status, "no")) as (server, client):
         response = await client.post(f"{server.url}/chat/completions", json=ASKED)
         assert response.status == status
-        told = await response.json()
-    assert (told if kind == "sglang" else told["error"])["message"] == "no"
+        reported = await response.json()
+    assert (reported if kind == "sglang" else reported["error"])["message"] == "no"
 
 
 async def test_a_reset_is_not_an_orderly_close() -> None:

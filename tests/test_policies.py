@@ -356,7 +356,7 @@ async def test_equal_requests_at_once_are_asked_once_also_when_the_first_gives_u
 
 
 async def test_new_weights_make_caches_forget_and_reach_policies_inside() -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
 
     class Server:
         version = 0
@@ -365,7 +365,7 @@ async def test_new_weights_make_caches_forget_and_reach_policies_inside() -> Non
             return Generation(f"v{self.version}", version=self.version)
 
         async def pause(self, mode: str) -> None:
-            told.append(mode)
+            reported.append(mode)
 
         async def resume(self, version: int) -> None:
             self.version = version
@@ -376,7 +376,7 @@ async def test_new_weights_make_caches_forget_and_reach_policies_inside() -> Non
             pass
         after = await rollouts.collect(groups=1)
         assert rollouts.version == 3
-    assert told == ["abort"]
+    assert reported == ["abort"]
     assert {turn.reply for turn in before.trajectories[0].turns} == {"v0"}
     assert {turn.reply for turn in after.trajectories[0].turns} == {"v3"}
 

@@ -299,9 +299,9 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 @pytest.mark.parametrize("silent", [{"content": None}, {"content": ""}, {}])
 @pytest.mark.parametrize("ids", [{}, {"token_ids": [5, 6]}, {"response_token_ids": [5, 6]}])
 def test_no_text_with_logprobs_of_another_one(silent: dict[str, Any], ids: dict[str, Any]) -> None:
-    for told in (entries("Hi", " there"), entries("<answer>Up</answer>", "")):
+    for reported in (entries("Hi", " there"), entries("<answer>Up</answer>", "")):
         with pytest.raises(ProviderError, match="its logprobs are those of another text"):
-            read(answer(message=silent, logprobs=told, **ids))
+            read(answer(message=silent, logprobs=reported, **ids))
     with pytest.raises(ProviderError, match="its logprobs are those of another text"):
         read(answer(message=None, text="", logprobs={"tokens": ["Hi", " there"], "token_logprobs": [-1, -1]}, **ids))
     named = {"content": [{**entry, "id": 5} for entry in entries("Hi", " there")["content"]]}
@@ -344,11 +344,11 @@ def test_tokens_that_cannot_be_held_against_a_text(
     fields: dict[str, Any], stops: StopSequences, with_ids: bool
 ) -> None:
     given = answer(**fields)
-    told = given["choices"][0]["logprobs"]["content"]
+    reported = given["choices"][0]["logprobs"]["content"]
     if with_ids:
-        given["choices"][0]["token_ids"] = [*range(len(told))]
+        given["choices"][0]["token_ids"] = [*range(len(reported))]
     generation = decode(json.dumps(given).encode(), logprobs=True, stops=stops)
-    assert generation.logprobs == [entry["logprob"] for entry in told]
+    assert generation.logprobs == [entry["logprob"] for entry in reported]
     assert (generation.token_ids is not None) == with_ids
 
 

@@ -302,13 +302,15 @@ def warnings() -> Iterator[list[Any]]:
         yield logs
 
 
-@pytest.mark.parametrize(("temperature", "told"), [(0.7, 1), (1.0, 0), (None, 0), (0.0, 0)])
-async def test_logprobs_before_temperature_are_reported_once(warnings: list[Any], temperature: Any, told: int) -> None:
+@pytest.mark.parametrize(("temperature", "reported"), [(0.7, 1), (1.0, 0), (None, 0), (0.0, 0)])
+async def test_logprobs_before_temperature_are_reported_once(
+    warnings: list[Any], temperature: Any, reported: int
+) -> None:
     async with llm_server("vllm") as server, OpenAIPolicy(server.url, "m") as policy:
         for _ in range(2):
             await policy.generate(ask(sampling=Sampling(temperature=temperature)))
     found = [entry for entry in warnings if entry["event"] == "logprobs_before_temperature"]
-    assert len(found) == told
+    assert len(found) == reported
     assert all("--logprobs-mode processed_logprobs" in entry["hint"] for entry in found)
 
 

@@ -265,14 +265,14 @@ async def test_where_the_key_came_from(status: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MY_KEY", "sk-other-canary")
     monkeypatch.delenv("NO_KEY", raising=False)
     async with llm_server(script=lambda *_: Answer(status, "not you")) as server:
-        told = [
+        reported = [
             ({}, "(the key comes from $OPENAI_API_KEY)"),
             ({"api_key_env": "MY_KEY"}, "(the key comes from $MY_KEY)"),
             ({"api_key": "sk-third-canary"}, "(the key comes from api_key=)"),
             ({"api_key": ""}, "(no key was sent: set $OPENAI_API_KEY, or pass api_key=)"),
             ({"api_key_env": "NO_KEY"}, "(no key was sent: set $NO_KEY, or pass api_key=)"),
         ]
-        for options, origin in told:
+        for options, origin in reported:
             said = await fails(server.url, 1, **options)
             assert f"HTTP {status}: not you" in said
             assert said.endswith(origin)

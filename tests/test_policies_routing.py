@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from asyncrollout import ClosedError, ContextError, OpenAIPolicy, ProviderError, Request, Sampling, UsageError
 from asyncrollout.policies.gate import Gate
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit
 from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.policies.openai.routing import Router
 from tests.llm_faults import Answer, Cut, Hold
@@ -46,7 +46,7 @@ async def test_each_server_has_its_kind() -> None:
     assert [endpoint.kind for endpoint in asked.endpoints] == ["openai", "vllm"]
 
 
-async def test_server_is_told_of_a_pause_before_the_first_call() -> None:
+async def test_server_is_notified_of_a_pause_before_the_first_call() -> None:
     async with llm_server(kind="vllm") as server, policy(server) as asked:
         await asked.pause()
         assert server.paused
@@ -292,7 +292,7 @@ async def test_sampling_of_the_policy_holds_where_a_request_says_nothing() -> No
     }
 
 
-async def test_conversation_that_is_too_long_is_told_as_such() -> None:
+async def test_conversation_that_is_too_long_is_reported_as_such() -> None:
     full = Answer(400, "the request exceeds the available context size")
     async with llm_server(script=[full]) as server, policy(server) as asked:
         with pytest.raises(ContextError):
@@ -349,7 +349,7 @@ def test_sampling_that_makes_no_sense(options: dict[str, Any]) -> None:
         Sampling(**options)
 
 
-def test_too_few_file_descriptors_are_told_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_file_descriptors_are_reported_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
 
     async def opened(**options: Any) -> int:

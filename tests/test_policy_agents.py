@@ -17,8 +17,9 @@ from asyncrollout.seeding import sampling_seed
 from tests import test_journal, test_weights
 from tests.test_journal import events
 from tests.test_journal_trouble import Stopping, break_off
-from tests.test_rollouts import Model, told
+from tests.test_rollouts import Model, transcripts
 from tests.test_weights import Weighty
+from tests.waiting import all_tasks_blocked
 
 
 class Plain:
@@ -97,7 +98,7 @@ class Named(Stopping):
 
 async def test_plain_agent_that_shows_its_policy_is_resumed_without_asking_again(tmp_path: Path) -> None:
     async with test_journal.rollouts(tmp_path / "whole", agent=Plain(Model())) as source:
-        whole = told((await source.collect(groups=2)).groups)
+        whole = transcripts((await source.collect(groups=2)).groups)
     with capture_logs() as logs:
         broken = test_journal.rollouts(tmp_path / "run", agent=Plain(Stopping(1)))
         await break_off(broken, lambda source: source.collect(groups=2))
@@ -105,7 +106,7 @@ async def test_plain_agent_that_shows_its_policy_is_resumed_without_asking_again
     before = len(events(tmp_path / "run", "turn"))
     model = Model(spread=9)
     async with test_journal.rollouts(tmp_path / "run", agent=Plain(model), resume=True) as source:
-        assert told((await source.collect(groups=2)).groups) == whole
+        assert transcripts((await source.collect(groups=2)).groups) == whole
     assert before == 4
     assert model.calls == sum(len(replies) for _, group in whole for replies in group) - before
     assert not any("policy" in event for event in events(tmp_path / "run", "turn"))
@@ -127,7 +128,7 @@ async def test_replies_of_two_policies_that_are_asked_the_same_are_not_mixed_up(
     planner, actor = Named("planner"), Named("actor")
     async with test_journal.rollouts(tmp_path / "run", agent=Pair(planner, actor), resume=True) as source:
         batch = await source.collect(groups=2)
-    assert told(batch.groups) == told(whole.groups)
+    assert transcripts(batch.groups) == transcripts(whole.groups)
     assert played(batch.groups) == played(whole.groups)
     turns = sum(len(one.turns) for one in whole.trajectories)
     assert planner.calls == actor.calls == turns - 4
@@ -159,6 +160,93 @@ async def test_policies_of_an_agent_are_updated_together() -> None:
             assert {(turn.reply, turn.version) for turn in turns} == {(f"go {version}", version)}
         assert source.version == 2
     assert planner.torn == actor.torn == 0
+
+
+class Relay:
+    """Asks its planner, then its actor; the move has the actor's reply alone."""
+
+    def __init__(self, planner: Policy, actor: Policy) -> None:
+        self._planner, self._actor = planner, actor
+
+    def policies(self) -> Sequence[Policy]:
+        return [self._planner, self._actor]
+
+    def with_policies(self, policies: Sequence[Policy]) -> "Relay":
+        return Relay(*policies)
+
+    def open(self, session: str, seed: int) -> "RelayPlayer":
+        return RelayPlayer(self.policies(), session)
+
+
+class RelayPlayer:
+    def __init__(self, policies: Sequence[Policy], session: str) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._policies = policies
+        self._session = session
+        self._turn = 0
+
+    async def act(self, outcome: Outcome, *, tokens_left: int | None) -> Move:
+        request = Request([{"role": "user", "content": "go"}], session=self._session, turn=self._turn)
+        for policy in self._policies:
+            generation = await policy.generate(request)
+        self._turn += 1
+        return Move(generation.text, generation)
+
+
+@pytest.mark.parametrize("kind", ["plain", "cached", "frozen"])
+async def test_a_turn_of_several_replies_is_as_old_as_the_oldest_of_them(tmp_path: Path, kind: str) -> None:
+    planner, actor = Weighty(), Weighty()
+    asked = anyio.Event()
+    actor_may_go = anyio.Event()
+
+    class Second:
+        """The agent's second policy: not asked before weights have changed."""
+
+        async def generate(self, request: Request) -> Generation:
+            asked.set()
+            await actor_may_go.wait()
+            return await actor.generate(request)
+
+    first: Policy = planner
+    if kind != "plain":
+        first = ar.cached(planner) if kind == "cached" else ar.frozen(planner)
+    agent = Relay(first, Second())
+    async with test_journal.rollouts(tmp_path, agent=agent, group_size=1, max_lag=None) as source:
+        async with anyio.create_task_group() as playing:
+            batches: list[ar.Batch] = []
+
+            async def collect() -> None:
+                batches.append(await source.collect(groups=1))
+
+            playing.start_soon(collect)
+            await asked.wait()
+            async with source.weight_update(3, mode="abort"):
+                pass
+            actor_may_go.set()
+        (trajectory,) = batches[0].trajectories
+    oldest = 3 if kind == "frozen" else 0
+    assert [turn.version for turn in trajectory.turns] == [oldest] + [3] * (len(trajectory.turns) - 1)
+    assert trajectory.version == oldest
+    assert len(trajectory.turns) > 1
+
+
+async def test_a_recorded_reply_counts_with_its_own_version(tmp_path: Path) -> None:
+    async def collect_and_update(source: ar.Rollouts) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(source.collect, 1)
+            await all_tasks_blocked()
+            async with source.weight_update(3, mode="abort"):
+                pass
+
+    def resumed(actor: Weighty, **options: Any) -> ar.Rollouts:
+        agent = Relay(Weighty(), actor)
+        return test_journal.rollouts(tmp_path, agent=agent, group_size=1, max_lag=None, **options)
+
+    await break_off(resumed(Weighty(go=anyio.Event())), collect_and_update)
+    assert len(events(tmp_path, "turn")) == 1  # of the planner
+    async with resumed(Weighty(), resume=True) as source:
+        (trajectory,) = (await source.collect(groups=1)).trajectories
+    assert [turn.version for turn in trajectory.turns] == [0] + [3] * (len(trajectory.turns) - 1)
 
 
 async def test_one_policy_of_an_agent_may_be_frozen() -> None:

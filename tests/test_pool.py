@@ -284,13 +284,13 @@ async def test_an_action_that_cannot_be_sent_is_an_error_in_its_place(options: d
         assert same(await envs[1].step(1), expected(COUNTER, 2, [1])[-1])  # nothing was played
 
 
-async def test_results_of_many_are_told_as_they_come_and_a_listener_may_fail(options: dict[str, Any]) -> None:
+async def test_results_of_many_are_reported_as_they_come_and_a_listener_may_fail(options: dict[str, Any]) -> None:
     async with EnvPool(**options) as pool:
         envs = [await pool.open(COUNTER) for _ in range(3)]
         await pool.reset_many(envs, seeds=[1, 2, 3])
-        told: dict[int, Any] = {}
-        results = await call_all([partial(calls_of(env).begin_step, 1) for env in envs], told.__setitem__)
-        assert results == [told[place] for place in range(3)]
+        reported: dict[int, Any] = {}
+        results = await call_all([partial(calls_of(env).begin_step, 1) for env in envs], reported.__setitem__)
+        assert results == [reported[place] for place in range(3)]
 
         def fail(place: int, result: Any) -> None:
             raise LookupError(place, result)

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrollout import EnvCrashed, EnvDiverged, EnvError, EnvHandle, EnvPool, EnvSpec, UsageError
 from asyncrollout.pool.wire import codec
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.testing import same
 from tests.envs.recovery import Changing
 from tests.playing import PATIENCE, Gate, kill_worker_of
@@ -32,9 +32,9 @@ def show_nothing(env: EnvHandle) -> None:
 async def test_after_a_failed_reset_there_is_no_outcome(place: str) -> None:
     async with opened(place, EnvSpec(name="picky", factory=f"{ENVS}:Picky")) as (_, env):
         await play(env, 1, 1)
-        with pytest.raises(EnvError, match="no tasks here") as told:
+        with pytest.raises(EnvError, match="no tasks here") as raised:
             await env.reset(seed=2, task="any")
-        assert (told.value.seed, told.value.turn) == (2, 0)
+        assert (raised.value.seed, raised.value.turn) == (2, 0)
         show_nothing(env)
         assert (await env.reset(seed=1)) is env.outcome
 
@@ -65,9 +65,9 @@ async def test_after_a_failed_restore_the_env_has_its_own_life(place: str, tmp_p
         kept = await env.snapshot()
         await play(env, 8, 1, 1)
         await env.call("add", 5, keep=True)
-        with pytest.raises(EnvDiverged) as told:
+        with pytest.raises(EnvDiverged) as raised:
             await env.restore(kept)
-        assert told.value.seed == 7
+        assert raised.value.seed == 7
         show_nothing(env)
         assert await env.call("extras") == 5
         assert "5 extra" in (await env.reset(seed=1)).observation
@@ -285,7 +285,7 @@ async def test_a_snapshot_with_any_bit_changed_is_refused(spec: EnvSpec) -> None
 
 
 @places
-async def test_a_state_that_is_no_state_is_told(place: str) -> None:
+async def test_a_state_that_is_no_state_is_reported(place: str) -> None:
     async with opened(place, LONG) as (_, env):
         last = ["x", 0.0, False, False, {}]
         with pytest.raises(UsageError, match="this is not a snapshot of ours"):

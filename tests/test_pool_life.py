@@ -72,7 +72,7 @@ async def test_envs_opened_beside_another_begin_on_its_worker() -> None:
         assert [same(await play(env, 7, ACTIONS), expected(COUNTER, 7, ACTIONS)) for env in beside] == [True] * 4
 
 
-async def test_a_fork_goes_on_in_another_pool() -> None:
+async def test_a_fork_continues_in_another_pool() -> None:
     async with EnvPool(workers=1) as pool, EnvPool(backend="inline") as inline:
         for here, there in ((pool, inline), (inline, pool)):
             async with here.open(COUNTER) as env:
@@ -402,7 +402,7 @@ async with EnvPool(workers=2) as pool:
     assert output == "512 0 [256, 256]\n"
 
 
-def test_too_few_descriptors_are_told_before_the_start() -> None:
+def test_too_few_descriptors_are_reported_before_the_start() -> None:
     output = run_script(
         40,
         """

@@ -1,4 +1,4 @@
-"""Wrong use is told at once, by an error that names the env and the remedy, and hurts nobody else."""
+"""Wrong use is an error at once, which names the env and the remedy; other envs are not affected."""
 
 import threading
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, MISSHAPEN, PATIENCE, TEX
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "raised"),
     [
         ({"backend": "thread"}, "backend='thread' is not valid; available: process, inline"),
         ({"backend": "Process"}, "did you mean 'process'"),
@@ -48,10 +48,10 @@ from tests.playing import ACTIONS, COUNTER, ECHO, ENVS, MISSHAPEN, PATIENCE, TEX
     ],
     ids=str,
 )
-def test_wrong_options_of_a_pool(options: dict[str, Any], told: str) -> None:
+def test_wrong_options_of_a_pool(options: dict[str, Any], raised: str) -> None:
     with pytest.raises(UsageError) as caught:
         EnvPool(**options)
-    assert told in str(caught.value)
+    assert raised in str(caught.value)
 
 
 async def test_pool_must_be_entered_and_not_left(options: dict[str, Any]) -> None:
@@ -151,9 +151,9 @@ async def restore_anothers(pool: EnvPool) -> None:
 
 
 class HalfARecord:
-    """Has a camera, but cannot be told of an env."""
+    """Has a camera, but no method that takes an env."""
 
-    camera = ("films:Camera", None)
+    camera = ("videos:Camera", None)
 
 
 async def fork_into_nothing(pool: EnvPool) -> None:
@@ -254,7 +254,7 @@ for _how, _words in {
 
 
 @pytest.mark.parametrize("options", [{"backend": "inline"}, {"workers": 1}], ids=str)
-async def test_wrong_uses_are_told_and_hurt_nobody_else(options: dict[str, Any]) -> None:
+async def test_wrong_uses_are_reported_and_hurt_nobody_else(options: dict[str, Any]) -> None:
     problems: dict[str, Any] = {}
     async with EnvPool(**options) as pool, pool.open(COUNTER.with_kwargs(limit=10**6)) as neighbour:
         wanted = expected(COUNTER.with_kwargs(limit=10**6), 1, range(len(WRONG_USES)))
@@ -291,9 +291,9 @@ async def test_what_cannot_be_pickled_runs_inline_alone() -> None:
         for spec, culprit in ((local, "spec.factory.lock"), (COUNTER.with_kwargs(limit=[lock]), "limit'][0]")):
             with pytest.raises(
                 UsageError, match=f"env '{spec.name}' cannot be sent to.*runs='light'.*'inline'"
-            ) as told:
+            ) as raised:
                 pool.open(spec)
-            assert f"{culprit} is a lock: " in str(told.value)
+            assert f"{culprit} is a lock: " in str(raised.value)
         async with pool.open(replace(local, runs="light")) as env:
             assert same(await play(env, 1, ACTIONS), expected(COUNTER, 1, ACTIONS))
 
@@ -344,16 +344,16 @@ async def test_env_is_used_in_the_loop_of_its_pool_alone(options: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "raised"),
     [
         ("gymnasium:CartPol-v1", "no env is called 'gymnasium:CartPol-v1'.*CartPole"),
         ("no_such_module:Env", "no env is called 'no_such_module:Env'.*No module named"),
         ("sokobann", "did you mean 'sokoban'"),
     ],
 )
-async def test_expert_of_an_env_that_does_not_exist(name: str, told: str) -> None:
+async def test_expert_of_an_env_that_does_not_exist(name: str, raised: str) -> None:
     async with EnvPool(backend="inline") as pool:
-        with pytest.raises(UnknownEnvError, match=told):
+        with pytest.raises(UnknownEnvError, match=raised):
             pool.open(name, expert=True)
         with pytest.raises(UsageError, match=r"SolverPolicy \(expert=True\) needs a text interface with solve\(\)"):
             pool.open("gymnasium:CartPole-v1", expert=True)

@@ -153,8 +153,8 @@ def check(programs: Sequence[Program]) -> None:
     for program in programs:
         if (alone := fails([program])) is not None:
             program, alone = shrink(program, alone)
-            pytest.fail(f"{program!r}\nfails with {told(alone)}")
-    pytest.fail(f"only in a row of {len(programs)} programs:\n{told(failure)}")
+            pytest.fail(f"{program!r}\nfails with {described(alone)}")
+    pytest.fail(f"only in a row of {len(programs)} programs:\n{described(failure)}")
 
 
 def shrink(program: Program, failure: BaseException) -> tuple[Program, BaseException]:
@@ -179,7 +179,7 @@ def first(failure: BaseException) -> BaseException:
     return failure
 
 
-def told(failure: BaseException) -> str:
+def described(failure: BaseException) -> str:
     lines = [f"{type(first(failure)).__name__}: {first(failure)}"]
     while isinstance(failure, BaseExceptionGroup):
         lines += getattr(failure, "__notes__", [])
@@ -197,7 +197,7 @@ def test_programs_that_once_failed(name: str) -> None:
     check([PROGRAMS[name]])
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", [*range(3), *(pytest.param(n, marks=pytest.mark.extended) for n in range(3, 6))])
 def test_random_programs(part: int) -> None:
     check([random_program(seed) for seed in range(10 * part, 10 * (part + 1))])
 

@@ -27,7 +27,7 @@ from asyncrollout import (
     registry,
 )
 from asyncrollout.pool.wire import codec
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.remote import RemoteEnvPool
 from asyncrollout.testing import same
 from tests.envs.recovery import Changing, Framed, Saving
@@ -288,7 +288,7 @@ async def test_calls_after_a_failure(place: str) -> None:
 
 
 @places
-async def test_a_kept_call_that_needs_an_episode_is_told(place: str) -> None:
+async def test_a_kept_call_that_needs_an_episode_is_reported(place: str) -> None:
     async with opened(place) as (pool, env):
         await play(env, 1, 1)
         await env.call("score", keep=True)
@@ -300,7 +300,7 @@ async def test_a_kept_call_that_needs_an_episode_is_told(place: str) -> None:
             await env.reset(seed=2)
 
 
-async def test_an_earlier_episode_that_goes_another_way_is_told(tmp_path: Path) -> None:
+async def test_an_earlier_episode_that_goes_another_way_is_reported(tmp_path: Path) -> None:
     spec = EnvSpec(name="drifting", factory=f"{ENVS}:Drifting", kwargs={"path": str(tmp_path / "count")})
     for options in ({"backend": "inline"}, {"workers": 1}):
         async with EnvPool(**options) as pool, pool.open(spec) as env:
@@ -308,10 +308,10 @@ async def test_an_earlier_episode_that_goes_another_way_is_told(tmp_path: Path) 
             await env.call("add", 1)
             await env.reset(seed=2)
             await disturb(pool, env)
-            told = r"another outcome after .* of an earlier episode"
-            with pytest.raises(EnvDiverged, match=told):
+            message = r"another outcome after .* of an earlier episode"
+            with pytest.raises(EnvDiverged, match=message):
                 await env.reset(seed=2)
-            with pytest.raises(EnvDiverged, match=told):  # no env is left that could say what it offers
+            with pytest.raises(EnvDiverged, match=message):  # no env is left that could say what it offers
                 await env.call("no_such_method")
 
 

@@ -15,7 +15,7 @@ from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.hosts import SOON
 from asyncrollout.pool.process.rebalancing import plan_moves, plan_recalls
 from asyncrollout.pool.process.worker_host import SentCall, WorkerHost
-from asyncrollout.pool.wire.messages import Op, Reply
+from asyncrollout.pool.wire.messages import CallReply, Op
 from tests.envs.slow import read
 from tests.playing import COUNTER, PATIENCE
 from tests.scripts.processes import until
@@ -251,7 +251,7 @@ class FakeLink:
 
     def __post_init__(self) -> None:
         self.pending: dict[int, SentCall] = {
-            number: (cast("asyncio.Future[Reply]", None), op, caller, caller.seconds)
+            number: (cast("asyncio.Future[CallReply]", None), op, caller, caller.seconds)
             for number, (op, caller) in enumerate(self.calls, start=1)
         }
         self.page = FakePage((1, self.since) if self.calls else (0, 0.0))

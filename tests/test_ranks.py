@@ -78,12 +78,12 @@ def test_bad_texts_are_shown_with_the_reason(text: Any, why: str) -> None:
 @given(st.text(alphabet="0123456789-,: al", max_size=20))
 def test_any_text_is_read_or_refused(text: str) -> None:
     workers: tuple[RankedWorker, ...] = ()
-    told = ""
+    message = ""
     try:
         workers = parse_ranks(text, gpus=2)
     except UsageError as error:
-        told = str(error)
-    assert bool(workers) != (repr(text) in told)
+        message = str(error)
+    assert bool(workers) != (repr(text) in message)
     assert [worker.rank for worker in workers] == [*range(len(workers))]
     on = [gpu for worker in workers for gpu in worker.gpus]
     assert on == sorted(on)
@@ -114,7 +114,7 @@ def test_components_share_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"env,env": 0}, "'env' is placed twice"),
         ({"env": 0, "rollout, env": 1}, "'env' is placed twice"),
@@ -122,8 +122,8 @@ def test_components_share_keys() -> None:
         ({"env": "4-2"}, r"env: found '4-2': a range is ascending"),
     ],
 )
-def test_bad_components(given: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_bad_components(given: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse_placement(given)
 
 

@@ -103,7 +103,7 @@ def test_registered_name_comes_before_an_installed_one(monkeypatch: pytest.Monke
     assert find_env("maze") is mine
 
 
-def test_entry_point_that_is_no_spec_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_entry_point_that_is_no_spec_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, tmp_path, "broken = someones_envs:not_a_spec")
     with pytest.raises(UsageError, match=r"'broken'.*is not an EnvSpec.*someones_envs:not_a_spec"):
         find_env("broken")
@@ -123,7 +123,7 @@ def test_name_in_two_packages_is_found_or_told(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("sokobam", ": did you mean 'sokoban'"),
         ("FrozenLake", ": did you mean 'frozen_lake'"),
@@ -134,13 +134,13 @@ def test_name_in_two_packages_is_found_or_told(monkeypatch: pytest.MonkeyPatch, 
         ("", "; available: frozen_lake, sokoban"),
     ],
 )
-def test_unknown_name_names_the_nearest(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_name_names_the_nearest(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_entry_points", dict)
     register_env("sokoban", Counter)
     register_env("frozen_lake", Counter)
     with pytest.raises(UnknownEnvError) as caught:
         find_env(name)
-    assert f"no env is called {name!r}{told}" in str(caught.value)
+    assert f"no env is called {name!r}{message}" in str(caught.value)
 
 
 @pytest.mark.parametrize("odd", [None, 5, b"counter"])
@@ -182,13 +182,13 @@ def test_placement_is_checked() -> None:
         EnvSpec(name="x", factory=Counter, runs="gpu")  # type: ignore[arg-type]
 
 
-def test_unknown_field_is_told() -> None:
+def test_unknown_field_is_reported() -> None:
     with pytest.raises((UsageError, TypeError), match="replayble"):
         register_env("x", Counter, replayble=False)
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("tests.envs.tiny:Countr", "module 'tests.envs.tiny' has no 'Countr': did you mean 'Counter'"),
         ("tests.envs.tiny:Counter.stop", "module 'tests.envs.tiny' has no 'Counter.stop'"),
@@ -198,13 +198,13 @@ def test_unknown_field_is_told() -> None:
         ("tests.envs.tiny:__doc__", "is a str, not a class or function that makes an env"),
     ],
 )
-def test_bad_import_path_is_told(path: str, told: str) -> None:
+def test_bad_import_path_is_reported(path: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         registry.load_factory(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_missing_module_is_told() -> None:
+def test_missing_module_is_reported() -> None:
     with pytest.raises(ImportError, match="no_such_module"):
         registry.load_factory("no_such_module:Env")
 

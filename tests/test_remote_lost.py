@@ -140,7 +140,7 @@ async def test_a_server_that_refuses_for_a_while() -> None:
 
 
 async def test_a_call_waits_for_a_server_as_long_as_the_patience_lasts() -> None:
-    """Of two that are made while the server is away, one is served when it is back; one that is closed is told so."""
+    """Of two that are made while the server is away, one is served when it is back; a closed one gets an error."""
     tokens = [read_token(CANARY, where="")]
     seen: list[Any] = []
 
@@ -244,7 +244,7 @@ async def test_nothing_stale_is_left_at_a_server_that_was_given_up() -> None:
 
 
 async def test_an_env_closed_during_a_call_whose_answer_is_lost() -> None:
-    """Whoever waits is told; the env is not made anew."""
+    """Whoever waits gets an error; the env is not made again."""
     with anyio.fail_after(PATIENCE):
         async with cabled() as (server, cable, pool):
             env, kept = await pool.open("counter"), await pool.open("counter")
@@ -283,10 +283,10 @@ async def test_a_pool_that_is_here_again_while_its_old_connection_hangs() -> Non
                 assert (await old.receive()).type is aiohttp.WSMsgType.CLOSE
                 calls = [RemoteCall(0, 0, LIVE, encode([2])), RemoteCall(1, 2, Op.RENDER), RemoteCall(2, 2, Op.RENDER)]
                 await new.send_bytes(msgspec.msgpack.encode(calls))
-                told: dict[int, RemoteReply] = {}
-                while len(told) < 2:
-                    told |= {one.env: one for one in read_frame(await new.receive_bytes(), RemoteReply)}
-                assert (told[1].gone, told[2].gone) == (True, False)
+                reported: dict[int, RemoteReply] = {}
+                while len(reported) < 2:
+                    reported |= {one.env: one for one in read_frame(await new.receive_bytes(), RemoteReply)}
+                assert (reported[1].gone, reported[2].gone) == (True, False)
                 assert (await _stats(server))["environments"] == 1
 
 

@@ -35,7 +35,7 @@ from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.messages import Op
 from asyncrollout.service import channel, connection, remote_host
 from asyncrollout.service.access import AccessToken, read_token
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.messages import (
     CLIENT_HEADER,
     PATH,
@@ -95,7 +95,7 @@ async def cabled() -> AsyncIterator[tuple[EnvServer, Cable, RemoteEnvPool]]:
 
 
 class Leaving:
-    """A server that stops when it is told to, while others go on."""
+    """A server that can be stopped while others continue."""
 
     def __init__(self, port: int = 0) -> None:
         self._port = port
@@ -236,18 +236,18 @@ async def test_many_pools_at_once() -> None:
 
 async def test_errors_are_those_of_a_pool_here(tmp_path: Path) -> None:
     async with remote(workers=1) as (server, pool), EnvPool(workers=1) as here:
-        told = []
+        message = []
         for one in (pool, here):
             async with one.open("crasher", at=1, how="raise") as env:
                 await env.reset(seed=3)
                 with pytest.raises(EnvError, match="the env's own mistake") as caught:
                     await env.step(1)
-                told.append((str(caught.value), caught.value.remote_type, caught.value.seed, caught.value.turn))
+                message.append((str(caught.value), caught.value.remote_type, caught.value.seed, caught.value.turn))
                 assert 'raise ValueError("the env\'s own mistake")' in (caught.value.remote_traceback or "")
                 with pytest.raises(UsageError, match="its episode failed"):
                     await env.step(1)
                 assert (await env.reset(seed=3)).reward == 0
-        assert told[0] == told[1]
+        assert message[0] == message[1]
         async with pool.open("crasher", at=2, how="kill", once=str(tmp_path / "once")) as env:
             assert same(await play(env, 3, ACTIONS), expected(SPECS["counter"], 3, ACTIONS))
         assert (await _stats(server))["workers"]["restarts"] == 1
@@ -426,7 +426,7 @@ async def test_a_cancelled_step_needs_a_reset(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_starts_anew() -> None:
-    """Envs are played again to where they were; what cannot be is told."""
+    """Envs are played again to where they were; what cannot be is an error."""
     first = Leaving()
     async with anyio.create_task_group() as tasks:
         await tasks.start(first.run)
@@ -554,7 +554,7 @@ async def test_a_server_that_never_answers_is_given_up(reply: bytes | None, trou
     assert connections == (6 if reply is None else 1)
 
 
-async def test_envs_of_a_dead_server_go_on_at_another() -> None:
+async def test_envs_of_a_dead_server_continue_at_another() -> None:
     leaving = Leaving()
     async with started() as staying, anyio.create_task_group() as tasks:
         await tasks.start(leaving.run)
@@ -587,8 +587,8 @@ async def test_nothing_is_left_of_envs_that_were_closed() -> None:
                     async with RemoteEnvPool(url) as pool:
                         await (await pool.open("bandit")).reset(seed=number)
             async with aiohttp.ClientSession() as session, session.get(f"{url}/stats") as response:
-                told = await response.json()
-            assert (told["environments"], told["pools"], told["workers"]["envs"]) == (0, 0, 0)
+                message = await response.json()
+            assert (message["environments"], message["pools"], message["workers"]["envs"]) == (0, 0, 0)
             return server.num_fds(), len(server.children(recursive=True)), server.memory_info().rss
 
         fds, children, rss = await cycle(5)
@@ -625,14 +625,19 @@ async def test_nonsense_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
                 RemoteCall(2, 1, Op.OPEN, encode([["counter"], {}])),
                 RemoteCall(3, 1, Op.STEP, encode(1)),
             ]
-            told: dict[tuple[int, int], RemoteReply] = {}
+            message: dict[tuple[int, int], RemoteReply] = {}
             for call in calls:
                 await socket.send_bytes(msgspec.msgpack.encode([call]))
                 (answer,) = read_frame(await socket.receive_bytes(), RemoteReply)
-                told[answer.env, answer.number] = answer
-            assert [key for key, answer in told.items() if answer.failure is None] == [(1, 1), (1, 3), (1, 10), (3, 1)]
-            assert told[3, 1].gone
-            assert "unknown extension 5" in str(told[1, 4].failure)
+                message[answer.env, answer.number] = answer
+            assert [key for key, answer in message.items() if answer.failure is None] == [
+                (1, 1),
+                (1, 3),
+                (1, 10),
+                (3, 1),
+            ]
+            assert message[3, 1].gone
+            assert "unknown extension 5" in str(message[1, 4].failure)
             await socket.send_bytes(
                 msgspec.msgpack.encode([RemoteCall(3, 1, Op.STEP)] * 400)
             )  # more answers than may wait
@@ -697,7 +702,7 @@ async def test_frames_are_cut_to_size() -> None:
     assert len(sent) == 5
 
 
-async def test_what_lives_at_a_server_is_not_filmed(tmp_path: Path) -> None:
+async def test_what_lives_at_a_server_is_not_recorded(tmp_path: Path) -> None:
     async with remote() as (_, pool), VideoRecorder(tmp_path) as recorder:
         with pytest.raises(UsageError, match="lives at a server"):
             pool.open("counter", record=recorder.record("counter"))

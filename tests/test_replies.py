@@ -149,9 +149,9 @@ def test_what_prose_states(prose: str, stated: str | None) -> None:
 
 
 def test_prompt_tells_the_form_that_is_read() -> None:
-    told = turn_format(TextOptions(max_actions_per_turn=3, separator=";"), "Up")
-    assert "up to 3 actions" in told
-    assert read(told.rsplit("such as ", 1)[1], TextOptions(separator=";")) == Parsed((1, 1))
+    reported = turn_format(TextOptions(max_actions_per_turn=3, separator=";"), "Up")
+    assert "up to 3 actions" in reported
+    assert read(reported.rsplit("such as ", 1)[1], TextOptions(separator=";")) == Parsed((1, 1))
     for alone in (
         turn_format(TextOptions(max_actions_per_turn=1), "Up"),
         turn_format(TextOptions(max_actions_per_traj=1), "Up"),

@@ -301,8 +301,8 @@ def test_group_that_was_given_up_begins_anew(tmp_path: Path) -> None:
     *events, _ = events_of(groups)
     given_up: list[AnyEvent] = [*events, Cancelled(at=BEGAN + 9, group="g0"), Cancelled(at=BEGAN + 9, group="g1")]
     again: list[AnyEvent] = [*given_up, Dispatched(at=BEGAN + 10, uid="g1.0")]
-    for told, fates in ((given_up, ["cancelled", "cancelled"]), (again, ["cancelled", "incomplete"])):
-        history = read_run(write_run(tmp_path / "run", groups, told))
+    for printed, fates in ((given_up, ["cancelled", "cancelled"]), (again, ["cancelled", "incomplete"])):
+        history = read_run(write_run(tmp_path / "run", groups, printed))
         assert [str(history.fate(group.id)) for group in groups] == fates
 
 
@@ -369,7 +369,7 @@ def test_last_record_of_a_rollout_counts(tmp_path: Path) -> None:
     assert [member["reward"] for member in group["members"]] == [5.0]
 
 
-async def test_report_of_a_run_that_goes_on_tells_what_is_there(tmp_path: Path) -> None:
+async def test_report_of_a_live_run_shows_what_is_there(tmp_path: Path) -> None:
     policy = ar.ScriptedPolicy(
         lambda _: ar.Generation("<answer>Right</answer>", token_ids=[1, 2, 3], logprobs=[-0.1] * 3, prompt_ids=[1])
     )
@@ -420,7 +420,7 @@ def test_rollout_whose_end_is_just_being_written_is_over(tmp_path: Path) -> None
     assert [row[:3] for row in rows] == [["incomplete", 1, 1]]
 
 
-def test_what_is_no_run_is_told_in_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_run_is_reported_in_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newer = write_run(tmp_path / "newer", [], [Began(at=BEGAN, version=99)])
     junk = write_run(tmp_path / "junk", [group_of_rewards("g0", [1.0])])
     (junk / TRAJECTORIES).write_bytes(b"\xff\xfe junk\n")
@@ -435,12 +435,12 @@ def test_what_is_no_run_is_told_in_one_message(tmp_path: Path, capsys: pytest.Ca
         (empty, "is empty: the run has not begun"),
     ):  # fmt: skip
         assert main(["report", str(directory)]) == 2
-        told = capsys.readouterr()
-        assert (told.out, message in told.err, "Traceback" in told.err) == ("", True, False), told.err
+        printed = capsys.readouterr()
+        assert (printed.out, message in printed.err, "Traceback" in printed.err) == ("", True, False), printed.err
         assert not (directory / "report.html").exists()
 
 
-def test_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_place_that_cannot_be_written_to_is_reported(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", [group_of_rewards("g0", [1.0])])
     with pytest.raises(JournalError, match=r"cannot write .*nowhere/x\.html: No such file"):
         write_report(directory, tmp_path / "nowhere" / "x.html")
@@ -480,8 +480,8 @@ def test_a_report_replaces_neither_a_device_nor_a_link(tmp_path: Path) -> None:
 def test_command_tells_where_the_report_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_run(tmp_path / "run", [group_of_rewards("g0", [1.0])])
     assert main(["report", str(directory), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {
         "path": str(directory / "report.html"),
         "rollouts": 1,
         "bytes": (directory / "report.html").stat().st_size,

@@ -53,10 +53,10 @@ async def rows(page: Page) -> list[str]:
 
 def wrong(page: Page) -> list[Any]:
     """Exceptions, messages of the console (a broken policy among them), dialogs, and requests for anything else."""
-    requests = [request["request"]["url"] for request in page.told("Network.requestWillBeSent")]
+    requests = [request["request"]["url"] for request in page.seen("Network.requestWillBeSent")]
     odd = [url for url in requests if urlparse(url).scheme not in ("data", "blob") and not url.endswith("report.html")]
     methods = ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening", "Runtime.consoleAPICalled")
-    return odd + [told for method in methods for told in page.told(method)]
+    return odd + [reported for method in methods for reported in page.seen(method)]
 
 
 def hostile(attack: str, number: int) -> Group:
@@ -106,8 +106,8 @@ async def test_nothing_that_was_recorded_becomes_a_script(tmp_path: Path) -> Non
                     "document.querySelectorAll('details').forEach((one) => { one.open = true; });"
                     "document.querySelectorAll('dialog .fold').forEach((one) => one.click())"
                 )
-                told = await page.run("[...document.querySelectorAll('dialog pre')].map((one) => one.textContent)")
-                assert told.count(attack) >= 8, (attack, told)
+                reported = await page.run("[...document.querySelectorAll('dialog pre')].map((one) => one.textContent)")
+                assert reported.count(attack) >= 8, (attack, reported)
         await page.run("dialog.close(); groups.slice(0, 50).forEach((group) => toggle(group.id, true))")
         for name in ("env", "fate", "error"):
             await page.run(
@@ -131,7 +131,7 @@ async def test_policy_of_the_page_stops_what_would_get_in(tmp_path: Path) -> Non
             "document.body.append(one, two); fetch('http://127.0.0.1:9/y').catch(() => 0)"
         )
         assert await page.run("window.pwned") is None
-        refused = [entry["entry"] for entry in page.told("Log.entryAdded") if entry["entry"]["source"] == "security"]
+        refused = [entry["entry"] for entry in page.seen("Log.entryAdded") if entry["entry"]["source"] == "security"]
         assert len(refused) >= 3, page.events
         assert len(wrong(page)) >= 3
 
@@ -149,8 +149,8 @@ async def test_mouse_finds_a_trajectory_and_filters_find_others(tmp_path: Path) 
         assert await rows(page) == ["▸g0", "▸g1", "▾g2", "g2.0", "g2.1"]
         await _click(page, "tr[data-uid='g2.0']")
         await page.wait_for("dialog.open")
-        told = await page.run("dialog.innerText")
-        assert ["reply 0" in told, "reply 1" in told, "reward 3.000" in told] == [True, True, True]
+        reported = await page.run("dialog.innerText")
+        assert ["reply 0" in reported, "reply 1" in reported, "reward 3.000" in reported] == [True, True, True]
         assert await page.run("location.hash") == "#g2.0"
         await _click(page, "[data-step='1']")
         await page.wait_for("dialog.innerText.includes('it broke')")
@@ -209,13 +209,13 @@ async def test_odd_contents_are_readable(tmp_path: Path) -> None:
     (directory / "videos" / "g0.0.mp4").write_bytes(b"not a video")
     async with opened(write_report(directory).path.as_uri() + "#g0.0") as page:
         await page.wait_for("dialog.open")
-        told = await page.run("dialog.innerText")
-        assert "Show all" in told
-        assert len(told) < 20_000
+        reported = await page.run("dialog.innerText")
+        assert "Show all" in reported
+        assert len(reported) < 20_000
         await page.run("document.querySelector('dialog .fold').click()")
         assert "characters omitted" in await page.run("dialog.textContent")
         for part in ("␛[31mred␇ ␀", "⟨202E⟩abc⟨202C⟩", "[array of float64, 100 x 100]", "(256 bytes)"):
-            assert part in told
+            assert part in reported
         assert await page.wait_for("dialog.querySelector('img').naturalWidth") == 8
         assert await page.run("dialog.querySelector('video').getAttribute('src')") == "videos/g0.0.mp4"
         assert await page.wait_for("dialog.querySelector('video').error?.code") == 4  # it was read, and is not a video

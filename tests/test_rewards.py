@@ -158,7 +158,7 @@ def test_discount_of_one_trajectory() -> None:
         (lambda: normalize([1.0], groups=[0], grouping="states"), "grouping='states' .*: did you mean 'state'"),  # type: ignore[arg-type]
         (
             lambda: normalize([1.0], groups=[0], method="std"),  # type: ignore[arg-type]
-            "method='std' is not one of 'identity', 'mean', 'mean_std'",
+            "method='std' is not valid: did you mean 'mean_std'",
         ),
         (lambda: normalize([1.0]), "grouping='state' needs groups="),
         (lambda: normalize([1.0], groups=[0], grouping="inductive"), "grouping='inductive' needs tags="),

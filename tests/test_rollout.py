@@ -326,7 +326,7 @@ async def test_score_of_a_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (float("nan"), "score returned nan for g.0"),
         ("good", "not a number"),
@@ -334,11 +334,11 @@ async def test_score_of_a_group() -> None:
         ({"style": 0.5}, "without 'reward'"),
     ],
 )
-async def test_score_that_is_no_number_is_a_failure(given: Any, told: str) -> None:
+async def test_score_that_is_no_number_is_a_failure(given: Any, message: str) -> None:
     group = await scored(lambda trajectory: given if trajectory.member == 0 else 1.0)
     failed, *others = group.trajectories
     assert isinstance(failed.error, ScoreError)
-    assert told in str(failed.error)
+    assert message in str(failed.error)
     assert failed.stop_reason.blame == "score"
     assert all(trajectory.valid for trajectory in others)
 

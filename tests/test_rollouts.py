@@ -40,6 +40,7 @@ from asyncrollout.seeding import sampling_seed
 from tests.envs.rollout import WALK
 from tests.llm_server import llm_server
 from tests.playing import PATIENCE
+from tests.virtual_time import run_virtually
 from tests.waiting import all_tasks_blocked
 
 
@@ -76,7 +77,7 @@ def rollouts(policy: Any = None, **options: Any) -> Rollouts:
     return Rollouts(options.pop("env", WALK), **options)
 
 
-def told(groups: list[Group]) -> list[Any]:
+def transcripts(groups: list[Group]) -> list[Any]:
     """All that matters about groups, to compare."""
     return [(group.id, [[turn.reply for turn in one.turns] for one in group.trajectories]) for group in groups]
 
@@ -91,7 +92,7 @@ async def test_collect_gives_exactly_what_was_asked_for_in_start_order() -> None
     assert source.ledger.balanced
 
 
-async def test_collect_with_a_filter_goes_on_until_there_are_enough() -> None:
+async def test_collect_with_a_filter_continues_until_there_are_enough() -> None:
     async with rollouts(Model(spread=9), keep=filters.reward_varies) as source:
         batch = await source.collect(groups=12)
         assert len(batch.groups) == 12
@@ -115,7 +116,7 @@ async def test_batches_in_start_order_never_depend_on_timing(how: str) -> None:
             else:
                 stream = source.batches(groups=4)
                 batches = [await anext(stream) for _ in range(3)]
-        found.append([told(batch.groups) for batch in batches])
+        found.append([transcripts(batch.groups) for batch in batches])
         assert policy.most_in_flight <= in_flight
     assert found[0] == found[1] == found[2]
 
@@ -125,7 +126,7 @@ async def test_workers_change_nothing() -> None:
     async with EnvPool(backend="inline") as pool:
         for options in ({"workers": 2}, {"workers": 1}, {"pool": pool}):
             async with rollouts(env="sokoban", policy=SolverPolicy(0.3), limits=Limits(turns=3), **options) as source:
-                found.append(told((await source.collect(groups=3)).groups))
+                found.append(transcripts((await source.collect(groups=3)).groups))
     assert found[0] == found[1] == found[2]
 
 
@@ -290,7 +291,7 @@ async def test_batch_filter_gives_whole_batches() -> None:
     assert [len(batch.groups) for batch in batches] == [6, 6, 6]
 
 
-async def test_filter_that_raises_is_told_where_groups_are_awaited() -> None:
+async def test_filter_that_raises_is_reported_where_groups_are_awaited() -> None:
     def broken(group: Group) -> Verdict:
         raise LookupError("no such thing")
 
@@ -302,7 +303,7 @@ async def test_filter_that_raises_is_told_where_groups_are_awaited() -> None:
     assert source.ledger.balanced
 
 
-async def test_policy_that_is_dead_for_good_is_told_where_groups_are_awaited() -> None:
+async def test_policy_that_is_dead_for_good_is_reported_where_groups_are_awaited() -> None:
     def dead(request: Request) -> str:
         raise ProviderError("the server is gone")
 
@@ -313,14 +314,14 @@ async def test_policy_that_is_dead_for_good_is_told_where_groups_are_awaited() -
         assert source.ledger.balanced
 
 
-async def test_env_that_is_dead_for_good_is_told_where_groups_are_awaited() -> None:
+async def test_env_that_is_dead_for_good_is_reported_where_groups_are_awaited() -> None:
     for task in ("breaks", "nan"):
         async with rollouts(tasks=[task] * 100) as source:
             with pytest.raises(RolloutError, match=r"\d+ groups in a row .* (it breaks|finite number, not nan)"):
                 await source.collect(groups=4)
 
 
-async def test_mistake_of_the_caller_is_told_at_once() -> None:
+async def test_mistake_of_the_caller_is_reported_at_once() -> None:
     async with rollouts(env="frozen_lake", env_kwargs={"sise": 3}) as source:
         with pytest.raises(RolloutError, match="sise"):
             await source.collect(groups=2)
@@ -329,7 +330,7 @@ async def test_mistake_of_the_caller_is_told_at_once() -> None:
             await source.collect(groups=2)
 
 
-async def test_source_of_tasks_that_fails_is_told_where_groups_are_awaited() -> None:
+async def test_source_of_tasks_that_fails_is_reported_where_groups_are_awaited() -> None:
     async def tasks() -> AsyncIterator[int]:
         yield 1
         raise OSError("disk on fire")
@@ -358,28 +359,38 @@ async def test_some_failed_members_cost_their_group_and_nothing_else() -> None:
         assert arrays["valid"].tolist().count(False) == 0  # the failed one has no turns, and so no row
 
 
-async def test_stall_is_an_error_that_names_what_is_waited_for() -> None:
+def test_stall_is_an_error_that_names_what_is_waited_for() -> None:
     async def never(request: Request) -> str:
         await anyio.sleep_forever()
         return ""
 
-    async with rollouts(ScriptedPolicy(never), stall_seconds=0.5) as source:
-        with pytest.raises(StalledError, match=r"0.5 s: rollout g0.0 has waited .* for the policy in turn 0.* others"):
-            await source.collect(groups=3)
-    assert source.ledger.balanced
+    async def play() -> None:
+        async with rollouts(ScriptedPolicy(never), stall_seconds=60) as source:
+            with pytest.raises(
+                StalledError, match=r"60 s: rollout g0.0 has waited 60.0 s for the policy in turn 0.* others"
+            ):
+                await source.collect(groups=3)
+        assert source.ledger.balanced
+
+    run_virtually(play)
 
 
-async def test_evaluation_that_stalls_is_an_error_whatever_else_plays() -> None:
+def test_evaluation_that_stalls_is_an_error_even_while_other_groups_play() -> None:
     async def never_in_evaluation(request: Request) -> str:
         if request.session.startswith("eval"):
             await anyio.sleep_forever()
         return "go"
 
-    async with rollouts(ScriptedPolicy(never_in_evaluation), stall_seconds=0.5) as source:
-        with pytest.raises(StalledError, match=r"0.5 s: rollout eval0-g0.0 has waited .* s for the policy in turn 0"):
-            await source.evaluate(3)
-        assert len((await source.collect(groups=2)).groups) == 2
-    assert source.ledger.balanced
+    async def play() -> None:
+        async with rollouts(ScriptedPolicy(never_in_evaluation), stall_seconds=60) as source:
+            with pytest.raises(
+                StalledError, match=r"60 s: rollout eval0-g0.0 has waited 60.0 s for the policy in turn 0"
+            ):
+                await source.evaluate(3)
+            assert len((await source.collect(groups=2)).groups) == 2
+        assert source.ledger.balanced
+
+    run_virtually(play)
 
 
 async def test_weight_update_does_not_wait_for_ever() -> None:
@@ -469,7 +480,7 @@ async def test_groups_that_are_too_old_are_not_delivered() -> None:
         assert source.ledger.ends["stale"] == 4
 
 
-async def test_server_is_told_of_new_weights() -> None:
+async def test_server_is_notified_of_new_weights() -> None:
     async with llm_server(kind="vllm") as server:
         policy = OpenAIPolicy(server.url, "m", kind="vllm", version=3)
         async with rollouts(policy, limits=Limits(turns=1)) as source:
@@ -611,7 +622,7 @@ async def test_errors_of_the_body_pass_as_they_are() -> None:
     assert source.ledger.open == {}
 
 
-async def test_cancelled_consumer_leaves_nothing_running_and_the_stream_goes_on() -> None:
+async def test_cancelled_consumer_leaves_nothing_running_and_the_stream_continues() -> None:
     go = anyio.Event()
 
     async def wait(request: Request) -> str:

@@ -37,7 +37,7 @@ from asyncrollout.filters import BatchFilter
 from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer
 from asyncrollout.trajectories import Move
 from tests.playing import PATIENCE
-from tests.test_rollouts import Model, rollouts, told
+from tests.test_rollouts import Model, rollouts, transcripts
 from tests.test_sampler import group
 from tests.waiting import all_tasks_blocked
 
@@ -121,7 +121,7 @@ async def test_batches_do_not_depend_on_timing_when_draws_run_out_or_weights_cha
             for version in range(1, 6):
                 try:
                     batch = await (source.collect(groups=4) if how == "collect" else anext(stream))
-                    batches.append(told(batch.groups))
+                    batches.append(transcripts(batch.groups))
                 except ExhaustedError:
                     batches.append([])
                 async with source.weight_update(version):
@@ -254,7 +254,7 @@ async def test_scores_that_make_no_sense_are_failures_of_their_rollouts(given: A
 
 
 class Odd:
-    """An agent of a plain class, whose player gives what it is told to."""
+    """An agent of a plain class, whose player returns what it is given."""
 
     def __init__(self, move: Any, policy: Any = None) -> None:
         self.policy = policy
@@ -329,7 +329,7 @@ async def test_policy_of_an_agent_of_any_class_is_opened() -> None:
     assert not policy.is_open
 
 
-async def test_cancellation_that_nobody_asked_for_is_told() -> None:
+async def test_cancellation_that_nobody_asked_for_is_reported() -> None:
     async def cancels(request: Request) -> str:
         raise anyio.get_cancelled_exc_class()
 
@@ -450,7 +450,7 @@ async def test_dropped_groups_fill_the_last_batch_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "transcripts"),
     [
         ({"limit": 3}, "Rollouts takes no limit=: did you mean 'limits'"),
         ({"groupsize": 3}, "did you mean 'group_size'"),
@@ -459,9 +459,9 @@ async def test_dropped_groups_fill_the_last_batch_too() -> None:
     ],
     ids=str,
 )
-def test_unknown_keyword_is_answered_by_the_nearest(wrong: dict[str, Any], told: str) -> None:
+def test_unknown_keyword_is_answered_by_the_nearest(wrong: dict[str, Any], transcripts: str) -> None:
     given: dict[str, Any] = {"env": "bandit", "policy": ScriptedPolicy(["a"]), **wrong}
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=transcripts):
         Rollouts(**given)
 
 

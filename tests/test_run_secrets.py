@@ -119,8 +119,8 @@ def test_no_key_is_in_a_run_of_the_command_line(place: Path) -> None:
     plain = asked(place, "resume", "runs/mine", "batches=3")
     assert plain.returncode == 2
     for option in ("password", "url", "headers.Authorization", "judge.api_key"):
-        told = f"env_kwargs.{option}: found [hidden], which stands for a secret that is not kept in files"
-        assert told in plain.stderr
+        reported = f"env_kwargs.{option}: found [hidden], which stands for a secret that is not kept in files"
+        assert reported in plain.stderr
         assert f"give it again on the command line, as env_kwargs.{option}=VALUE" in plain.stderr
 
     taken = asked(place, "run", "vault.yaml", "name=mine", *SECRETS)
@@ -163,9 +163,9 @@ async def look_at_pages(runs: Path) -> None:
 def test_a_key_where_none_belongs_is_refused_without_being_shown(
     place: Path, arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = refused(place, arguments, monkeypatch, capfd)
-    assert says in told
-    assert_hidden(told.encode(), arguments)
+    reported = refused(place, arguments, monkeypatch, capfd)
+    assert says in reported
+    assert_hidden(reported.encode(), arguments)
     for path in (place / "runs").rglob("*"):
         assert not path.is_file() or b"CANARY" not in path.read_bytes()
 
@@ -173,7 +173,7 @@ def test_a_key_where_none_belongs_is_refused_without_being_shown(
 def refused(
     place: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> str:
-    """What is told, in this process."""
+    """What is printed, in this process."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     for name, value in VARIABLES.items():
@@ -187,10 +187,10 @@ def test_a_file_with_a_secret_for_an_env_says_how_to_give_it(
     place: Path, line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (place / "vault.yaml").write_text(CONFIG.replace("{size: 3}", line))
-    told = refused(place, [], monkeypatch, capfd)
-    assert "a key is never written into a file: let the env read an environment variable, or give it on" in told
-    assert f"as env_kwargs.{line[1:].partition(':')[0]}=VALUE" in told
-    assert "CANARY" not in told
+    reported = refused(place, [], monkeypatch, capfd)
+    assert "a key is never written into a file: let the env read an environment variable, or give it on" in reported
+    assert f"as env_kwargs.{line[1:].partition(':')[0]}=VALUE" in reported
+    assert "CANARY" not in reported
 
 
 def test_the_demo_takes_no_password_in_an_address(tmp_path: Path) -> None:
@@ -207,8 +207,10 @@ class Telling(ScriptedPolicy):
 
     async def generate(self, request: Request) -> Generation:
         if request.session.endswith(".0"):
-            told = self.password
-            raise ProviderError(f"refused: {told!r} {quote(told)} {BASIC}, {VARIABLE} at {URL}, header X-Key={NESTED}")
+            secret = self.password
+            raise ProviderError(
+                f"refused: {secret!r} {quote(secret)} {BASIC}, {VARIABLE} at {URL}, header X-Key={NESTED}"
+            )
         return await super().generate(request)
 
 

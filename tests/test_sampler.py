@@ -146,15 +146,15 @@ def test_batch_filter_judges_whole_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "told"),
+    ("keep", "message"),
     [
         (lambda group: 1 / 0, "raised ZeroDivisionError"),
         (lambda group: None, "return a Verdict"),
         (BatchFilter(lambda groups: []), "returned 0 verdicts for 1 groups"),
     ],
 )
-def test_filters_that_fail_are_mistakes_of_the_caller(keep: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_filters_that_fail_are_mistakes_of_the_caller(keep: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         FilterRunner(keep, KeepRate()).judge(group(0), 1)
     with pytest.raises(UsageError, match="is not a filter"):
         check_filter(0.5)  # type: ignore[arg-type]
@@ -255,9 +255,9 @@ def test_ledger_says_who_is_stuck() -> None:
     assert "the source of tasks returns no task" in ledger.stuck()
     for number in range(5):
         ledger.dispatched(f"g{number}.0").begins("the policy")
-    told = ledger.stuck()
-    assert re.match(r"rollout g0.0 has waited \S+ s for the policy in turn 0; ", told)
-    assert told.endswith("and 2 others")
+    message = ledger.stuck()
+    assert re.match(r"rollout g0.0 has waited \S+ s for the policy in turn 0; ", message)
+    assert message.endswith("and 2 others")
 
 
 def test_tally_tells_of_all_that_was_played() -> None:

@@ -214,7 +214,7 @@ class Together(Model):
         return await super().generate(request)
 
 
-async def test_filter_that_fails_when_the_batch_is_complete_is_told_to_the_next_taker() -> None:
+async def test_filter_that_fails_when_the_batch_is_complete_is_reported_to_the_next_taker() -> None:
     judged: list[int] = []
 
     def keep(group: Group) -> Verdict:
@@ -235,7 +235,7 @@ async def test_filter_that_fails_when_the_batch_is_complete_is_told_to_the_next_
 
 
 @pytest.mark.parametrize("how", ["collect", "batches"])
-async def test_source_of_tasks_that_fails_beyond_a_batch_is_told_to_the_next_taker(how: str) -> None:
+async def test_source_of_tasks_that_fails_beyond_a_batch_is_reported_to_the_next_taker(how: str) -> None:
     def tasks() -> Iterator[int]:
         yield from range(4)
         raise LookupError("no more")

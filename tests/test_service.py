@@ -104,9 +104,9 @@ async def test_the_document(data_config: str, capsys: pytest.CaptureFixture[str]
         assert [status["ok"] for status in names["embedder_status"].values()] == [False, False]
         assert names["rewards"] == {env_id: result[1] for env_id, result in names["step_results"].items()}
         await run(seed.ERRORS, names, data_config)
-        told = capsys.readouterr().out
-        assert "Environment env_0 reset successfully\n" in told
-        assert "Environment invalid_env failed: Environment invalid_env not found\n" in told
+        printed = capsys.readouterr().out
+        assert "Environment env_0 reset successfully\n" in printed
+        assert "Environment invalid_env failed: Environment invalid_env not found\n" in printed
         await run(seed.CLOSE, names, data_config)
         assert service.environments == service.env_configs == {}
 
@@ -172,7 +172,7 @@ async def test_the_same_seed_is_the_same_episode() -> None:
         await service.create_environments_batch({"own": config("video", seed=7)})
         first = await service.reset_batch({"a": 7, "b": {"seed": 7}, "c": {"action": 1}, "own": None})
         assert first["a"] == first["b"]
-        assert "there is no key 'action'" in first["c"][1]["error"]
+        assert "unknown key 'action'" in first["c"][1]["error"]
         assert first["own"] == (await service.reset_batch({"own": 7}))["own"]
         results = await service.step_batch({"a": "add 4", "b": {"action": "add 4"}})
         assert results["a"] == results["b"]
@@ -304,7 +304,7 @@ async def test_a_reset_beside_other_calls(tmp_path: Path) -> None:
             tasks.start_soon(reset)
             await anyio.lowlevel.checkpoint()
             second = await service.reset_batch({"g": 4})
-        assert ["error" in told["g"][1] for told in (first, second)] == [False, True]
+        assert ["error" in printed["g"][1] for printed in (first, second)] == [False, True]
         assert "error" not in (await service.step_batch({"g": 1}))["g"][3]
 
 
@@ -347,7 +347,7 @@ async def test_an_id_that_cannot_be_made_again_is_gone() -> None:
         assert "error" not in resets["c"][1]
 
 
-async def test_what_open_does_not_take_is_told_in_its_place() -> None:
+async def test_what_open_does_not_take_is_reported_in_its_place() -> None:
     async with EnvPool(backend="inline") as pool, EnvService(pool=pool) as service:
         odd = {"record": {"every": 1}, "beside": "good", "worker": "x", "text": 3}
         configs = {key: config("text", **{key: value}) for key, value in odd.items()}
@@ -368,7 +368,7 @@ async def test_idle_envs_are_closed() -> None:
         assert error == "Environment a not found: it was closed because nobody used it for long"
 
 
-async def test_a_cancelled_batch_leaves_a_service_that_goes_on(tmp_path: Path) -> None:
+async def test_a_cancelled_batch_leaves_a_service_that_continues(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     async with EnvService(max_workers=1) as service:
         await service.create_environments_batch({"slow": config("gated", pipe=gate.pipe), "other": config("counter")})
@@ -435,14 +435,14 @@ arrays = hnp.arrays(
 
 @given(arrays)
 def test_arrays_come_back_equal(array: Any) -> None:
-    told = json.loads(json.dumps(to_json({"a": [array]}), allow_nan=False))
-    assert same(from_json(told)["a"][0], array)
+    printed = json.loads(json.dumps(to_json({"a": [array]}), allow_nan=False))
+    assert same(from_json(printed)["a"][0], array)
 
 
 def test_values_as_json() -> None:
-    told = to_json({"set": {2, 1}, "tuple": (1, np.int8(2)), 3: np.bool_(True), "odd": object, "text": "\ud800"})
+    printed = to_json({"set": {2, 1}, "tuple": (1, np.int8(2)), 3: np.bool_(True), "odd": object, "text": "\ud800"})
     assert to_json({2**64: -(2**70)}) == {str(2**64): str(-(2**70))}
-    assert told == {"set": [1, 2], "tuple": [1, 2], 3: True, "odd": "<class 'object'>", "text": "?"}
+    assert printed == {"set": [1, 2], "tuple": [1, 2], 3: True, "odd": "<class 'object'>", "text": "?"}
     boundless = to_json([math.inf, -math.inf, math.nan, np.float64("inf"), np.float16("nan"), np.array(-np.inf)])
     assert boundless == ["Infinity", "-Infinity", "NaN", "Infinity", "NaN", "-Infinity"]
     subclasses = [Whole(7), Real(7.5), Real("inf"), Text("a"), Row([Whole(1)]), Table({Whole(2): Real(2)}), True]
@@ -467,15 +467,15 @@ def test_values_as_json() -> None:
 
 def test_pictures_of_pil(monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image").fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
-    told = to_json([image])
-    seen = from_json(json.loads(json.dumps(told)))[0]
+    printed = to_json([image])
+    seen = from_json(json.loads(json.dumps(printed)))[0]
     assert np.array_equal(np.asarray(seen), np.asarray(image))
-    assert base64.b64decode(told[0]["__pil_image__"]).startswith(b"\x89PNG")
+    assert base64.b64decode(printed[0]["__pil_image__"]).startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="not a valid image or array"):
         from_json({"__pil_image__": base64.b64encode(b"GIF?").decode()})
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtraError, match="pip install pillow"):
-        from_json(told)
+        from_json(printed)
 
 
 BROKEN = [{}, {"data": 1, "dtype": "O2", "shape": []}, {"data": [1], "dtype": "i4", "shape": [2]}, 3]

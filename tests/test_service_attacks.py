@@ -19,7 +19,7 @@ from asyncrollout import EnvError, EnvPool, PoolError, RemoteEnvPool, registry
 from asyncrollout.pool.wire.messages import Op
 from asyncrollout.service import bodies, channel, connection_limits, server
 from asyncrollout.service.access import read_token
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.clients import Client
 from asyncrollout.service.messages import CLIENT_HEADER, MOST_PARTS, PATH, RemoteCall, RemoteReply, encode, read_frame
 from asyncrollout.service.server import Caps
@@ -159,8 +159,8 @@ async def test_a_body_of_many_envs_is_refused() -> None:
             ("/batch/step", {"ids2actions": dict.fromkeys(ids)}),
             ("/batch/close", {"env_ids": ids}),
         ):
-            status, told = await browser.post(path, body)
-            assert (status, "envs in a request: at most 1,004" in told["error"]) == (413, True)
+            status, message = await browser.post(path, body)
+            assert (status, "envs in a request: at most 1,004" in message["error"]) == (413, True)
             assert (await browser.ask("GET", "/stats"))[0] == 200
 
 
@@ -258,8 +258,8 @@ async def test_requests_for_other_names_are_refused() -> None:
     async with serving(allow_hosts=["trainer.local"]) as browser:
         for path in ("/health", "/stats", PATH):
             for host in HOSTS:
-                status, told = await browser.ask("GET", path, headers={"Host": host})
-                assert (status, "--allow-host" in told["error"]) == (403, True), host
+                status, message = await browser.ask("GET", path, headers={"Host": host})
+                assert (status, "--allow-host" in message["error"]) == (403, True), host
         for host in [*OWN_HOSTS, "trainer.local:8200", "Trainer.Local"]:
             assert (await browser.ask("GET", "/stats", headers={"Host": host}))[0] == 200, host
         headers = {"Host": "evil.org", CLIENT_HEADER: "0" * 32}
@@ -279,7 +279,7 @@ async def test_two_names_at_once_are_refused() -> None:
         assert re.match(rb"HTTP/1\.[01] 40[03] ", await stranger.receive())
 
 
-# Options that are not for clients, and what clients are told
+# Options that are not for clients, and what clients get to know
 
 
 async def test_options_of_the_pool_are_refused_for_their_env_alone(tmp_path: Path) -> None:
@@ -287,12 +287,12 @@ async def test_options_of_the_pool_are_refused_for_their_env_alone(tmp_path: Pat
     async with serving() as browser:
         configs = {key: {"env_name": "light_text", "env_config": {key: value}} for key, value in odd.items()}
         configs["good"] = {"env_name": "light_text"}
-        status, told = await browser.post("/environments", {"ids2configs": configs})
-        assert (status, told["success"], sorted(told["errors"])) == (200, True, sorted(odd))
-        for key, reason in told["errors"].items():
+        status, message = await browser.post("/environments", {"ids2configs": configs})
+        assert (status, message["success"], sorted(message["errors"])) == (200, True, sorted(odd))
+        for key, reason in message["errors"].items():
             assert f"{key} is not for clients" in reason or f"{key}={odd[key]!r} is neither true nor" in reason
-        status, told = await browser.post("/environments", {"ids2configs": {"x": configs["beside"]}})
-        assert (status, FOLDER.search(str(told))) == (400, None)
+        status, message = await browser.post("/environments", {"ids2configs": {"x": configs["beside"]}})
+        assert (status, FOLDER.search(str(message))) == (400, None)
         assert (await browser.post("/reset/good", {"seed": 1}))[0] == 200
         async with connected(browser.server.url) as stranger:
             calls = [RemoteCall(env, 1, Op.OPEN, encode(["counter", {key: odd[key]}])) for env, key in enumerate(odd)]
@@ -303,17 +303,17 @@ async def test_options_of_the_pool_are_refused_for_their_env_alone(tmp_path: Pat
             assert {answer.failure.raises for answer in answers if answer.failure} == {"UsageError"}
 
 
-async def test_no_folder_of_the_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_folder_of_the_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DB_PWD", "CANARY-0123456789")
     async with serving() as browser, RemoteEnvPool(browser.server.url) as pool:
         await browser.create("a", "b", name="talkative")
         await browser.post("/batch/reset", {"ids2seeds": {"a": 1, "b": 1}})
-        _, told = await browser.post("/batch/step", {"ids2actions": {"a": 1}})
-        error = told["results"]["a"][3]["error"]
+        _, message = await browser.post("/batch/step", {"ids2actions": {"a": 1}})
+        error = message["results"]["a"][3]["error"]
         assert ("cannot read service.py" in error, FOLDER.search(error)) == (True, None)
-        status, told = await browser.post("/step/b", {"action": 1})
-        assert (status, "cannot read service.py" in told["error"]) == (422, True)
-        assert FOLDER.search(told["error"]) is None
+        status, message = await browser.post("/step/b", {"action": 1})
+        assert (status, "cannot read service.py" in message["error"]) == (422, True)
+        assert FOLDER.search(message["error"]) is None
         env = await pool.open("talkative")
         await env.reset(seed=1)
         with pytest.raises(EnvError, match=r"cannot read service\.py") as caught:
@@ -336,13 +336,13 @@ async def test_a_malformed_request_is_logged_without_its_bytes(
         await stream.send(f"GET /stats HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {CANARY}{end}\r\n".encode())
         assert b" 400 " in await stream.receive()
         await stream.aclose()
-    told = caplog.text + "".join(capsys.readouterr())
-    assert "request_malformed" in told
-    assert CANARY not in told
-    assert "Traceback" not in told
+    message = caplog.text + "".join(capsys.readouterr())
+    assert "request_malformed" in message
+    assert CANARY not in message
+    assert "Traceback" not in message
 
 
-async def test_a_bug_of_the_server_is_told_without_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_of_the_server_is_reported_without_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any) -> Any:
         raise ZeroDivisionError("at /home/me/secret")
 
@@ -364,6 +364,6 @@ async def test_a_seed_in_the_configuration_is_that_of_resets() -> None:
         await browser.create("c", name="gymnasium:CartPole-v1")
         for env_id, seed in (("a", None), ("b", None), ("c", 7)):
             assert (await browser.post(f"/reset/{env_id}", {"seed": seed}))[0] == 200
-        told = {env_id: (await browser.post(f"/reset/{env_id}", {"seed": None}))[1] for env_id in "ab"}
-        assert told["a"]["info"]["seed"] == 7
-        assert told["b"]["observation"] == (await browser.post("/reset/c", {"seed": 7}))[1]["observation"]
+        message = {env_id: (await browser.post(f"/reset/{env_id}", {"seed": None}))[1] for env_id in "ab"}
+        assert message["a"]["info"]["seed"] == 7
+        assert message["b"]["observation"] == (await browser.post("/reset/c", {"seed": 7}))[1]["observation"]

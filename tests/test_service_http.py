@@ -25,7 +25,7 @@ import structlog
 from asyncrollout import EnvPool, UsageError, registry
 from asyncrollout.cli.app import main
 from asyncrollout.service.access import gather_tokens, read_token
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.observations import from_json
 from asyncrollout.service.server import Caps, EnvServer
 from tests.envs.service import KNOWN
@@ -85,17 +85,17 @@ async def test_the_addresses_and_bodies_of_vagen() -> None:
         assert "sokoban" in health["registered_envs"]
         await browser.create("a", "b", name="gallery")
         seeds = {"a": 5, "b": {"seed": 5, "extra_info": {"split": "test"}}, "x": 1}
-        status, told = await browser.post("/batch/reset", {"ids2seeds": seeds})
-        (first, info), (second, _) = told["results"]["a"], told["results"]["b"]
+        status, message = await browser.post("/batch/reset", {"ids2seeds": seeds})
+        (first, info), (second, _) = message["results"]["a"], message["results"]["b"]
         assert (status, first, info["split"]) == (200, second, "train")
-        assert told["results"]["x"] == [{}, {"error": "Environment x not found"}]
+        assert message["results"]["x"] == [{}, {"error": "Environment x not found"}]
         assert from_json(first)["multi_modal_data"]["<image>"][1].size == (4, 4)
         actions = {"a": "add 2", "b": {"llm_raw_response": "add 2"}, "x": ""}
-        status, told = await browser.post("/batch/step", {"ids2actions": actions})
-        assert told["results"]["a"][:3] == told["results"]["b"][:3]
-        assert told["results"]["x"] == [{}, 0.0, True, {"error": "Environment x not found"}]
+        status, message = await browser.post("/batch/step", {"ids2actions": actions})
+        assert message["results"]["a"][:3] == message["results"]["b"][:3]
+        assert message["results"]["x"] == [{}, 0.0, True, {"error": "Environment x not found"}]
         ids = {"env_ids": ["a", "x"]}
-        gained = told["results"]["a"][1]
+        gained = message["results"]["a"][1]
         assert await browser.post("/batch/reward", ids) == (200, {"rewards": {"a": gained, "x": 0.0}})
         assert await browser.post("/batch/system_prompt", ids) == (
             200,
@@ -103,8 +103,8 @@ async def test_the_addresses_and_bodies_of_vagen() -> None:
         )
         sizes = (200, {"split_sizes": {"a": 3, "x": 0}})
         assert await browser.post("/batch/split_size", {**ids, "split": "test"}) == sizes
-        status, told = await browser.post("/batch/embedder", {**ids, "service_url": "http://localhost:5000"})
-        assert (status, told["statuses"]["a"]["ok"], told["statuses"]["x"]["ok"]) == (200, True, False)
+        status, message = await browser.post("/batch/embedder", {**ids, "service_url": "http://localhost:5000"})
+        assert (status, message["statuses"]["a"]["ok"], message["statuses"]["x"]["ok"]) == (200, True, False)
         assert await browser.post("/batch/close", {"env_ids": ["a", "x"]}) == (200, {"status": "success"})
         assert (await browser.ask("GET", "/health"))[1]["active_environments"] == 1
         assert await browser.post("/batch/close", {"env_ids": None}) == (200, {"status": "success"})
@@ -114,12 +114,12 @@ async def test_the_addresses_and_bodies_of_vagen() -> None:
 async def test_one_env_at_a_time() -> None:
     async with serving() as browser:
         await browser.create("a")
-        status, told = await browser.post("/reset/a", {"seed": 5})
-        assert (status, told["info"]["seed"]) == (200, 5)
+        status, message = await browser.post("/reset/a", {"seed": 5})
+        assert (status, message["info"]["seed"]) == (200, 5)
         assert (await browser.session.post(browser.server.url + "/reset/a")).status == 200
-        status, told = await browser.post("/step/a", {"action": "add 2"})
-        assert (status, told["done"], set(told)) == (200, False, {"observation", "reward", "done", "info"})
-        assert await browser.ask("GET", "/reward/a") == (200, {"reward": told["reward"]})
+        status, message = await browser.post("/step/a", {"action": "add 2"})
+        assert (status, message["done"], set(message)) == (200, False, {"observation", "reward", "done", "info"})
+        assert await browser.ask("GET", "/reward/a") == (200, {"reward": message["reward"]})
         assert await browser.ask("GET", "/system_prompt/a") == (200, {"system_prompt": "Add numbers."})
         assert await browser.ask("DELETE", "/close/a") == (200, {"status": "success"})
         for method, path, body in (
@@ -173,8 +173,8 @@ async def test_two_clients_with_one_id(tmp_path: Path) -> None:
     async with serving(workers=1) as browser, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: browser.create("a", name="gated", pipe=gate.pipe, at="build"))
         await gate.begun()
-        status, told = await browser.post("/environments", {"ids2configs": {"a": {"env_name": "light_text"}}})
-        assert (status, "exists already" in told["error"]) == (400, True)
+        status, message = await browser.post("/environments", {"ids2configs": {"a": {"env_name": "light_text"}}})
+        assert (status, "exists already" in message["error"]) == (400, True)
         await gate.open()
 
 
@@ -187,19 +187,19 @@ async def test_many_clients_at_once(clients: int) -> None:
         async with aiohttp.ClientSession() as session:
             browser, env_id = Browser(server, session), f"env-{number}"
             await browser.create(env_id)
-            told = [(await browser.post("/batch/reset", {"ids2seeds": {env_id: number % 8}}))[1]["results"]]
+            message = [(await browser.post("/batch/reset", {"ids2seeds": {env_id: number % 8}}))[1]["results"]]
             for step in range(3):
                 reply = f"add {step + number % 8}"
-                told.append((await browser.post("/batch/step", {"ids2actions": {env_id: reply}}))[1]["results"])
-            assert all([*results] == [env_id] for results in told)
-            played[number] = [results[env_id] for results in told]
+                message.append((await browser.post("/batch/step", {"ids2actions": {env_id: reply}}))[1]["results"])
+            assert all([*results] == [env_id] for results in message)
+            played[number] = [results[env_id] for results in message]
 
     async with started() as server, anyio.create_task_group() as tasks:
         for number in range(clients):
             tasks.start_soon(play, server, number)
     assert len(played) == clients
-    for number, told in played.items():
-        assert told == played[number % 8]
+    for number, message in played.items():
+        assert message == played[number % 8]
     assert len({json.dumps(played[number]) for number in range(8)}) == 8
 
 
@@ -214,8 +214,8 @@ async def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
             async def status(header: str | None, path: str = "/stats") -> tuple[int, str]:
                 headers = {} if header is None else {"Authorization": header}
-                code, told = await browser.ask("GET", path, headers=headers)
-                return code, told.get("error", "")
+                code, message = await browser.ask("GET", path, headers=headers)
+                return code, message.get("error", "")
 
             assert (await status(f"Bearer {CANARY}"))[0] == (await status(f"Bearer {OLD}x"))[0] == 200
             for header, reason in (
@@ -225,8 +225,8 @@ async def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 ("Bearer \xfcber-alles", "this token is not valid here"),
                 (f"Bearer {OLD}", "this token expired at 20"),
             ):
-                code, told = await status(header)
-                assert (code, reason in told) == (401, True), (header, told)
+                code, message = await status(header)
+                assert (code, reason in message) == (401, True), (header, message)
             assert await status(None, "/health") == (200, "")
             assert "registered_envs" not in (await browser.ask("GET", "/health"))[1]
             for path in ("/environments", "/batch/step", "/nowhere"):
@@ -263,8 +263,8 @@ def test_a_wider_bind_demands_a_token(host: str) -> None:
 async def test_web_pages_are_kept_out() -> None:
     async with serving() as browser:
         for path in ("/stats", "/pool"):
-            code, told = await browser.ask("GET", path, headers={"Origin": "http://127.0.0.1"})
-            assert (code, told) == (403, {"error": "web pages may not use this server"})
+            code, message = await browser.ask("GET", path, headers={"Origin": "http://127.0.0.1"})
+            assert (code, message) == (403, {"error": "web pages may not use this server"})
         plain = {"Content-Type": "text/plain"}  # what a page may send without asking
         async with browser.session.post(browser.server.url + "/batch/close", data="{}", headers=plain) as response:
             assert response.status == 415
@@ -319,8 +319,8 @@ BAD_BODIES = [
 async def test_bad_bodies() -> None:
     async with serving() as browser:
         for path, body, reason in BAD_BODIES:
-            status, told = await browser.post(path, body)
-            assert (status, reason in told["error"]) == (400, True), (path, body, told)
+            status, message = await browser.post(path, body)
+            assert (status, reason in message["error"]) == (400, True), (path, body, message)
         for raw in (b"", b"{", b"[" * 100_000, b"\xff", b'{"ids2seeds": {"a": 1e999}}'):
             headers = {"Content-Type": "application/json"}
             async with browser.session.post(browser.server.url + "/batch/reset", data=raw, headers=headers) as response:
@@ -334,15 +334,15 @@ async def test_odd_values_reach_nobody_but_their_env() -> None:
         await browser.create("a")
         seeds: list[Any] = [-1, 1.5, "x", True, [], {"sed": 1}, {"seed": "x"}]
         for seed in seeds:
-            status, told = await browser.post("/batch/reset", {"ids2seeds": {"a": seed}})
-            assert (status, "error" in told["results"]["a"][1]) == (200, True), seed
+            status, message = await browser.post("/batch/reset", {"ids2seeds": {"a": seed}})
+            assert (status, "error" in message["results"]["a"][1]) == (200, True), seed
             if not isinstance(seed, dict):
                 assert (await browser.post("/reset/a", {"seed": seed}))[0] == 422
         assert (await browser.post("/step/a", {"action": "add 1"}))[0] == 422  # it was not reset
         await browser.post("/batch/reset", {"ids2seeds": {"a": 2**200}})
         for action in (None, {}, {"verbose": True}, [1], {"action": {"x": 1}}):
-            status, told = await browser.post("/batch/step", {"ids2actions": {"a": action}})
-            assert (status, "error" in told["results"]["a"][3]) == (200, True), action
+            status, message = await browser.post("/batch/step", {"ids2actions": {"a": action}})
+            assert (status, "error" in message["results"]["a"][3]) == (200, True), action
             await browser.post("/batch/reset", {"ids2seeds": {"a": 1}})
         assert "error" not in (await browser.post("/batch/step", {"ids2actions": {"a": "add 1"}}))[1]["results"]["a"][3]
 
@@ -350,11 +350,11 @@ async def test_odd_values_reach_nobody_but_their_env() -> None:
 async def test_some_good_some_bad() -> None:
     async with serving() as browser:
         configs = {"good": {"env_name": "light_text"}, "bad": {"env_name": "refuses"}}
-        status, told = await browser.post("/environments", {"ids2configs": configs})
-        assert (status, told["success"], [*told["errors"]]) == (200, True, ["bad"])
-        assert "no licence for this simulator" in told["errors"]["bad"]
-        status, told = await browser.post("/environments", {"ids2configs": {"good": {"env_name": "light_text"}}})
-        assert (status, told["errors"]["good"]) == (
+        status, message = await browser.post("/environments", {"ids2configs": configs})
+        assert (status, message["success"], [*message["errors"]]) == (200, True, ["bad"])
+        assert "no licence for this simulator" in message["errors"]["bad"]
+        status, message = await browser.post("/environments", {"ids2configs": {"good": {"env_name": "light_text"}}})
+        assert (status, message["errors"]["good"]) == (
             400,
             "Environment good exists already: close it first, or choose another id",
         )
@@ -372,8 +372,8 @@ async def test_an_episode_that_a_failed_reset_ends() -> None:
     async with serving() as browser:
         await browser.create("a", name="gallery")
         await browser.post("/reset/a", {"seed": 1})
-        status, told = await browser.post("/step/a", {"action": "add 2"})
-        assert (status, (await browser.ask("GET", "/reward/a"))[1]["reward"]) == (200, told["reward"])
+        status, message = await browser.post("/step/a", {"action": "add 2"})
+        assert (status, (await browser.ask("GET", "/reward/a"))[1]["reward"]) == (200, message["reward"])
         assert (await browser.post("/reset/a", {"seed": 1, "extra_info": {"no": "split"}}))[0] == 422
         assert (await browser.ask("GET", "/reward/a"))[1] == {"reward": 0.0}
         assert (await browser.post("/step/a", {"action": "add 2"}))[0] == 422
@@ -383,9 +383,9 @@ async def test_numbers_that_json_has_not() -> None:
     async with serving() as browser:
         await browser.create("a", name="boundless")
         await browser.post("/reset/a", {"seed": 1})
-        _, told = await browser.post("/step/a", {"action": 1})
-        assert (told["reward"], told["info"]["up"]) == (sys.float_info.max, "Infinity")
-        assert told["info"]["none"] == ["NaN"]
+        _, message = await browser.post("/step/a", {"action": 1})
+        assert (message["reward"], message["info"]["up"]) == (sys.float_info.max, "Infinity")
+        assert message["info"]["none"] == ["NaN"]
         await browser.post("/batch/step", {"ids2actions": {"a": 2}})
         assert (await browser.post("/batch/reward", {"env_ids": ["a"]}))[1] == {"rewards": {"a": "Infinity"}}
         assert (await browser.ask("GET", "/reward/a"))[1] == {"reward": "Infinity"}
@@ -401,19 +401,19 @@ async def test_paths_stay_in_the_data_directory(tmp_path: Path) -> None:
 
         async def error(path: Any, key: str = "video_data_config_path") -> str:
             configs = {"v": {"env_name": "video", "env_config": {key: path}}}
-            status, told = await browser.post("/environments", {"ids2configs": configs})
+            status, message = await browser.post("/environments", {"ids2configs": configs})
             assert status == 400
-            return str(told["error"])
+            return str(message["error"])
 
         for outside in ("../secret.yaml", str(tmp_path / "secret.yaml"), "out/secret.yaml", "/etc/passwd", "a/../../x"):
-            told = await error(outside)
-            assert "outside the data directory" in told
-            assert CANARY not in told
+            message = await error(outside)
+            assert "outside the data directory" in message
+            assert CANARY not in message
         assert "outside" in await error({"train": "../secret.json"}, "data_path")
         assert "outside" in await error("..", "data_root")
         for odd in ("a\0b", "x" * 300):
             assert "is not a path" in await error(odd)
-        assert "there is no such file" in await error("missing.yaml")
+        assert "no such file" in await error("missing.yaml")
         assert "dataset" in await error("empty.yaml")
     with pytest.raises(UsageError, match="is not a path: write it as a text"):
         Admission(data_dir=data).admit("video", {"data_path": {"train": (b"/etc/passwd",)}})
@@ -441,15 +441,15 @@ async def test_caps(tmp_path: Path) -> None:
     async with serving(workers=1, caps=Caps(envs=2, requests=1)) as browser:
         await browser.create("a", name="gated", pipe=gate.pipe, at="step")
         configs = {env_id: {"env_name": "text"} for env_id in "bc"}
-        status, told = await browser.post("/environments", {"ids2configs": configs})
-        assert (status, "this server allows 2 open environments, and has 1" in told["error"]) == (429, True)
+        status, message = await browser.post("/environments", {"ids2configs": configs})
+        assert (status, "this server allows 2 open environments, and has 1" in message["error"]) == (429, True)
         await browser.post("/batch/reset", {"ids2seeds": {"a": 1}})
         with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(browser.post, "/batch/step", {"ids2actions": {"a": "wait"}})
                 await gate.begun()
-                status, told = await browser.ask("GET", "/stats")
-                assert (status, "1 requests are in flight" in told["error"]) == (503, True)
+                status, message = await browser.ask("GET", "/stats")
+                assert (status, "1 requests are in flight" in message["error"]) == (503, True)
                 await gate.open()
         assert (await browser.ask("GET", "/stats"))[0] == 200
 
@@ -460,8 +460,8 @@ async def test_idle_envs_are_closed() -> None:
         await browser.server.close_idle(time.monotonic() + 999)
         assert (await browser.post("/reset/a", {}))[0] == 200
         await browser.server.close_idle(time.monotonic() + 1001)
-        status, told = await browser.post("/reset/a", {})
-        assert (status, "nobody used it for long" in told["error"]) == (404, True)
+        status, message = await browser.post("/reset/a", {})
+        assert (status, "nobody used it for long" in message["error"]) == (404, True)
         assert (await browser.ask("GET", "/stats"))[1]["environments"] == 0
 
 
@@ -479,14 +479,14 @@ async def test_a_port_that_is_taken() -> None:
 async def test_what_is_under_way_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrollout.service.server._LEAVE_SECONDS", 0.01)
     gate = Gate(tmp_path)
-    told: list[Any] = []
+    message: list[Any] = []
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks, serving(workers=1) as browser:
             await browser.create("a", name="gated", pipe=gate.pipe)
             await browser.post("/batch/reset", {"ids2seeds": {"a": 1}})
 
             async def step() -> None:
-                told.append(await browser.post("/batch/step", {"ids2actions": {"a": "wait"}}))
+                message.append(await browser.post("/batch/step", {"ids2actions": {"a": "wait"}}))
 
             async def finish() -> None:
                 while (await browser.ask("GET", "/health"))[0] != 503:  # until nothing more is taken
@@ -496,7 +496,7 @@ async def test_what_is_under_way_is_finished(tmp_path: Path, monkeypatch: pytest
             tasks.start_soon(step)
             await gate.begun()
             tasks.start_soon(finish)
-    ((status, body),) = told
+    ((status, body),) = message
     assert (status, body["results"]["a"][2]) == (200, False)
 
 

@@ -168,7 +168,7 @@ async def test_a_slow_sink_has_time_at_the_end_as_long_as_it_writes(monkeypatch:
     assert late.has_ended(PATIENCE)
 
 
-async def test_a_broken_sink_is_told_once_and_others_get_theirs() -> None:
+async def test_a_broken_sink_is_reported_once_and_others_get_theirs() -> None:
     sink = Kept()
     with capture_logs() as logs:
         async with MetricsExporter([Broken(), sink], counting()) as metrics:
@@ -176,8 +176,8 @@ async def test_a_broken_sink_is_told_once_and_others_get_theirs() -> None:
                 sink.stands.clear()
                 metrics.write()
                 await wait_for(sink.stands)
-    told = [(log["event"], log["sink"], log["error"]) for log in logs]
-    assert told == [("sink_failed", "Broken", "OSError: no route to host")]
+    reported = [(log["event"], log["sink"], log["error"]) for log in logs]
+    assert reported == [("sink_failed", "Broken", "OSError: no route to host")]
     assert batches(sink) == [0, 1, 2, 3, 4, 5]
 
 
@@ -269,7 +269,7 @@ def test_tracker_that_is_finished_leaves_stdout_to_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
-def test_what_is_not_installed_is_told_with_its_command(
+def test_what_is_not_installed_is_reported_with_its_command(
     name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
@@ -356,7 +356,7 @@ def test_trackio_has_the_figures_of_a_run_and_of_its_resumption(tmp_path: Path) 
     assert {2, 4} <= {*read}
 
 
-def test_a_tracker_that_cannot_be_opened_is_told_before_anything_is_played(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_be_opened_is_reported_before_anything_is_played(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="pip install 'asyncrollout[wandb]'")
     (tmp_path / "run.yaml").write_text(CONFIG.format(name="wandb", batches=2))
     done = run(tmp_path, "run", "run.yaml", "name=mine", WANDB_MODE="nonsense")

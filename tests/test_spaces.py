@@ -1,4 +1,4 @@
-"""Any env as a text env: what is shown of an observation, which replies are actions, and what a model is told."""
+"""Any env as a text env: what is shown of an observation, which replies are actions, and what a model is shown."""
 
 import enum
 import json
@@ -70,7 +70,7 @@ class Spaced:
 class Plain:
     """Go on until you are told to stop.
 
-    No spaces: observations are told by what they are, an action is a text.
+    No spaces: observations are described by their type, an action is a text.
     """
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -350,7 +350,7 @@ def test_number_with_letters_is_never_another_one(number: Any, suffix: str, form
     assert not parsed.valid or parsed.actions[0] == number
 
 
-def test_bounds_are_told_so_that_they_are_inside() -> None:
+def test_bounds_are_reported_so_that_they_are_inside() -> None:
     space = spaces.Box(0.1, 0.7, (1,), np.float32)
     assert "a number from 0.1 to 0.7" in text_of(space).system_prompt()
     for bound in ("0.1", "0.7"):
@@ -499,7 +499,7 @@ def test_wrapped_action_space_is_not_told_by_the_authors_words() -> None:
 # --- observations
 
 
-def told(value: Any, space: Any = None) -> str:
+def described(value: Any, space: Any = None) -> str:
     shown = text_of(None, space).describe(value)
     assert isinstance(shown, str)
     return shown
@@ -536,23 +536,23 @@ def told(value: Any, space: Any = None) -> str:
     ],
 )  # fmt: skip
 def test_values_in_words(value: Any, space: Any, words: str) -> None:
-    assert told(value, space) == words
+    assert described(value, space) == words
 
 
-def test_odd_object_is_told_without_its_address() -> None:
-    assert told(object()) == "<object object>"
+def test_odd_object_is_reported_without_its_address() -> None:
+    assert described(object()) == "<object object>"
 
 
 def test_large_arrays_are_summed_up() -> None:
     array = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
-    assert told(array) == "an array of shape (1000, 1000) and type float32: least 0, mean 5e+05, greatest 1e+06"
+    assert described(array) == "an array of shape (1000, 1000) and type float32: least 0, mean 5e+05, greatest 1e+06"
 
 
 @pytest.mark.parametrize(
     "value", ["x" * 1_000_000, ["word"] * 100_000, dict.fromkeys(range(1000), "x" * 1000), b"x" * 1_000_000]
 )
 def test_texts_are_bounded(value: Any) -> None:
-    assert len(told(value)) < LONGEST + 100
+    assert len(described(value)) < LONGEST + 100
 
 
 def test_pictures_are_shown() -> None:
@@ -566,7 +566,7 @@ def test_pictures_are_shown() -> None:
 
 
 def test_small_grids_of_bytes_are_no_pictures() -> None:
-    assert told(np.ones((2, 2, 3), np.uint8)) == "[[[1, 1, 1],\n[1, 1, 1]],\n[[1, 1, 1],\n[1, 1, 1]]]"
+    assert described(np.ones((2, 2, 3), np.uint8)) == "[[[1, 1, 1],\n[1, 1, 1]],\n[[1, 1, 1],\n[1, 1, 1]]]"
 
 
 # --- anchors

@@ -8,7 +8,7 @@ from tests import selection
 
 def test_selected_files_exist() -> None:
     files = {path.stem for path in Path(__file__).parent.glob("test_*.py")}
-    named = selection.ON_ONE_LOOP | selection.ONE_LOOP_SUFFICES | selection.EXTENDED | selection.HEAVY
+    named = selection.ON_ONE_LOOP | selection.BOTH_LOOPS_EACH_TIME | selection.EXTENDED | selection.HEAVY
     assert named <= files
 
 

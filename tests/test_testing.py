@@ -99,10 +99,10 @@ async def test_each_mistake_is_found(how: str, point: str, seen: str) -> None:
         await check_env(AWRY, backends=("inline",), seeds=(0, 1), max_steps=6, how=how)
     message = str(caught.value)
     assert message.startswith("env 'awry' breaks the contract at ")
-    (told,) = (part for part in message.split("\n- ")[1:] if point in part)
-    assert "    seen: " in told
-    assert seen in told
-    assert "    do: " in told
+    (reported,) = (part for part in message.split("\n- ")[1:] if point in part)
+    assert "    seen: " in reported
+    assert seen in reported
+    assert "    do: " in reported
 
 
 async def test_what_differs_between_processes_is_found() -> None:
@@ -117,12 +117,12 @@ async def test_what_differs_between_processes_is_found() -> None:
     assert "global random state, clock, hash()" in message
 
 
-async def test_every_mistake_is_told_at_once() -> None:
+async def test_every_mistake_is_reported_at_once() -> None:
     spec = EnvSpec(name="random", factory=f"{ENVS}:Nondeterministic")
     with pytest.raises(EnvCheckError) as caught:
         await check_env(spec, seeds=(0, 1), actions=[1, 2, 3, 4])
-    told = str(caught.value).split("\n- ")[1:]
-    assert [part.split(".\n")[0] for part in told] == [
+    reported = str(caught.value).split("\n- ")[1:]
+    assert [part.split(".\n")[0] for part in reported] == [
         "a fresh env gives the same episode from the same seed, on every backend",
         "a used env gives the same episode from the same seed",
         "envs in one process leave each other alone",
@@ -143,7 +143,7 @@ async def test_every_mistake_is_told_at_once() -> None:
         ("reward is text", "much"),
     ],
 )
-async def test_wrong_shapes_are_told(how: str, seen: str) -> None:
+async def test_wrong_shapes_are_reported(how: str, seen: str) -> None:
     spec = EnvSpec(name="misshapen", factory=f"{ENVS}:Misshapen")
     with pytest.raises(
         EnvCheckError, match=r"(?s)reset\(\) gives \(observation, info\).*seen: env 'misshapen'"
@@ -152,7 +152,7 @@ async def test_wrong_shapes_are_told(how: str, seen: str) -> None:
     assert seen in str(caught.value)
 
 
-async def test_env_that_cannot_be_made_is_told_with_its_traceback() -> None:
+async def test_env_that_cannot_be_made_is_reported_with_its_traceback() -> None:
     with pytest.raises(EnvCheckError, match="no licence for this simulator") as caught:
         await check_env(f"{ENVS}:Refuses", actions=[1], backends=("inline",))
     assert "Traceback" in caught.value.__notes__[0]

@@ -58,7 +58,7 @@ def encode(messages: list[dict[str, Any]], is_start: bool) -> list[int]:
 
 @dataclass
 class Call:
-    """What the model saw and sampled, and what was told of it."""
+    """What the model saw and sampled, and what was recorded of it."""
 
     messages: list[dict[str, Any]]
     prompt: list[int]

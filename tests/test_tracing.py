@@ -71,8 +71,8 @@ async def test_concurrent_episodes_have_their_own_calls_and_steps_below_them(exp
     assert all(span.parent is None for span in episodes.values())
     for trajectory in (one for group in batch.groups for one in group.trajectories):
         episode = episodes[trajectory.uid]
-        told = [attribute(episode, name) for name in ("env", "seed", "member", "turns", "reward", "stop_reason")]
-        assert told == ["walk", trajectory.seed, trajectory.member, len(trajectory.turns), trajectory.reward,
+        reported = [attribute(episode, name) for name in ("env", "seed", "member", "turns", "reward", "stop_reason")]
+        assert reported == ["walk", trajectory.seed, trajectory.member, len(trajectory.turns), trajectory.reward,
                         trajectory.stop_reason]  # fmt: skip
         assert attribute(episode, "tokens") == 3 * len(trajectory.turns)
         below = [span for span in spans if span.parent and span.parent.span_id == episode.context.span_id]
@@ -113,7 +113,7 @@ class Failing:
         raise ProviderError(f"401 for Bearer {SECRET}")
 
 
-async def test_a_failure_is_told_without_secrets(exporter: Any) -> None:
+async def test_a_failure_is_reported_without_secrets(exporter: Any) -> None:
     await play_one(Failing())
     spans = exporter.get_finished_spans()
     failed = [span for span in spans if span.name in ("episode", "llm")]
@@ -162,10 +162,10 @@ def test_without_an_sdk_or_without_the_api_there_is_no_span(monkeypatch: pytest.
     subprocess.run([sys.executable, "-c", blocked + asked], check=True)
 
 
-async def test_a_seed_beyond_64_bits_is_told_as_text(exporter: Any) -> None:
+async def test_a_seed_beyond_64_bits_is_reported_as_text(exporter: Any) -> None:
     span = tracing.begin_episode("g0.0", "walk", 2**64, 0)
     assert span is not None
     with pytest.raises(UsageError), span.current:
         raise UsageError("seeds are too large")
-    (told,) = exporter.get_finished_spans()
-    assert attribute(told, "seed") == str(2**64)
+    (reported,) = exporter.get_finished_spans()
+    assert attribute(reported, "seed") == str(2**64)

@@ -104,7 +104,7 @@ BRIGHT = np.array([[0.0, 51.0, 102.0, 255.0]])
 
 
 @pytest.mark.parametrize(
-    ("film", "shown", "doubt"),
+    ("frames", "shown", "doubt"),
     [
         ([BRIGHT, DARK, BRIGHT], [[0, 51, 102, 255], [0, 1, 1, 0], [0, 51, 102, 255]], ""),
         ([DARK * 0, BRIGHT, DARK], [[0, 0, 0, 0], [0, 51, 102, 255], [0, 1, 1, 0]], ""),
@@ -118,9 +118,9 @@ BRIGHT = np.array([[0.0, 51.0, 102.0, 255.0]])
         ([[[np.nan, np.inf, -np.inf, 51.0]], DARK], [[0, 255, 0, 51], [0, 1, 1, 0]], "frame 0: NaN is shown"),
     ],
 )
-def test_range_of_floats_is_decided_once_for_a_film(film: list[Any], shown: list[list[int]], doubt: str) -> None:
+def test_range_of_floats_is_decided_once_for_a_video(frames: list[Any], shown: list[list[int]], doubt: str) -> None:
     reader = ImageReader()
-    assert [reader.read(np.asarray(picture))[0, :, 0].tolist() for picture in film] == shown
+    assert [reader.read(np.asarray(picture))[0, :, 0].tolist() for picture in frames] == shown
     assert reader.doubt.startswith(doubt)
     assert bool(reader.doubt) == bool(doubt)
 
@@ -154,7 +154,7 @@ def test_env_that_declares_the_range_of_its_pictures_is_right(low: float, high: 
     assert declared_bounds(None, picture) is None
 
 
-def test_film_in_doubt_is_told_of(tmp_path: Path) -> None:
+def test_video_in_doubt_is_reported(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs, VideoWriter(tmp_path / "a.mp4") as writer:
         for level in (1.0, 120.0):
             writer.write(np.full((32, 48), level))
@@ -176,7 +176,7 @@ NO_PICTURES: list[Any] = [
 
 
 @pytest.mark.parametrize("picture", NO_PICTURES, ids=repr)
-def test_what_is_no_picture_is_told(picture: Any, tmp_path: Path) -> None:
+def test_what_is_no_picture_is_reported(picture: Any, tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "a.mp4") as writer, pytest.raises(UsageError, match=r"render\(\) gives"):
         writer.write(picture)
     assert names(tmp_path) == []
@@ -218,7 +218,7 @@ def test_files_with_other_names_are_refused(tmp_path: Path, path: str) -> None:
         VideoWriter(tmp_path / path)
 
 
-def test_misuse_of_a_writer_is_told(tmp_path: Path) -> None:
+def test_misuse_of_a_writer_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="fps=0 is not"):
         VideoWriter(tmp_path / "a.mp4", fps=0)
     (tmp_path / "file").touch()
@@ -227,7 +227,7 @@ def test_misuse_of_a_writer_is_told(tmp_path: Path) -> None:
     writer = VideoWriter(tmp_path / "a.mp4")
     writer.close()
     writer.close()
-    assert writer.trouble == "no picture was written, so there is no file"
+    assert writer.trouble == "no frame was written, so there is no file"
     with pytest.raises(ClosedError):
         writer.write(paint(0))
     assert names(tmp_path) == ["file"]
@@ -242,7 +242,7 @@ def kill_at(directory: Path, frames: int) -> None:
     taker, part = begin(directory)
     for actions in range(frames):
         taker.write(paint(actions % 15))
-    until(lambda: taker._process and count_frames(part) >= frames - 1)  # by itself: it is not told to flush anything
+    until(lambda: taker._process and count_frames(part) >= frames - 1)  # by itself: nothing asks it to flush
     assert taker._process is not None
     taker._process.kill()
     taker.end()

@@ -1,4 +1,4 @@
-"""Rollouts that are filmed: every episode in its own file, and no episode other than without a camera."""
+"""Rollouts that are recorded: every episode in its own file, and no episode other than without a camera."""
 
 import dataclasses
 import os
@@ -31,7 +31,7 @@ from tests.test_journal_trouble import break_off
 from tests.video_files import decode, full_disk, is_whole, names, painted, until
 
 ENDS = [[0, 2], [2, 2], [2, 3], [3, 6]]
-FILM = [*range(7)]
+FRAMES = [*range(7)]
 PARTS = "*.part"
 
 
@@ -40,7 +40,7 @@ def replies(request: Request) -> str:
 
 
 async def play(directory: Path | None, policy: Any = replies, groups: int = 2, **options: Any) -> list[Trajectory]:
-    """Groups of two, four turns each, filmed if there is a directory."""
+    """Groups of two, four turns each, recorded if there is a directory."""
     record = options.pop("record", None) or (False if directory is None else VideoRecorder(directory))
     env_kwargs = options.pop("env_kwargs", {})
     env = options.pop("env", PAINTER)
@@ -53,8 +53,8 @@ async def play(directory: Path | None, policy: Any = replies, groups: int = 2, *
     return [member for group in batch.groups for member in group.trajectories]
 
 
-def told(trajectories: list[Trajectory]) -> list[Any]:
-    """All but what time it took, and whether it was filmed."""
+def without_times(trajectories: list[Trajectory]) -> list[Any]:
+    """All but what time it took, and whether it was recorded."""
     return [
         msgspec.structs.replace(
             one,
@@ -78,14 +78,14 @@ def painter(one: Trajectory) -> int:
 async def test_every_frame_is_in_the_file_of_its_env_and_in_no_other(tmp_path: Path, way: str) -> None:
     env = PAINTER if way == "loop" else ON_WORKER
     plain = await play(None, env=env, groups=3)
-    filmed = await play(tmp_path, env=env, groups=3)
-    assert names(tmp_path) == sorted(f"{one.uid}.mp4" for one in filmed)
-    for one in filmed:
+    recorded = await play(tmp_path, env=env, groups=3)
+    assert names(tmp_path) == sorted(f"{one.uid}.mp4" for one in recorded)
+    for one in recorded:
         path = tmp_path / f"{one.uid}.mp4"
         assert is_whole(path)
-        assert painted(path) == [(painter(one), actions) for actions in FILM]
+        assert painted(path) == [(painter(one), actions) for actions in FRAMES]
         assert one.video == ar.Video(path.name, 5.0, ENDS)
-    assert told(filmed) == told(plain)
+    assert without_times(recorded) == without_times(plain)
     assert [one.video for one in plain] == [None] * 6
 
 
@@ -95,13 +95,13 @@ async def test_worker_that_dies_costs_no_frame(tmp_path: Path) -> None:
     kwargs = {"kind": "dies", "once": once}
     plain = await play(None, env=ON_WORKER, env_kwargs=kwargs, workers=1)
     (tmp_path / "once").unlink()
-    filmed = await play(tmp_path / "videos", env=ON_WORKER, env_kwargs=kwargs, workers=1)
+    recorded = await play(tmp_path / "videos", env=ON_WORKER, env_kwargs=kwargs, workers=1)
     assert (tmp_path / "once").exists()  # it did die
-    assert told(filmed) == told(plain)
-    assert names(tmp_path / "videos") == sorted(f"{one.uid}.mp4" for one in filmed)
-    for one in filmed:
+    assert without_times(recorded) == without_times(plain)
+    assert names(tmp_path / "videos") == sorted(f"{one.uid}.mp4" for one in recorded)
+    for one in recorded:
         assert one.video == ar.Video(f"{one.uid}.mp4", 5.0, ENDS)
-        assert painted(tmp_path / "videos" / f"{one.uid}.mp4") == [(painter(one), actions) for actions in FILM]
+        assert painted(tmp_path / "videos" / f"{one.uid}.mp4") == [(painter(one), actions) for actions in FRAMES]
 
 
 def encoders() -> list[psutil.Process]:
@@ -144,16 +144,16 @@ async def test_killed_encoders_leave_partial_videos_and_the_same_rollouts(tmp_pa
 
     env = PAINTER if way == "loop" else ON_WORKER
     plain = await play(None, env=env)
-    filmed = await play(tmp_path, kill_then_reply, env=env)
-    assert told(filmed) == told(plain)
-    assert [one.video and one.video.partial for one in filmed] == [True] * 4
+    recorded = await play(tmp_path, kill_then_reply, env=env)
+    assert without_times(recorded) == without_times(plain)
+    assert [one.video and one.video.partial for one in recorded] == [True] * 4
     for name in names(tmp_path):
         assert is_whole(tmp_path / name)
         assert len(painted(tmp_path / name)) in (2, 3)
     assert len(names(tmp_path)) == 4
 
 
-async def test_encoder_that_dies_after_the_last_frame_is_told(tmp_path: Path) -> None:
+async def test_encoder_that_dies_after_the_last_frame_is_reported(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         async with ar.EnvPool(backend="inline") as pool, VideoRecorder(tmp_path) as recorder:
             async with pool.open(PAINTER, record=recorder.record("a")) as env:
@@ -176,37 +176,37 @@ async def test_camera_that_sees_nothing_hurts_nobody(tmp_path: Path) -> None:
     plain = await play(None)
     for kind in ("none", "number", "odd", "text", "blind"):
         with structlog.testing.capture_logs() as logs:
-            filmed = await play(tmp_path / kind, env_kwargs={"kind": kind})
-        assert told(filmed) == told(plain)
+            recorded = await play(tmp_path / kind, env_kwargs={"kind": kind})
+        assert without_times(recorded) == without_times(plain)
         assert [entry["event"] for entry in logs if "reason" in entry] == [
             {"text": "env_not_recorded", "blind": "video_not_whole"}.get(kind, "episode_not_recorded")
         ]
-        assert [one.video and one.video.partial for one in filmed] == [True if kind == "blind" else None] * 4
+        assert [one.video and one.video.partial for one in recorded] == [True if kind == "blind" else None] * 4
         assert len(names(tmp_path / kind)) == (4 if kind == "blind" else 0)
-    one = filmed[0]
+    one = recorded[0]
     assert one.video is not None
     assert one.video.frames == [[0, 1], [1, 1], [1, 1], [1, 1]]
 
 
-async def test_full_disk_leaves_films_that_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_leaves_videos_that_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ffmpeg = str(full_disk(tmp_path))
     monkeypatch.setattr("asyncrollout.video.recorder.find_ffmpeg", lambda: ffmpeg)
     with structlog.testing.capture_logs() as logs:
-        filmed = await play(tmp_path / "videos")
-    assert told(filmed) == told(await play(None))
+        recorded = await play(tmp_path / "videos")
+    assert without_times(recorded) == without_times(await play(None))
     assert [entry["event"] for entry in logs if "reason" in entry] == ["video_not_whole"]
-    assert names(tmp_path / "videos") == sorted(f"{one.uid}.mp4" for one in filmed)
-    for one in filmed:
+    assert names(tmp_path / "videos") == sorted(f"{one.uid}.mp4" for one in recorded)
+    for one in recorded:
         assert one.video is not None
-        film = painted(tmp_path / "videos" / one.video.file)
-        assert film == [(painter(one), actions) for actions in range(one.video.frames[-1][1] + 1)]
+        frames = painted(tmp_path / "videos" / one.video.file)
+        assert frames == [(painter(one), actions) for actions in range(one.video.frames[-1][1] + 1)]
 
 
 async def test_sizes_that_change_are_one_video(tmp_path: Path) -> None:
-    filmed = await play(tmp_path, env_kwargs={"kind": "grows", "size": (33, 41)}, groups=1)
+    recorded = await play(tmp_path, env_kwargs={"kind": "grows", "size": (33, 41)}, groups=1)
     frames = decode(tmp_path / "g0.0.mp4")
     assert frames.shape == (7, 34, 42, 3)
-    assert painted(tmp_path / "g0.0.mp4") == [(painter(filmed[0]), actions) for actions in FILM]
+    assert painted(tmp_path / "g0.0.mp4") == [(painter(recorded[0]), actions) for actions in FRAMES]
 
 
 async def test_cancelled_rollouts_have_whole_videos(tmp_path: Path) -> None:
@@ -235,8 +235,8 @@ async def test_cancelled_rollouts_have_whole_videos(tmp_path: Path) -> None:
 async def test_failing_rollouts_have_videos_of_their_last_attempt(tmp_path: Path) -> None:
     kwargs = {"kind": "breaks", "once": str(tmp_path / "no" / "file")}
     (tmp_path / "no").mkdir()
-    filmed = await play(tmp_path / "videos", env_kwargs=kwargs, groups=1)
-    assert [one.error for one in filmed] == [None, None]
+    recorded = await play(tmp_path / "videos", env_kwargs=kwargs, groups=1)
+    assert [one.error for one in recorded] == [None, None]
     assert names(tmp_path / "videos") == ["g0.0.mp4", "g0.1.mp4"]
     assert [len(painted(tmp_path / "videos" / f"g0.{member}.mp4")) for member in range(2)] == [7, 7]
 
@@ -262,10 +262,10 @@ async def test_no_more_encoders_than_allowed(tmp_path: Path) -> None:
         return replies(request)
 
     with structlog.testing.capture_logs() as logs:
-        filmed = await play(None, count_then_reply, record=recorder, group_size=8, groups=1)
+        recorded = await play(None, count_then_reply, record=recorder, group_size=8, groups=1)
     assert recorder.skipped == {"max_encoders": 5}
     assert [entry["reason"] for entry in logs if entry["event"] == "episode_not_recorded"] == ["max_encoders=3"]
-    assert [one.uid for one in filmed if one.video is not None] == [name[:-4] for name in names(tmp_path)]
+    assert [one.uid for one in recorded if one.video is not None] == [name[:-4] for name in names(tmp_path)]
     assert len(names(tmp_path)) == 3
     assert 0 < most <= 3
 
@@ -275,8 +275,8 @@ async def test_no_more_bytes_than_allowed(tmp_path: Path) -> None:
     recorder = VideoRecorder(tmp_path, max_bytes=9_001, max_encoders=2)
     plain = await play(None)
     with structlog.testing.capture_logs() as logs:
-        filmed = await play(None, record=recorder)
-    assert told(filmed) == told(plain)
+        recorded = await play(None, record=recorder)
+    assert without_times(recorded) == without_times(plain)
     assert recorder.skipped == {"max_bytes": 4}
     assert [entry["reason"] for entry in logs if entry["event"] == "episode_not_recorded"] == ["max_bytes=9001"]
     assert names(tmp_path) == ["earlier.mp4"]
@@ -296,25 +296,25 @@ async def test_which_episodes_are_kept(tmp_path: Path, options: dict[str, Any], 
         return f"go {request.session[-1]}"  # 0, 1 or 4 points; more than one point is a success
 
     recorder = VideoRecorder(tmp_path, **options)
-    filmed = await play(None, by_member, record=recorder, group_size=3, groups=4, limits=Limits(turns=1))
+    recorded = await play(None, by_member, record=recorder, group_size=3, groups=4, limits=Limits(turns=1))
     assert names(tmp_path) == [f"{uid}.mp4" for uid in kept]
-    assert [one.uid for one in filmed if one.video is not None] == kept
+    assert [one.uid for one in recorded if one.video is not None] == kept
     assert recorder.finished == len(kept)
 
 
 async def test_run_directory_has_videos_and_tells_of_them(tmp_path: Path) -> None:
-    filmed = await play(None, record=True, run_dir=tmp_path / "run")
-    assert names(tmp_path / "run" / "videos") == sorted(f"{one.uid}.mp4" for one in filmed)
+    recorded = await play(None, record=True, run_dir=tmp_path / "run")
+    assert names(tmp_path / "run" / "videos") == sorted(f"{one.uid}.mp4" for one in recorded)
     records = RunRecords(tmp_path / "run")
-    assert [records.find(one.uid).trajectory.video for one in filmed] == [one.video for one in filmed]
-    assert filmed[0].video == ar.Video("g0.0.mp4", 5.0, ENDS)
+    assert [records.find(one.uid).trajectory.video for one in recorded] == [one.video for one in recorded]
+    assert recorded[0].video == ar.Video("g0.0.mp4", 5.0, ENDS)
 
 
 @pytest.mark.parametrize("way", ["loop", "process"])
-async def test_killed_run_leaves_films_that_play_and_its_resume_has_whole_ones(tmp_path: Path, way: str) -> None:
+async def test_killed_run_leaves_videos_that_play_and_its_resume_has_whole_ones(tmp_path: Path, way: str) -> None:
     directory = tmp_path / "run"
     videos = directory / "videos"
-    with running("filming.py", str(directory), way) as process:
+    with running("recording.py", str(directory), way) as process:
         assert process.stdout is not None
         assert await anyio.to_thread.run_sync(process.stdout.readline) == "four wait\n"
         until(lambda: sum(count_frames(part) >= 3 for part in videos.glob(PARTS)) == 4)
@@ -324,12 +324,12 @@ async def test_killed_run_leaves_films_that_play_and_its_resume_has_whole_ones(t
         assert [actions for _, actions in painted(part)] == [0, 1, 2, 3]
     env = PAINTER if way == "loop" else ON_WORKER
     plain = await play(None, env=env)
-    filmed = await play(None, env=env, record=True, run_dir=directory, resume=True)
-    assert told(filmed) == told(plain)
-    assert names(videos) == sorted(f"{one.uid}.mp4" for one in filmed)
-    for one in filmed:
+    recorded = await play(None, env=env, record=True, run_dir=directory, resume=True)
+    assert without_times(recorded) == without_times(plain)
+    assert names(videos) == sorted(f"{one.uid}.mp4" for one in recorded)
+    for one in recorded:
         assert one.video == ar.Video(f"{one.uid}.mp4", 5.0, ENDS)
-        assert painted(videos / one.video.file) == [(painter(one), actions) for actions in FILM]
+        assert painted(videos / one.video.file) == [(painter(one), actions) for actions in FRAMES]
 
 
 async def test_retry_of_an_episode_that_cannot_be_resumed_has_a_video(tmp_path: Path) -> None:
@@ -344,16 +344,16 @@ async def test_retry_of_an_episode_that_cannot_be_resumed_has_a_video(tmp_path: 
     broken = ar.Rollouts(once_only, policy=ar.ScriptedPolicy(stop), **options)
     await break_off(broken, lambda source: source.collect(groups=1))
     with structlog.testing.capture_logs() as logs:
-        filmed = await play(None, env=once_only, groups=1, resume=True, failures=ar.Failures(retries=2), **options)
-    assert [one.video for one in filmed] == [ar.Video(f"{one.uid}.mp4", 5.0, ENDS) for one in filmed]
-    assert [painted(tmp_path / "run" / "videos" / f"{one.uid}.mp4") for one in filmed] == [
-        [(painter(one), actions) for actions in FILM] for one in filmed
+        recorded = await play(None, env=once_only, groups=1, resume=True, failures=ar.Failures(retries=2), **options)
+    assert [one.video for one in recorded] == [ar.Video(f"{one.uid}.mp4", 5.0, ENDS) for one in recorded]
+    assert [painted(tmp_path / "run" / "videos" / f"{one.uid}.mp4") for one in recorded] == [
+        [(painter(one), actions) for actions in FRAMES] for one in recorded
     ]
     assert logs == []
 
 
 async def test_what_a_killed_run_left_of_finished_rollouts_is_finished(tmp_path: Path) -> None:
-    filmed = await play(None, record=True, run_dir=tmp_path / "run")
+    recorded = await play(None, record=True, run_dir=tmp_path / "run")
     videos = tmp_path / "run" / "videos"
     (videos / "g0.0.mp4").unlink()
     part = new_part(videos, "g0.0", new_take())
@@ -366,7 +366,7 @@ async def test_what_a_killed_run_left_of_finished_rollouts_is_finished(tmp_path:
     async with ar.Rollouts(
         PAINTER, policy=policy, group_size=2, limits=limits, run_dir=run_dir, resume=True, record=True
     ):
-        assert names(videos) == sorted(f"{one.uid}.mp4" for one in filmed)
+        assert names(videos) == sorted(f"{one.uid}.mp4" for one in recorded)
     assert len(decode(videos / "g0.0.mp4")) == 1
 
 
@@ -390,7 +390,7 @@ async def test_handle_with_several_episodes_has_a_file_for_each(tmp_path: Path, 
                 await env.reset(seed=episode)
                 for _ in range(episode):
                     await env.step(1)
-            twin = await env.fork()  # which is not filmed
+            twin = await env.fork()  # which is not recorded
             await twin.step(1)
             await twin.close()
         async with pool.open("tests.envs.video:NoRender", record=recorder.record("none")) as env:
@@ -407,36 +407,36 @@ async def test_handle_with_several_episodes_has_a_file_for_each(tmp_path: Path, 
     assert decode(tmp_path / "walk.mp4").shape == (1, 48, 48, 3)
 
 
-async def test_env_restored_from_a_snapshot_has_the_rest_of_its_film(tmp_path: Path) -> None:
+async def test_env_restored_from_a_snapshot_has_the_rest_of_its_video(tmp_path: Path) -> None:
     async with ar.EnvPool(1, recover="snapshot") as pool, VideoRecorder(tmp_path) as recorder:
-        film = recorder.record("a")
-        assert film is not None
-        async with pool.open(ON_WORKER, record=film) as env:
+        recording = recorder.record("a")
+        assert recording is not None
+        async with pool.open(ON_WORKER, record=recording) as env:
             await env.reset(seed=0)
             await env.step("go 1")
             pid = pool.stats().workers[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             await env.step("go 1")
-        assert film.video(2) == ar.Video("a.mp4", 5.0, [[0, 0], [0, 1]], partial=True)
+        assert recording.video(2) == ar.Video("a.mp4", 5.0, [[0, 0], [0, 1]], partial=True)
     assert painted(tmp_path / "a.mp4") == [(0, 1), (0, 2)]
 
 
 @pytest.mark.parametrize("options", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("spec", ["has snapshots", "is replayed"])
-async def test_restored_env_never_overwrites_another_film(tmp_path: Path, options: dict[str, Any], spec: str) -> None:
+async def test_restored_env_never_overwrites_another_video(tmp_path: Path, options: dict[str, Any], spec: str) -> None:
     env_of = dataclasses.replace(
         PAINTER, factory=f"tests.envs.video:{'Painter' if spec == 'has snapshots' else 'Replayed'}"
     )
-    first = 2 if spec == "has snapshots" else 0  # an env without snapshots is filmed from its reset
+    first = 2 if spec == "has snapshots" else 0  # an env without snapshots is recorded from its reset
     async with ar.EnvPool(**options) as pool, VideoRecorder(tmp_path) as recorder:
         async with pool.open(env_of) as other:
             await other.reset(seed=3)
             await other.step("go 2")
             foreign = await other.snapshot()
-        film = recorder.record("a")
-        assert film is not None
-        async with pool.open(env_of, record=film) as env:
+        recording = recorder.record("a")
+        assert recording is not None
+        async with pool.open(env_of, record=recording) as env:
             await env.reset(seed=0)
             await env.step("go 2")
             own = await env.snapshot()
@@ -447,7 +447,7 @@ async def test_restored_env_never_overwrites_another_film(tmp_path: Path, option
             await env.restore(foreign)
             await env.step("go 2")
             await env.reset(seed=1)
-        assert film.video(0) == ar.Video("a_episode4.mp4", 5.0, [])
+        assert recording.video(0) == ar.Video("a_episode4.mp4", 5.0, [])
         async with pool.open(env_of, record=recorder.record("b")) as env:
             await env.restore(foreign)
             await env.reset(seed=2)
@@ -462,7 +462,7 @@ async def test_restored_env_never_overwrites_another_film(tmp_path: Path, option
     }
 
 
-async def test_worker_that_dies_after_a_restore_costs_no_film(tmp_path: Path) -> None:
+async def test_worker_that_dies_after_a_restore_costs_no_video(tmp_path: Path) -> None:
     async with (
         ar.EnvPool(1) as pool,
         VideoRecorder(tmp_path) as recorder,
@@ -502,13 +502,13 @@ async def test_recorder_that_is_left_before_its_env_has_every_frame(
     async with ar.EnvPool(**options) as pool:
         with anyio.fail_after(PATIENCE):
             async with VideoRecorder(tmp_path, keep="failures") as recorder:
-                film = recorder.record("a")
-                assert film is not None
-                env = await pool.open(spec, record=film)
+                recording = recorder.record("a")
+                assert recording is not None
+                env = await pool.open(spec, record=recording)
                 await env.reset(seed=0)
                 await env.step("go 3")
-        assert film.footage[0].frames == 4
-        assert film.footage[0].trouble == ""
+        assert recording.footage[0].frames == 4
+        assert recording.footage[0].trouble == ""
         before = (tmp_path / "a.mp4").read_bytes()
         assert (await env.step("go 1")).observation.text == "4 strokes"
         await env.reset(seed=1)
@@ -534,7 +534,7 @@ async def test_pool_that_is_left_before_its_recorder_has_every_frame(
     assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
 
 
-async def test_env_whose_worker_dies_after_its_recorder_was_left_is_not_filmed(tmp_path: Path) -> None:
+async def test_env_whose_worker_dies_after_its_recorder_was_left_is_not_recorded(tmp_path: Path) -> None:
     async with ar.EnvPool(1) as pool:
         async with VideoRecorder(tmp_path) as recorder:
             env = await pool.open("tests.envs.video:Asked", record=recorder.record("a"))
@@ -584,7 +584,7 @@ async def test_cancelled_within_a_slow_call_leaves_no_parts(
     assert painted(videos / "a.mp4") in ([(0, 0), (0, 1)], [(0, 0)])  # the encoder was not at its end
 
 
-async def test_films_are_never_two_of_one_name(tmp_path: Path) -> None:
+async def test_no_two_videos_have_the_same_name(tmp_path: Path) -> None:
     async with (
         ar.EnvPool(backend="inline") as pool,
         VideoRecorder(tmp_path) as recorder,
@@ -605,7 +605,7 @@ async def test_films_are_never_two_of_one_name(tmp_path: Path) -> None:
     assert painted(tmp_path / "a.mp4") == [(0, 0)]
 
 
-async def test_film_without_pictures_is_told_of(tmp_path: Path) -> None:
+async def test_video_without_pictures_is_reported(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         async with (
             ar.EnvPool(backend="inline") as pool,
@@ -613,19 +613,19 @@ async def test_film_without_pictures_is_told_of(tmp_path: Path) -> None:
             pool.open(PAINTER, record=recorder.record("a")),
         ):
             pass
-    told = [(entry["event"], entry["name"], entry["reason"]) for entry in logs]
-    assert told == [("episode_not_recorded", "a", "no frame was recorded: was its env reset?")]
+    without_times = [(entry["event"], entry["name"], entry["reason"]) for entry in logs]
+    assert without_times == [("episode_not_recorded", "a", "no frame was recorded: was its env reset?")]
 
 
 @pytest.mark.parametrize("way", ["loop", "process"])
-async def test_all_bytes_are_for_one_film_or_shared(tmp_path: Path, way: str) -> None:
+async def test_all_bytes_are_for_one_video_or_shared(tmp_path: Path, way: str) -> None:
     spec = dataclasses.replace(PAINTER if way == "loop" else ON_WORKER, factory="tests.envs.video:Noise", text=None)
-    lone, most = 140_000, 1_000_000  # bytes of a film of 41 frames, and of all
+    lone, most = 140_000, 1_000_000  # bytes of a video of 41 frames, and of all
 
     def size(directory: Path, pattern: str) -> int:
         return sum(path.stat().st_size for path in directory.glob(pattern))
 
-    async def film(recorder: VideoRecorder, name: str, episodes: int) -> None:
+    async def record_episodes(recorder: VideoRecorder, name: str, episodes: int) -> None:
         async with pool.open(spec, record=recorder.record(name)) as env:
             for episode in range(episodes):
                 await env.reset(seed=episode)
@@ -646,13 +646,13 @@ async def test_all_bytes_are_for_one_film_or_shared(tmp_path: Path, way: str) ->
         assert len(decode(tmp_path / "lone" / "a.mp4")) == 42
         with structlog.testing.capture_logs() as logs:
             async with VideoRecorder(tmp_path / "many", max_bytes=most) as recorder:
-                await film(recorder, "a", 20)
+                await record_episodes(recorder, "a", 20)
         assert 5 < recorder.skipped["max_bytes"] < 20
         assert most / 2 < size(tmp_path / "many", "*.mp4") < most + 3 * lone  # frames were on their way
         assert [entry["reason"] for entry in logs if "reason" in entry] == [OVER_BUDGET]
 
 
-async def test_films_of_short_episodes_are_no_crowd_of_encoders(tmp_path: Path) -> None:
+async def test_videos_of_short_episodes_do_not_pile_up_encoders(tmp_path: Path) -> None:
     async with (
         ar.EnvPool(backend="inline") as pool,
         VideoRecorder(tmp_path) as recorder,
@@ -665,7 +665,7 @@ async def test_films_of_short_episodes_are_no_crowd_of_encoders(tmp_path: Path) 
     assert len(names(tmp_path)) == 20
 
 
-async def test_worker_that_films_stays_light(tmp_path: Path) -> None:
+async def test_worker_that_records_stays_light(tmp_path: Path) -> None:
     async with (
         ar.EnvPool(1) as pool,
         VideoRecorder(tmp_path) as recorder,
@@ -719,12 +719,12 @@ BAD: list[tuple[Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "message"), BAD)
-def test_mistakes_are_told(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+def test_mistakes_are_reported(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
     with pytest.raises(ar.UsageError, match=message):
         make(tmp_path)
 
 
-async def test_directory_that_cannot_be_written_to_is_told_at_once(tmp_path: Path) -> None:
+async def test_directory_that_cannot_be_written_to_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ar.JournalError, match="cannot record videos"):
         await play(tmp_path / "file")
@@ -738,9 +738,9 @@ async def test_directory_that_cannot_be_written_to_is_told_at_once(tmp_path: Pat
 
 async def test_two_recorders_leave_each_other_alone(tmp_path: Path) -> None:
     async with ar.EnvPool(backend="inline") as pool, VideoRecorder(tmp_path) as one:
-        film = one.record("a", hold=True)
-        assert film is not None
-        async with pool.open(PAINTER, record=film) as env:
+        recording = one.record("a", hold=True)
+        assert recording is not None
+        async with pool.open(PAINTER, record=recording) as env:
             await env.reset(seed=0)
         (part,) = tmp_path.glob(PARTS)
         until(lambda: not is_written(part))
@@ -749,7 +749,7 @@ async def test_two_recorders_leave_each_other_alone(tmp_path: Path) -> None:
             async with pool.open(PAINTER, record=other.record("b")) as env:
                 await env.reset(seed=0)
         assert names(tmp_path) == [part.name, "b.mp4"]
-        film.settle(keep=True)
+        recording.settle(keep=True)
     assert names(tmp_path) == ["a.mp4", "b.mp4"]
 
 

@@ -85,7 +85,7 @@ def test_figures_that_are_no_numbers_hide_no_others(tmp_path: Path) -> None:
 
 
 class Endless(RunIndex):
-    """Looks for runs until it is told to stop."""
+    """Looks for runs until it is stopped."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -149,8 +149,12 @@ async def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:
     (write_run(tmp_path / "deep", []) / "journal.jsonl").write_text("[" * 100_000 + "\n")
     async with viewing(tmp_path) as (_, session):
         assert await read(session, "/runs/nothing/") == (404, "There is no such run here.")
-        status, told = await read(session, "/runs/broken/")
-        assert (status, told.startswith("This run cannot be shown: "), "journal.jsonl" in told) == (422, True, True)
+        status, reported = await read(session, "/runs/broken/")
+        assert (status, reported.startswith("This run cannot be shown: "), "journal.jsonl" in reported) == (
+            422,
+            True,
+            True,
+        )
         assert (await read(session, "/compare"))[0] == 400
         assert (await read(session, "/compare?run=run&run=nothing"))[0] == 404
         assert (await read(session, "/compare?run=run&run=broken"))[0] == 422
@@ -212,8 +216,8 @@ def test_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "asyncrollout", "view", str(tmp_path), "--no-browser", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        assert told["url"].startswith("http://127.0.0.1:")
+        reported = json.loads(process.stdout.readline())
+        assert reported["url"].startswith("http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (0, "")
@@ -236,7 +240,7 @@ async def test_browser_lists_runs_whatever_they_are_called(tmp_path: Path) -> No
         assert await page.run("document.getElementById('name').textContent.split(', ').length") == 2
         assert await page.run("window.pwned") is None
         for method in ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening"):
-            assert page.told(method) == []
+            assert page.seen(method) == []
 
 
 @needs_chromium
@@ -261,4 +265,4 @@ async def test_browser_follows_a_run_and_leaves_a_reader_alone(tmp_path: Path) -
         await page.loaded(2)
         assert await page.run(rows) == "▾g0,g0.0,g0.1,▸g1"
         assert await page.run("document.documentElement.dataset.theme") == "dark"
-        assert page.told("Runtime.exceptionThrown") == []
+        assert page.seen("Runtime.exceptionThrown") == []

@@ -52,7 +52,7 @@ def run(*command: str | Path, cwd: Path | None = None, source: str = "", **envir
     return done.stdout
 
 
-def told(output: str) -> dict[str, Any]:
+def parsed(output: str) -> dict[str, Any]:
     """What the workers of `defining.py` know of their program."""
     assert "all is well" in output, output
     known: dict[str, Any] = json.loads(output.rpartition("all is well")[2].splitlines()[0])
@@ -66,13 +66,13 @@ def test_a_script_in_a_folder_with_spaces_defines_its_env(tmp_path: Path) -> Non
     script = tmp_path / "my programs" / "the script.py"
     script.parent.mkdir()
     shutil.copy(DEFINING, script)
-    known = told(run(script.name, "--size", "3", cwd=script.parent))
+    known = parsed(run(script.name, "--size", "3", cwd=script.parent))
     assert known["argv"] == ["the script.py", "--size", "3"]
     assert known["file"] == str(script)
 
 
 def test_a_program_from_stdin_defines_its_env() -> None:
-    known = told(run("-", "--size", "3", source=DEFINING.read_text()))
+    known = parsed(run("-", "--size", "3", source=DEFINING.read_text()))
     assert known["argv"] == ["-", "--size", "3"]
 
 
@@ -83,7 +83,7 @@ def test_a_program_in_the_command_line_defines_its_env() -> None:
 
 
 def test_cells_of_a_notebook_define_an_env() -> None:
-    assert told(run(NOTEBOOK, DEFINING))["file"] is None
+    assert parsed(run(NOTEBOOK, DEFINING))["file"] is None
 
 
 PACKAGE = """
@@ -117,7 +117,7 @@ def test_a_module_with_relative_imports_runs_where_its_folder_is_gone_and_its_pa
     (package / "__init__.py").touch()
     (package / "parts.py").write_text("FACTOR = 7\nclass Part: pass\n")
     (package / "program.py").write_text(PACKAGE)
-    assert told(run("-m", "package.program", cwd=tmp_path)) == {"info": "package.program __main__"}
+    assert parsed(run("-m", "package.program", cwd=tmp_path)) == {"info": "package.program __main__"}
 
 
 @pytest.mark.slow
@@ -127,22 +127,24 @@ def test_other_ways_to_start_a_program(way: str, tmp_path: Path) -> None:
     size = ("--size", "3")
     match way:
         case "interactive":
-            known = told(run("-i", script, *size))
+            known = parsed(run("-i", script, *size))
         case "ipython":
-            known = told(run("-m", "IPython", "--no-banner", script, "--", *size, IPYTHONDIR=str(tmp_path / "ipython")))
+            known = parsed(
+                run("-m", "IPython", "--no-banner", script, "--", *size, IPYTHONDIR=str(tmp_path / "ipython"))
+            )
         case "runpy":
             call = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
-            known = told(run("-c", call, *size))
+            known = parsed(run("-c", call, *size))
         case "zipapp":
             folder = tmp_path / "folder"
             folder.mkdir()
             (folder / "beside.py").write_text("WORD = 'beside'\n")
             (folder / "__main__.py").write_text(DEFINING.read_text().replace("import dill", "import beside, dill"))
             zipapp.create_archive(folder, tmp_path / "program.pyz")
-            known = told(run(tmp_path / "program.pyz", *size))
+            known = parsed(run(tmp_path / "program.pyz", *size))
         case _:
             (tmp_path / "program").symlink_to(script)
-            known = told(run(tmp_path / "program", *size))
+            known = parsed(run(tmp_path / "program", *size))
     assert known["argv"][-2:] == [*size]
 
 
@@ -200,7 +202,7 @@ async def test_an_interpreter_that_does_not_start_is_shown_with_its_output(
 
 @uvloop_only
 @pytest.mark.parametrize("executable", ["", "/no/such/python"])
-async def test_a_program_without_an_interpreter_is_told_so(executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_without_an_interpreter_is_reported(executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", executable)
     with pytest.raises(PoolError, match=r"workers need a Python interpreter.*backend='inline'"):
         async with EnvPool(workers=1):
@@ -288,7 +290,7 @@ async def test_a_class_that_a_worker_makes_itself_cannot_come_back() -> None:
 
 
 @uvloop_only
-async def test_what_cannot_be_loaded_in_a_worker_is_told_again_whenever_it_is_needed(
+async def test_what_cannot_be_loaded_in_a_worker_is_reported_again_whenever_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text("class Part: pass\n")

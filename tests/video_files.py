@@ -19,8 +19,8 @@ from tests.playing import PATIENCE
 def decode(path: Path) -> NDArray[np.uint8]:
     """All frames (frames, height, width, 3), decoded by ffmpeg, which must have nothing to complain of."""
     command = [find_ffmpeg(), "-loglevel", "warning", "-i", f"file:{path}"]
-    told = subprocess.run([find_ffmpeg(), "-i", f"file:{path}"], capture_output=True, text=True, check=False).stderr
-    line = next(line for line in told.splitlines() if "Video: h264" in line)
+    reported = subprocess.run([find_ffmpeg(), "-i", f"file:{path}"], capture_output=True, text=True, check=False).stderr
+    line = next(line for line in reported.splitlines() if "Video: h264" in line)
     assert "yuv420p" in line, line
     found = re.search(r" (\d+)x(\d+)[, ]", line)
     assert found is not None, line

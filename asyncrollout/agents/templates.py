@@ -14,7 +14,7 @@ def plain(turn: int, text: str, outcome: Outcome) -> str:  # noqa: ARG001
 
 
 def ragen(turn: int, text: str, outcome: Outcome) -> str:
-    """As RAGEN tells it: the reward of the turn before, the turn, the state, and the actions that are left."""
+    """In RAGEN's form: the reward of the turn before, the turn, the state, and the actions that are left."""
     parts = [f"Reward:\n{outcome.reward:g}\n"] if turn else []
     parts.append(f"Turn {turn + 1}:\nState:\n{text}")
     if (left := outcome.info.get("actions_left")) is not None:

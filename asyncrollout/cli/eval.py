@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from asyncrollout.cli.directory import env_secrets, new_directory, next_attempt, write_config
 from asyncrollout.cli.envs import option_value
 from asyncrollout.cli.eval_rlinf import evaluate_rlinf, is_rlinf
 from asyncrollout.cli.run import AllowImport, BaseUrl, Model, Runs, check_server, play
+from asyncrollout.cli.run_directory import env_secrets, new_directory, next_attempt, write_config
 from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.cli.terminal.output import WHOLE, Output, OutputParam
 from asyncrollout.config import Config, read_config, read_tasks, to_yaml

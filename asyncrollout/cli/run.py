@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from asyncrollout.batches.batch import Batch
-from asyncrollout.cli.directory import (
+from asyncrollout.cli.report import make_report
+from asyncrollout.cli.run_directory import (
     claimed,
     env_secrets,
     has_played,
@@ -24,7 +25,6 @@ from asyncrollout.cli.directory import (
     write_config,
     write_resolved,
 )
-from asyncrollout.cli.report import make_report
 from asyncrollout.cli.samples import write_samples
 from asyncrollout.cli.terminal.live import Display, live, live_view
 from asyncrollout.cli.terminal.logs import logging_to

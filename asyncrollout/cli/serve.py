@@ -17,7 +17,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import allowed_env
 from asyncrollout.service.access import gather_tokens
-from asyncrollout.service.admission import Admission, registered_env
+from asyncrollout.service.allowed_envs import Admission, registered_env
 from asyncrollout.service.server import Caps, EnvServer
 
 _CAPS = Caps()
@@ -39,7 +39,7 @@ async def serve(
     token_file: Annotated[Path | None, Parameter(help="File with one such token per line.")] = None,
     allow_host: Annotated[
         tuple[str, ...],
-        Parameter(help="Another host name by which clients reach it when there is no token. Repeatable."),
+        Parameter(help="Another host name by which clients reach it without a token. Repeatable."),
     ] = (),
     data_dir: Annotated[
         Path | None, Parameter(help="Directory whose files env options may name (default: none).")

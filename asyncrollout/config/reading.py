@@ -125,7 +125,7 @@ def read_text(path: FilePath) -> str:
         with path.open("rb") as file:
             content = file.read(_LARGEST_FILE + 1)
     except FileNotFoundError:
-        raise UsageError(f"{path}: there is no such file") from None
+        raise UsageError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > _LARGEST_FILE:
@@ -156,7 +156,7 @@ def _resolved(config: Config, directory: FilePath) -> tuple[Config, list[Problem
         if not file.endswith(ENDINGS):
             problems.append(Problem(("tasks",), f"found {config.tasks!r}, expected a list, or a .jsonl or .json file"))
         elif not os.path.isfile(file):  # noqa: PTH113 (which never raises)
-            problems.append(Problem(("tasks",), f"there is no file {file!r}"))
+            problems.append(Problem(("tasks",), f"no such file: {file!r}"))
         config = msgspec.structs.replace(config, tasks=file)
     return config, problems
 

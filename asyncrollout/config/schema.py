@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from asyncrollout.errors import UsageError
 from asyncrollout.rollouts.episode.group import Failures
+from asyncrollout.telemetry.sinks import SinkName
 from asyncrollout.trajectories import Limits
 from asyncrollout.types import Placement, Sampling
 
@@ -204,7 +205,6 @@ class Normalization(ConfigPart, frozen=True):
 
 Policy = Solver | Scripted | OpenAI | Local
 Keep = RewardVaries | SuccessBetween | MinValid | NotTruncated | TopStd | TopP | TopK | TopKAbs | MinP
-MetricsName = Literal["tensorboard", "wandb", "trackio"]
 AdvantageName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pass_at_k", "gigpo"]
 
 
@@ -238,7 +238,7 @@ class Config(ConfigPart, frozen=True, kw_only=True):
     stall_seconds: Positive = 900.0
     workers: FromOne | None = None
     backend: Literal["process", "inline"] | None = None
-    metrics: tuple[MetricsName, ...] = ()
+    metrics: tuple[SinkName, ...] = ()
     record: bool | VideoOptions = False
     reward_normalization: Normalization | None = None
     advantage: AdvantageName | None = None

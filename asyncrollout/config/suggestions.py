@@ -1,4 +1,4 @@
-"""The key that somebody may have meant, at whatever depth it belongs."""
+"""The key that was probably meant, at any depth."""
 
 import difflib
 from collections.abc import Iterator

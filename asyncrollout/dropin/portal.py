@@ -18,10 +18,13 @@ import anyio
 import anyio.from_thread
 
 from asyncrollout.errors import ClosedError, UsageError
+from asyncrollout.logs import get_logger
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+log = get_logger(__name__)
 
 _LOOK_FOR_SIGNALS = 0.2  # seconds
 _END_GRACE = 10.0  # seconds for an interrupted call to come to its end
@@ -142,6 +145,8 @@ class LoopThread:
         """Cancel what runs and leave what is open, workers included; waits for the end, but not for ever."""
         self.call_soon(self._scope.cancel)
         self._thread.join(_EXIT_GRACE)
+        if self._thread.is_alive():
+            log.warning("event_loop_did_not_end", seconds=_EXIT_GRACE, hint="what is still open there is abandoned")
 
 
 class Opened(Generic[T]):

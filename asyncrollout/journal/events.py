@@ -25,7 +25,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 class Began(Event, frozen=True, tag="began"):
     """The first line, and one for each resume after which something happened.
 
-    `given` stays the same, but for accepted changes of agent and policy. `batch` is where the run was told to resume:
+    `given` stays the same, but for accepted changes of agent and policy. `batch` is where the run was to resume:
     from there on, nothing has been delivered.
     """
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from asyncrollout.batches.records import located_at
+from asyncrollout.batches.batch_json import located_at
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.events import AnyEvent, Began, decode
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
@@ -33,7 +33,7 @@ class RecordHead(msgspec.Struct):
 
 
 def whole_lines(path: Path) -> Iterator[JournalLine]:
-    """All lines but an unfinished last one; none if there is no such file."""
+    """All lines but an unfinished last one; none if the file does not exist."""
     start = 0
     try:
         with path.open("rb") as file:
@@ -68,7 +68,7 @@ def cut_torn_end(path: Path) -> None:
 
 
 def read_events(directory: Path, add: Callable[[AnyEvent], None]) -> None:
-    """Call `add` with each event of a run, in order; a `UsageError` says which line is wrong, or that there is no run.
+    """Call `add` with each event of a run, in order; a `UsageError` names the wrong line or the missing run.
 
     Nothing is locked or changed: the run may still be playing.
     """

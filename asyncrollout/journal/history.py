@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from asyncrollout.batches.records import decode_record, located_at
+from asyncrollout.batches.batch_json import decode_record, located_at
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.events import (
     AnyEvent,

@@ -12,6 +12,7 @@ from asyncrollout.journal.history import RunHistory
 from asyncrollout.journal.writer import Writer
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.holding import held_back
+from asyncrollout.policies.versions import note_version
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
@@ -45,7 +46,7 @@ class JournaledPolicy:
         self._only_appends = only_appends
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else an agent may want of its policy."""
+        """Everything else that an agent may want of its policy."""
         if name.startswith("__") or name == "inner":
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -54,6 +55,8 @@ class JournaledPolicy:
         asked = _digests(request, only_appends=self._only_appends)
         recorded = self._recorded(request, asked)
         if recorded is not None:
+            if not recorded.frozen:
+                note_version(recorded.version)
             return recorded
         if self._writer.is_full:
             with held_back():
@@ -121,7 +124,7 @@ def _digests(request: Request, *, only_appends: bool = False) -> _Digests:
 def _chained(messages: list[Any], *, only_appends: bool) -> tuple[int, int]:
     """Of all messages, one after the other, and of the last one alone.
 
-    An agent that only appends to its conversation need not have all of it compared: both ends tell.
+    An agent that only appends to its conversation need not have all of it compared: both ends suffice.
     """
     known, chain = _before.get()
     is_longer = 0 < len(known) < len(messages)

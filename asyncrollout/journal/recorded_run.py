@@ -1,4 +1,4 @@
-"""A run as its journal records it: for reports, comparisons, and whatever else reads the files of a run.
+"""A run as its journal records it: for reports, comparisons, and everything else that reads the files of a run.
 
 The module `history` has the table of what each event means.
 """

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncrollout.batches.records import decode_record, located_at
+from asyncrollout.batches.batch_json import decode_record, located_at
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.files import JournalLine, TrajectoryFile
 from asyncrollout.journal.recorded_run import read_run

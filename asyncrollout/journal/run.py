@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from anyio import to_thread
 
-from asyncrollout.batches.records import encode_record
+from asyncrollout.batches.batch_json import encode_record
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.journal.events import (
     Began,
@@ -57,7 +57,7 @@ class NullJournal:
         """By an earlier process."""
         return 0
 
-    def is_broken_off(self, uid: str) -> bool:  # noqa: ARG002
+    def was_interrupted(self, uid: str) -> bool:  # noqa: ARG002
         """Whether it was in flight when the run was interrupted."""
         return False
 
@@ -75,7 +75,7 @@ class NullJournal:
         """A group has its verdict, and so have `more` that were judged with it, which follow."""
 
     def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
-        """They will be played anew; so will be, if so wished, what is recorded and was drawn by nobody since."""
+        """They will be replayed; with `with_all_recorded`, so will all recorded groups that were not drawn since."""
 
     def dropped(self, groups: list[str]) -> None:
         """They led to no batch, and are not looked at again."""
@@ -117,7 +117,7 @@ class RunJournal(NullJournal):
     def retries_used(self, group: str) -> int:
         return self.past.retries.pop(group, 0)
 
-    def is_broken_off(self, uid: str) -> bool:
+    def was_interrupted(self, uid: str) -> bool:
         return uid not in self._dispatched and bool(self.past.replies.get(uid))
 
     def drawn(self, group: str, index: int, seed: int, tag: str, task: Any) -> None:
@@ -227,7 +227,7 @@ async def open_journal(
         async with Writer(directory) as writer:
             began = Began(given=given, batch=None if isinstance(resume, bool) else resume)
             if not past.attempts:
-                writer.put(began)  # the first line, whatever is left in the file of trajectories
+                writer.put(began)  # the first line, even if trajectories are left
             for drawn in past.undrawn:
                 writer.hold(drawn)
             for trajectory in past.unlogged:
@@ -269,7 +269,7 @@ def check_resumable(directory: Path, given: dict[str, Any], accept: Collection[s
 
 
 def redacted(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was given, without secrets. Tags and names of envs stay, whatever they are: every record has them."""
+    """What a run was given, without secrets. Tags and names of envs stay: every record has them."""
     secrets = sorted([*known_secrets(), *named_secrets(given)], key=len, reverse=True)
     return {
         name: {tag: _redacted_env(env, secrets) for tag, env in value.items()}
@@ -329,7 +329,7 @@ def _end_of(trajectory: Trajectory, error: str | None) -> Finished:
 
 
 def _recordable(env_kwargs: dict[str, Any]) -> Any:
-    """Without secrets; None if there is no form for a file, which does not keep it from being played."""
+    """Without secrets; None if it cannot be written, which does not prevent it from being played."""
     try:
         return without_secrets(to_plain(env_kwargs))
     except UsageError:

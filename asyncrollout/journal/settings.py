@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrollout.batches.records import located_at
+from asyncrollout.batches.batch_json import located_at
 from asyncrollout.journal.events import Began, decode
 from asyncrollout.journal.files import whole_lines
 from asyncrollout.journal.writer import JOURNAL

@@ -15,6 +15,7 @@ from asyncrollout.concurrency import Background
 from asyncrollout.errors import ClosedError, ProviderError, RolloutError, UsageError
 from asyncrollout.policies.gate import Gate, check_rises
 from asyncrollout.policies.holding import Deadline, rollout_held
+from asyncrollout.policies.versions import note_version
 from asyncrollout.types import Generation, PauseMode, Request, Timings
 
 Model = Callable[[list[Request]], Sequence[Any]]
@@ -109,6 +110,7 @@ class BatchedPolicy:
         timings = Timings(
             queue=pending.begun - pending.since, first_byte=now - pending.begun, total=now - pending.since
         )
+        note_version(pending.version)
         return msgspec.structs.replace(pending.reply, timings=timings, version=pending.version)
 
     async def pause(self, mode: PauseMode = "wait") -> None:
@@ -167,7 +169,7 @@ class BatchedPolicy:
         requests = [pending.request for pending in batch]
         try:
             results = await anyio.to_thread.run_sync(self._call, requests, limiter=self._thread)
-        except Exception as error:  # noqa: BLE001 (whatever a model raises belongs to the requests of its batch)
+        except Exception as error:  # noqa: BLE001 (everything that a model raises belongs to the requests of its batch)
             results = [_failed(error)] * len(batch)
         for pending, result in zip(batch, results, strict=True):
             pending.begun, pending.reply = begun, _as_reply(result)

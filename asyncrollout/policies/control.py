@@ -127,7 +127,7 @@ class PolicyControl:
 
 
 class GatedAgent:
-    """An agent of which we cannot tell how it asks its policy: each move is held back and stamped as a whole."""
+    """An agent that does not show how it asks its policy: each move is held back and stamped as a whole."""
 
     def __init__(self, agent: Any, gated: GatedPolicy) -> None:
         self._agent = agent

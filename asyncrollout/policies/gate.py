@@ -12,6 +12,7 @@ import msgspec
 from asyncrollout import validation
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.holding import HeldTime, charged, held_back, rollout_held
+from asyncrollout.policies.versions import note_version
 from asyncrollout.protocols import Policy, ask_policy
 from asyncrollout.types import Generation, PauseMode, Request
 
@@ -170,14 +171,14 @@ def _forget(place: int, gone: Any) -> None:
 
 
 class GatedPolicy:
-    """A policy that can be held back while its weights change, and whose replies tell the version of its weights."""
+    """A policy that can be held back while its weights change, and whose replies carry the version of its weights."""
 
     def __init__(self, inner: Policy) -> None:
         self.inner = inner
         self.weights = weights_of(inner)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else an agent may want of its policy."""
+        """Everything else that an agent may want of its policy."""
         if name.startswith("__") or name in ("inner", "policies", "weights"):
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -197,6 +198,7 @@ class GatedPolicy:
 
     async def generate(self, request: Request) -> Generation:
         generation, version = await self.call(ask_policy, self.inner, request)
+        note_version(version)
         return msgspec.structs.replace(generation, version=version)
 
     async def call(self, ask: Callable[..., Awaitable[T]], *asked: Any) -> tuple[T, int]:

@@ -87,7 +87,7 @@ def held_back() -> Iterator[None]:
 
 
 class Deadline:
-    """A block that is cancelled after so many seconds (None: never) without those that `held` tells.
+    """A block that is cancelled after so many seconds (None: never) without those that `held` returns.
 
     It looks at the clock when time seems to be up, and waits on if it was held meanwhile: holding costs nothing.
     """

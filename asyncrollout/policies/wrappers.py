@@ -13,6 +13,7 @@ import numpy as np
 
 from asyncrollout.errors import ProviderError, UsageError
 from asyncrollout.policies.holding import Deadline, held_back
+from asyncrollout.policies.versions import note_version, unnoted
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 
@@ -87,6 +88,7 @@ class Cached:
                     self.kept[key] = generation
                 self.kept.move_to_end(key)
                 generation = self.kept[key]
+                note_version(generation.version)
         finally:
             if not lock.locked():  # else the next waiter has it
                 self._asking.pop(asked, None)
@@ -118,7 +120,9 @@ class Frozen:
         return getattr(self.inner, name)
 
     async def generate(self, request: Request) -> Generation:
-        return msgspec.structs.replace(await self.inner.generate(request), frozen=True)
+        with unnoted():
+            generation = await self.inner.generate(request)
+        return msgspec.structs.replace(generation, frozen=True)
 
 
 def limited(policy: Policy, most: int) -> Limited:

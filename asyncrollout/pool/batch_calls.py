@@ -6,7 +6,7 @@ from functools import partial
 
 from asyncrollout.errors import RolloutError
 from asyncrollout.pool.env_calls import PendingCall
-from asyncrollout.pool.wire.messages import Reply
+from asyncrollout.pool.wire.messages import CallReply
 from asyncrollout.types import Outcome
 
 Result = Outcome | RolloutError
@@ -74,7 +74,7 @@ class _PendingCalls:
             call.abandon()
         self._in_flight.clear()
 
-    def _on_reply(self, place: int, reply: "asyncio.Future[Reply]") -> None:
+    def _on_reply(self, place: int, reply: "asyncio.Future[CallReply]") -> None:
         if place not in self._in_flight:  # nobody waits any more
             return
         if reply.exception() is None:
@@ -112,7 +112,7 @@ class _PendingCalls:
                 self._mistake = error
 
 
-def _outcome(call: PendingCall, reply: Reply) -> Result:
+def _outcome(call: PendingCall, reply: CallReply) -> Result:
     try:
         return call.outcome_of(reply)
     except RolloutError as error:

@@ -11,7 +11,7 @@ from asyncrollout.pool.env_history import EnvHistory
 from asyncrollout.pool.hosts import SOON, EnvHost, HostLost
 from asyncrollout.pool.placement import Placement
 from asyncrollout.pool.recovery import GUESS, SMOOTHING, RecoveryRules, smooth
-from asyncrollout.pool.wire.messages import WITHOUT_EPISODE, Op, OpenRequest, Reply
+from asyncrollout.pool.wire.messages import WITHOUT_EPISODE, CallReply, Op, OpenRequest
 from asyncrollout.pool.wire.replay_log import ReplayLog
 
 E = TypeVar("E", bound=RolloutError)
@@ -179,8 +179,8 @@ class EnvBinding:
         """The env is closed for good."""
         return self._placement.leave(self)
 
-    async def end_film(self, camera: tuple[str, Any]) -> Any:
-        """What the camera has, or None if it cannot be asked; it films no more, and `camera` is that of later places.
+    async def end_video(self, camera: tuple[str, Any]) -> Any:
+        """End recording: what the camera has, or None if it cannot be asked. `camera` replaces it in later places.
 
         It waits behind a call that is under way, and touches no episode.
         """
@@ -188,11 +188,11 @@ class EnvBinding:
         if self.host is None or not self.host.usable:
             return None
         try:
-            return (await self.host.call(self.id, Op.END_FILM, None)).value
+            return (await self.host.call(self.id, Op.END_VIDEO, None)).value
         except HostLost:
             return None
 
-    async def call_elsewhere(self, lost: HostLost | None, op: Op, payload: Any) -> Reply:
+    async def call_elsewhere(self, lost: HostLost | None, op: Op, payload: Any) -> CallReply:
         """Restore the env in a new place and make the call there; raise if it is not to be restored."""
         self._aim = self._at = op
         try:
@@ -207,8 +207,8 @@ class EnvBinding:
             self.was_moved = self.was_recalled = False
             self._aim = None
 
-    async def _call_again(self, op: Op, payload: Any) -> Reply:
-        """One of several suspects is tried again with half of them, and half again, and in the end on its own."""
+    async def _call_again(self, op: Op, payload: Any) -> CallReply:
+        """One of several suspects is tried again with half of them, then with a quarter, and finally on its own."""
         companions = self._blame.companions
         if not companions:
             reply = await self._call_anew(op, payload)
@@ -236,7 +236,7 @@ class EnvBinding:
             return ReplayLog(history.lived or [])
         return history.life_alone() if op in WITHOUT_EPISODE else history.replay_log()
 
-    async def _call_anew(self, op: Op, payload: Any) -> Reply:
+    async def _call_anew(self, op: Op, payload: Any) -> CallReply:
         replay_log = self._log_before(op, payload)
         host = await self._placement.place(self)
         settled = False
@@ -255,7 +255,7 @@ class EnvBinding:
         self._at = op
         return await host.call(self.id, op, payload, caller=self)
 
-    async def _build_at(self, host: EnvHost) -> Reply:
+    async def _build_at(self, host: EnvHost) -> CallReply:
         try:
             reply = await host.call(self.id, Op.OPEN, self.opening, caller=self)
         except HostLost:  # nothing is there

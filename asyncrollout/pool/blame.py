@@ -48,7 +48,7 @@ class Blame:
 
     @property
     def companions(self) -> int:
-        """How many suspects, this one included, may be tried at a time; 0 if they need not be told apart."""
+        """How many suspects, this one included, may be tried at a time; 0 if they need not be separated."""
         if self._suspects < 2 or not self._halvings:
             return 0
         return max(1, self._suspects >> self._halvings)
@@ -98,7 +98,7 @@ class Blame:
         return strays - self._strays_before.get(at, strays) > share * self._kills_at[at]
 
     def _most_kills(self, lost: HostLost, at: Op) -> int:
-        if self._are_others_killed(lost, at, 1):  # somebody kills workers, whatever they do
+        if self._are_others_killed(lost, at, 1):  # somebody kills workers, regardless of what they do
             return _FRUITLESS_DEATHS
         return _DOUBTFUL_DEATHS if at is Op.REPLAY or self._are_others_killed(lost, at) else _OUTSIDE_DEATHS
 

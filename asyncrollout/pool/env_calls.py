@@ -23,7 +23,7 @@ from asyncrollout.pool.hosts import HostLost
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.codec import PLAIN, Undecodable
 from asyncrollout.pool.wire.digest import outcome_digest
-from asyncrollout.pool.wire.messages import OUTCOMES, Failure, Op, Reply
+from asyncrollout.pool.wire.messages import OUTCOMES, CallReply, Failure, Op
 from asyncrollout.pool.wire.replay_log import RecordedCall
 from asyncrollout.types import Outcome
 
@@ -97,7 +97,7 @@ class EnvCalls:
             raise self.misuse("step")
         return action if type(action) in PLAIN else self.own(action, "action")
 
-    def finish(self, op: Op, payload: Any, reply: Reply) -> Outcome:
+    def finish(self, op: Op, payload: Any, reply: CallReply) -> Outcome:
         """Log a step or a reset that went well; its outcome."""
         if op is _STEP:
             self.history.add_step(payload, reply.digest)
@@ -108,7 +108,7 @@ class EnvCalls:
             self.binding.was_reset(reply.seconds)
         return self.take_outcome(reply)
 
-    def take_outcome(self, reply: Reply) -> Outcome:
+    def take_outcome(self, reply: CallReply) -> Outcome:
         value, info = reply.value, reply.info
         if type(value) is Undecodable or type(info) is Undecodable:
             self.phase = Phase.FAILED
@@ -145,11 +145,11 @@ class EnvCalls:
             raise UsageError(f"env {self.name!r}: {what} must be a whole number from 0, not {number!r}")
         return int(number)
 
-    async def invoke(self, op: Op, payload: Any) -> Reply:
+    async def invoke(self, op: Op, payload: Any) -> CallReply:
         """Make a call where the env lives."""
         return await self.wait_reply(op, payload, *self.send(op, payload))
 
-    async def ask(self, op: Op, payload: Any, what: str) -> Reply:
+    async def ask(self, op: Op, payload: Any, what: str) -> CallReply:
         """Make a call that leaves the env's phase as it is."""
         if self.phase in SHUT or self.phase is Phase.UNSURE:
             raise self.misuse(what)
@@ -190,7 +190,7 @@ class EnvCalls:
             was_made = kind == codec.UnsendableError.__name__  # only what it returned is the trouble
             self.history.add_call(replace(called, raised=not was_made))
 
-    def send(self, op: Op, payload: Any) -> tuple[Phase, Awaitable[Reply]]:
+    def send(self, op: Op, payload: Any) -> tuple[Phase, Awaitable[CallReply]]:
         """Send a call; the phase to return to if the env sees nothing of it, and what the reply will be."""
         if self.busy:
             raise self.misuse(op.name.lower())
@@ -214,7 +214,7 @@ class EnvCalls:
         if get_running_loop() is not self._loop:
             raise UsageError(f"env {self.name!r} was opened in another event loop: use it where its pool was entered")
 
-    async def wait_reply(self, op: Op, payload: Any, phase: Phase, sent: Awaitable[Reply]) -> Reply:
+    async def wait_reply(self, op: Op, payload: Any, phase: Phase, sent: Awaitable[CallReply]) -> CallReply:
         """The reply to a call that was sent; if the env's host is lost, the call is made on another one."""
         binding = self.binding
         try:
@@ -235,7 +235,7 @@ class EnvCalls:
             self.busy = False
         return reply if reply.failure is None and self.phase is _UNSURE else self.check_reply(op, phase, reply)
 
-    def check_reply(self, op: Op, phase: Phase, reply: Reply) -> Reply:
+    def check_reply(self, op: Op, phase: Phase, reply: CallReply) -> CallReply:
         """The reply, unless it reports a failure: that is raised."""
         self.busy = False
         if self.phase is Phase.CLOSED:
@@ -288,7 +288,7 @@ class PendingCall:
         reply = await self._calls.wait_reply(self._op, self._payload, self._phase, self.reply)
         return self._calls.finish(self._op, self._payload, reply)
 
-    def outcome_of(self, reply: Reply) -> Outcome:
+    def outcome_of(self, reply: CallReply) -> Outcome:
         """Its outcome, if this is the reply."""
         return self._calls.finish(self._op, self._payload, self._calls.check_reply(self._op, self._phase, reply))
 

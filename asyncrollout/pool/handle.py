@@ -34,7 +34,7 @@ class EnvHandle:
         self._record = record
         self._calls = EnvCalls(binding, pool.loop, pool.thread, takes_states=pool.takes_states)
         if record is not None:
-            record.opened(binding.end_film)
+            record.opened(binding.end_video)
 
     @property
     def outcome(self) -> Outcome:

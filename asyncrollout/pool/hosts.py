@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 from anyio.abc import TaskGroup
 
-from asyncrollout.pool.wire.messages import WITHOUT_EPISODE, Op, Reply
+from asyncrollout.pool.wire.messages import WITHOUT_EPISODE, CallReply, Op
 from asyncrollout.types import WorkerStats
 
 CLOSE_GRACE = 5.0
@@ -75,7 +75,7 @@ class PoolLimits(msgspec.Struct, frozen=True):
 
 
 class Caller(Protocol):
-    """The env that a call is for, as far as its host must know it to tell what waits behind what."""
+    """The env that a call is for, as far as its host must know it to see which calls wait behind others."""
 
     id: int
     """By which its host knows it; those of later envs are larger."""
@@ -134,7 +134,7 @@ class EnvHost(Protocol):
     def wait(self) -> float:
         """Seconds until a call that is sent now is expected to begin; what is quick counts for nothing."""
 
-    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Awaitable[Reply]:
+    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Awaitable[CallReply]:
         """Send a call. Its awaitable raises `HostLost` if the host goes away first, or if a better place is found."""
 
     def drop(self, env_id: int) -> None:

@@ -20,7 +20,7 @@ from asyncrollout.pool.time_limit import TimeLimit
 from asyncrollout.pool.wire.codec import PLAIN, Undecodable, UnloadableError, detach
 from asyncrollout.pool.wire.digest import outcome_digest
 from asyncrollout.pool.wire.failure import failure
-from asyncrollout.pool.wire.messages import OUTCOMES, Failure, Op, OpenRequest, Reply
+from asyncrollout.pool.wire.messages import OUTCOMES, CallReply, Failure, Op, OpenRequest
 from asyncrollout.pool.wire.raised import EnvRaised, ignored, is_own
 from asyncrollout.pool.worker.env_runner import EnvRunner, is_async, run_now
 from asyncrollout.pool.worker.thread import EnvThread
@@ -31,7 +31,8 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 _YIELD_AFTER = 0.001  # seconds of work after which other tasks get their turn
-_OPEN, _STEP, _CLOSE, _END_FILM = Op.OPEN, Op.STEP, Op.CLOSE, Op.END_FILM  # an enum's attribute is slow to find
+_LEAVING_CHECK = 0.01  # seconds between looks at threads that are ending
+_OPEN, _STEP, _CLOSE, _END_VIDEO = Op.OPEN, Op.STEP, Op.CLOSE, Op.END_VIDEO  # an enum's attribute is slow to find
 
 
 class InlineHost:
@@ -66,7 +67,7 @@ class InlineHost:
     def wait(self) -> float:
         return 0.0
 
-    async def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Reply:  # noqa: ARG002
+    async def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> CallReply:  # noqa: ARG002
         if self._worked > _YIELD_AFTER or self._is_behind(env_id):
             await self._wait_first(env_id)
         if op is not _OPEN:
@@ -80,14 +81,14 @@ class InlineHost:
                 await self._open(env_id, payload)
             elif hosted is None:
                 raise HostLost("closed")  # meanwhile, by its user or with the pool
-            elif op is _END_FILM:
-                value = await self._end_film(env_id, hosted)
+            elif op is _END_VIDEO:
+                value = await self._end_video(env_id, hosted)
             elif hosted.is_io:
                 value, info = _split(op, await self._wait(env_id, hosted, op, payload))
             elif op is _STEP:
-                observation, reward, terminated, truncated, told = hosted.step_now(payload)
+                observation, reward, terminated, truncated, raw_info = hosted.step_now(payload)
                 value = detach(observation), reward, terminated, truncated
-                info = detach(told) if told else None
+                info = detach(raw_info) if raw_info else None
             else:
                 value, info = _split(op, run_now(hosted.perform(op, payload)))
             if op in OUTCOMES and value is not None and type(value[0]) not in PLAIN:
@@ -101,7 +102,7 @@ class InlineHost:
         seconds = time.monotonic() - start
         self._worked += seconds
         self.clock.extend((seconds,))
-        return Reply(0, trouble, value, info, digest, seconds, None)
+        return CallReply(0, trouble, value, info, digest, seconds, None)
 
     def _is_behind(self, env_id: int) -> bool:
         hosted = self._hosted.get(env_id)
@@ -155,7 +156,7 @@ class InlineHost:
         for env_id in self._threads.keys() - self._hosted.keys():  # it is only now being made
             self.drop(env_id)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(anyio.to_thread.run_sync, _wait_for, self._leaving)
+            tasks.start_soon(_wait_for, self._leaving)
             for env_id in [*self._hosted]:
                 tasks.start_soon(self._close, env_id)
         while self._closing:
@@ -198,9 +199,9 @@ class InlineHost:
         if watch.is_over:
             self._leave_hanging(env_id)
 
-    async def _end_film(self, env_id: int, hosted: EnvRunner) -> Any:
+    async def _end_video(self, env_id: int, hosted: EnvRunner) -> Any:
         """It has no limit of its own and costs no env; behind a slow call it comes to its end even if nobody waits."""
-        ending = hosted.perform(_END_FILM, None)
+        ending = hosted.perform(_END_VIDEO, None)
         if env_id not in self._threads:
             return run_now(ending)
         return await asyncio.shield(asyncio.wrap_future(_submit(self._threads[env_id], lambda: run_now(ending))))
@@ -288,10 +289,11 @@ def _close_made_in(thread: EnvThread) -> None:
         _close_now(thread.hosted)
 
 
-def _wait_for(threads: Sequence[EnvThread]) -> None:
-    deadline = time.monotonic() + CLOSE_GRACE
-    for thread in threads:
-        thread.ended.wait(max(deadline - time.monotonic(), 0.0))
+async def _wait_for(threads: Sequence[EnvThread]) -> None:
+    """Without a thread: from Python 3.12 on, none can be started once the program is ending."""
+    with anyio.move_on_after(CLOSE_GRACE):
+        while not all(thread.ended.is_set() for thread in threads):  # noqa: ASYNC110 (set by other threads)
+            await anyio.sleep(_LEAVING_CHECK)
 
 
 def _close_now(hosted: EnvRunner) -> None:
@@ -316,7 +318,7 @@ def _submit(thread: EnvThread, work: Callable[[], T]) -> "Future[T]":
         if outcome.set_running_or_notify_cancel():
             try:
                 outcome.set_result(work())
-            except BaseException as error:  # whatever it is; in the loop's thread some kinds mean something else
+            except BaseException as error:  # of any kind; in the loop's thread some kinds mean something else
                 outcome.set_exception(EnvRaised(error))
 
     thread.submit(run)

@@ -1,8 +1,7 @@
-"""The environment pool: opens envs, places them on the least loaded worker, and tells how it fares."""
+"""The environment pool: opens envs, places them on the least loaded worker, and reports its state."""
 
 import asyncio
 import os
-import resource
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ import msgspec
 from asyncrollout import validation
 from asyncrollout.concurrency import Background
 from asyncrollout.errors import ClosedError, PoolError, UsageError
+from asyncrollout.machine import FDS_PER_WORKER, count_descriptors, usable_cpus
 from asyncrollout.pool.batch_calls import Result, call_all
 from asyncrollout.pool.binding import EnvBinding
 from asyncrollout.pool.handle import EnvHandle, calls_of
@@ -38,8 +38,7 @@ from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
 _BACKENDS = ("process", "inline")
 _RECOVERIES = ("replay", "snapshot", "none")
-_FDS_PER_WORKER = 8
-_FDS_SPARE = 16
+_FDS_SPARE = 16  # to start at all; a run needs more
 
 
 class EnvDescription(NamedTuple):
@@ -112,7 +111,7 @@ class EnvPool:
     async def start(self) -> Self:
         """Open the pool until `close()`, which another task of the same event loop may call: for notebooks.
 
-        Where one block of code is enough, `async with` is better: it closes the pool whatever happens.
+        Where one block of code is enough, `async with` is better: it closes the pool in any case.
         """
         await self._start(cancels_body=False)
         return self
@@ -155,13 +154,17 @@ class EnvPool:
         async with anyio.create_task_group() as closing:
             closing.start_soon(self._inline_host.close)
             if self._backend is not None:
-                closing.start_soon(self._backend.stop)
+                closing.start_soon(self._stop_backend, self._backend)
         for binding in [*self._placement.bindings]:
             if binding.host is self._inline_host:
                 self._placement.leave(binding)
         self._placement.bindings.clear()
         if self._loop_watch is not None:
             self._loop_watch.release()
+
+    async def _stop_backend(self, backend: Backend) -> None:
+        with anyio.CancelScope(shield=True):  # no other failure of closing may leave workers behind
+            await backend.stop()
 
     def check_open(self) -> None:
         """An error if envs cannot be opened, with the reason."""
@@ -230,7 +233,7 @@ class EnvPool:
         return EnvDescription(opening.spec, kwargs, opening.text, opening.expert, binding.pinned)
 
     def reopen(self, like: EnvDescription) -> EnvHandle:
-        """An env of this description, which is not filmed."""
+        """An env of this description, without recording."""
         worker = like.pinned if self._workers else None
         if worker is not None and worker >= self._workers:
             name = like.env if isinstance(like.env, str) else like.env.name
@@ -318,11 +321,10 @@ class EnvPool:
         )
 
     def _check_descriptors(self) -> None:
-        """Too few file descriptors are told before the start, not in the middle of a run."""
-        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        used = len(list(Path("/dev/fd").iterdir()))
-        needed = used + self._workers * _FDS_PER_WORKER + _FDS_SPARE
-        if allowed != resource.RLIM_INFINITY and needed > allowed:
+        """Raise if there are too few file descriptors: before the start, not in the middle of a run."""
+        used, allowed, _ = count_descriptors()
+        needed = used + self._workers * FDS_PER_WORKER + _FDS_SPARE
+        if needed > allowed:
             raise PoolError(
                 f"{self._workers} workers need {needed} file descriptors ({used} are open), but only {allowed} are "
                 f"allowed: raise the limit with `ulimit -n {needed}`, or use fewer workers"
@@ -333,8 +335,3 @@ def _check_handles(handles: Sequence[EnvHandle]) -> None:
     for handle in handles:
         if not isinstance(handle, EnvHandle):
             raise UsageError(f"an env that pool.open() gave is needed, not a {type(handle).__name__}")
-
-
-def usable_cpus() -> int:
-    """Those that this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

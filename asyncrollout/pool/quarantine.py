@@ -1,4 +1,4 @@
-"""How suspects of workers' deaths are told apart, and how kinds of envs that keep killing workers are kept apart."""
+"""Separates the suspects of a worker's death, and isolates kinds of envs that keep killing workers."""
 
 import time
 from collections import deque
@@ -77,6 +77,6 @@ class Quarantine:
             self.rank = None
 
     def end(self) -> None:
-        """There is no such worker any more."""
+        """This worker is gone."""
         for name in [*self._names]:
             self._release(name)

@@ -9,7 +9,7 @@ from asyncrollout.errors import EnvError, RolloutError, UsageError
 from asyncrollout.pool.env_calls import EnvCalls, Phase
 from asyncrollout.pool.wire.codec import Undecodable
 from asyncrollout.pool.wire.digest import outcome_digest
-from asyncrollout.pool.wire.messages import Op, Reply
+from asyncrollout.pool.wire.messages import CallReply, Op
 from asyncrollout.pool.wire.replay_log import ReplayLog, life_key
 from asyncrollout.pool.worker.replay import NotInPlaceError
 from asyncrollout.types import Outcome
@@ -67,7 +67,7 @@ async def adopt_log(calls: EnvCalls, replay_log: ReplayLog) -> Outcome | None:
     is_new = calls.phase is Phase.NEW and not lived  # as new as another one
     calls.end_episode(None if replay_log.present is None else replay_log.present.seed, reset=False)
     replay_log = _as_episode(replay_log, history.episode)
-    reply: Reply | None = None
+    reply: CallReply | None = None
     try:
         if lived is not None and life_key(lived) == life_key(replay_log.life):
             reply = await _replay_in_place(calls, _to_send(replay_log))
@@ -86,7 +86,7 @@ async def adopt_log(calls: EnvCalls, replay_log: ReplayLog) -> Outcome | None:
     return calls.take_outcome(reply)
 
 
-async def _replay_in_place(calls: EnvCalls, replay_log: ReplayLog) -> Reply | None:
+async def _replay_in_place(calls: EnvCalls, replay_log: ReplayLog) -> CallReply | None:
     """None if it takes a new env."""
     try:
         return await calls.invoke(Op.REPLAY, replace(replay_log, life=[], in_place=True))

@@ -5,9 +5,9 @@ from typing import Any
 
 from asyncrollout.report.charts import Kind, axis, line, plot, table
 from asyncrollout.report.compared_run import ComparedRun
-from asyncrollout.report.document import whole_page
 from asyncrollout.report.groups import PlayedGroup, mean_reward, pass_rate
 from asyncrollout.report.rollouts import Rollout
+from asyncrollout.report.single_file import whole_page
 from asyncrollout.report.statistics import edges, estimates_over, percentiles, shares
 from asyncrollout.stats import Difference, Estimate, RunFigures, difference, summarize
 

@@ -52,8 +52,8 @@ def as_text(plain: Any) -> str:
     value = plain if type(plain) is str else readable(plain)
     if value is None or isinstance(value, str):
         return value or ""
-    told = msgspec.json.encode(value, enc_hook=_as_shown)
-    return (told if len(told) <= _SHORT else msgspec.json.format(told)).decode()
+    encoded = msgspec.json.encode(value, enc_hook=_as_shown)
+    return (encoded if len(encoded) <= _SHORT else msgspec.json.format(encoded)).decode()
 
 
 def as_line(plain: Any) -> str:

@@ -64,7 +64,7 @@ def decided(groups: Sequence[PlayedGroup], known: Successes | None = None) -> li
         msgspec.structs.replace(
             group,
             members=[
-                msgspec.structs.replace(one, passed=not one.error and found.succeeded(one.told))
+                msgspec.structs.replace(one, passed=not one.error and found.succeeded(one.result))
                 for one in group.members
             ],
         )
@@ -74,4 +74,4 @@ def decided(groups: Sequence[PlayedGroup], known: Successes | None = None) -> li
 
 def successes(groups: Iterable[PlayedGroup]) -> Successes:
     """What the envs of these groups report."""
-    return Successes(one.told for group in groups for one in group.members if not one.error)
+    return Successes(one.result for group in groups for one in group.members if not one.error)

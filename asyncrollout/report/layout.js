@@ -46,7 +46,7 @@ const tile = ({ label, value, kind, note }) => el("div", { class: "card" }, el("
 
 /** Name and state, the headline figures, and all computed sections. */
 function showSummary({ name, what, state, tiles, note, sections }) {
-  for (const [id, told] of Object.entries({ name, what, state })) document.getElementById(id).textContent = visible(told);
+  for (const [id, text] of Object.entries({ name, what, state })) document.getElementById(id).textContent = visible(text);
   if (tiles.length) main.append(el("div", { class: "tiles" }, tiles.map(tile)));
   if (note) main.append(el("p", { class: "lead" }, note));
   for (const { id, title, text: lead, parts } of sections) {

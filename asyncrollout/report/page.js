@@ -12,7 +12,7 @@ const columns = [
 ].map(([label, kind]) => ({ label, kind }));
 const chosen = { env: "", fate: "", result: "", error: "", from: "", to: "", uid: "" };
 const opened = new Set();
-const body = el("tbody"), told = el("output", { "aria-live": "polite" });
+const body = el("tbody"), count = el("output", { "aria-live": "polite" });
 let found = [], first = 0;
 
 const ended = (member) => `ended: ${member.stop}`;
@@ -70,7 +70,7 @@ function drawRows(focused) {
   body.replaceChildren(...rows.flatMap((one) =>
     [groupRow(one), ...(opened.has(one.group.id) ? one.members.map(memberRow) : [])]));
   const rollouts = shown(total(found.map((one) => one.members.length)), "count");
-  told.value = found.length
+  count.value = found.length
     ? `Groups ${first + 1}–${first + rows.length} of ${shown(found.length, "count")}, with ${rollouts} rollouts`
     : "No groups match the filter.";
   document.getElementById("previous").disabled = first === 0;
@@ -124,7 +124,7 @@ function trajectories() {
   section("trajectories", "Groups and trajectories",
     "Open a group to see its rollouts, and a rollout to see its turns. Keyboard: arrow keys, Enter, Escape.",
     el("div", { class: "card wide" }, filter, el("div", { class: "scroll" }, rows),
-      el("div", { class: "pager" }, told, pages)));
+      el("div", { class: "pager" }, count, pages)));
   body.addEventListener("click", (event) => { const one = event.target.closest("tr"); if (one) activate(one); });
   body.addEventListener("keydown", onKey);
   applyFilter();

@@ -15,10 +15,10 @@ from asyncrollout.journal.recorded_run import EvaluationRecord, RecordedRun, rea
 from asyncrollout.report.bias import bias_and_waste
 from asyncrollout.report.blocks import Blocks, embedded
 from asyncrollout.report.compared_run import ComparedRun, evaluation_side, side_of
-from asyncrollout.report.document import data, replacing, skeleton
 from asyncrollout.report.formatting import as_line, shown_path
 from asyncrollout.report.groups import PlayedGroup, decided, played_group
 from asyncrollout.report.rollouts import Rollout, read_rollouts, shown
+from asyncrollout.report.single_file import data, replacing, skeleton
 from asyncrollout.report.summary import Totals, evaluations, rewards, tiles, totals
 from asyncrollout.report.timeline import where_time_went
 from asyncrollout.report.videos import videos_of
@@ -107,7 +107,7 @@ def _write(
 
 
 def _own(history: RecordedRun, groups: list[PlayedGroup]) -> list[PlayedGroup]:
-    """The groups of the run itself: those of evaluations only if there are no others."""
+    """The groups of the run itself: those of evaluations only if it has no others."""
     if history.evaluates_only:
         return [group for group in groups if history.evaluation_of(group.id) is history.last_evaluation]
     return [group for group in groups if history.evaluation_of(group.id) is None]
@@ -247,8 +247,8 @@ def _text_of(path: Path) -> str:
 
 def _wanted_batches(config: str) -> int | None:
     try:
-        told = yaml.safe_load(config)
+        settings = yaml.safe_load(config)
     except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that there is not
         return None
-    wanted = told.get("batches") if isinstance(told, dict) else None
+    wanted = settings.get("batches") if isinstance(settings, dict) else None
     return wanted if isinstance(wanted, int) else None

@@ -1,5 +1,5 @@
 "use strict";
-// Elements, numbers and plots. Whatever a model or an env wrote reaches the page as text only, through `el` or `svg`.
+// Elements, numbers and plots. What a model or an env wrote reaches the page as text only, through `el` or `svg`.
 
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
@@ -11,7 +11,7 @@ function visible(text) {
   });
 }
 
-/** Attributes that are functions listen to the event of that name; children that are no nodes become text. */
+/** Attributes that are functions listen to the event of that name; children that are not nodes become text. */
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
@@ -83,7 +83,7 @@ function scaled(axis, values, from, to, room) {
   if (!Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [axis.log ? 0.1 : 0, 1];
   if (axis.log) return logarithmic(axis, low, high, from, to, room);
   if (high - low < 1e-9 * Math.max(Math.abs(low), 1)) {
-    const more = Math.max(1, 1e-6 * Math.abs(low)); // enough to tell it from a large number
+    const more = Math.max(1, 1e-6 * Math.abs(low)); // enough to distinguish it from a large number
     [low, high] = axis.low === undefined ? [low - more / 2, high + more / 2] : [low, low + more];
   } else if (axis.high === undefined && !axis.tight) high += (high - low) * 0.05;
   const at = (value) => from + ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (to - from);
@@ -109,11 +109,11 @@ const DRAWN = {
     const sure = points.filter((point) => (point[2] ?? null) !== null);
     const upper = sure.map(([at, , , high]) => [x.at(at), y.at(high)]);
     const lower = sure.map(([at, , low]) => [x.at(at), y.at(low)]).toReversed();
-    const told = ([at, value, low, high]) => `${name}: ${shown(value, spec.y.kind)}`
+    const label = ([at, value, low, high]) => `${name}: ${shown(value, spec.y.kind)}`
       + `${(low ?? null) === null ? "" : ` [${shown(low, spec.y.kind)}, ${shown(high, spec.y.kind)}]`}`
       + ` (${spec.x.label} ${shown(at, spec.x.kind)})`;
     const dots = points.length > 60 ? [] : points.map((point, place) => svg("circle",
-      { class: `f${colour}`, cx: placed[place][0], cy: placed[place][1], r: 3 }, svg("title", {}, told(point))));
+      { class: `f${colour}`, cx: placed[place][0], cy: placed[place][1], r: 3 }, svg("title", {}, label(point))));
     return [
       sure.length ? svg("path", { class: `band f${colour}`, d: `${path([...upper, ...lower])}Z` }) : null,
       svg("path", { class: `line s${colour}`, d: path(placed) }),

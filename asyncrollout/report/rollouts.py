@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrollout.batches.records import located_at
+from asyncrollout.batches.batch_json import located_at
 from asyncrollout.journal.files import TrajectoryFile
 from asyncrollout.report.formatting import as_number, as_text, pictures_in, readable
 from asyncrollout.report.videos import shown_video
@@ -80,7 +80,7 @@ class Rollout(msgspec.Struct, frozen=True):
     passed: bool = False
 
     @property
-    def told(self) -> RolloutResult:
+    def result(self) -> RolloutResult:
         return RolloutResult(self.env, self.success, self.stop in ("terminated", "truncated"), self.reward)
 
     @property
@@ -132,9 +132,9 @@ def _figures(record: RolloutRecord) -> Rollout:
 
 def _reported(turns: list[_TurnRecord]) -> bool | None:
     """As `successes.reported`."""
-    told = _info(turns[-1]).get("success") if turns else None
-    if told is None or any(turn.valid and _info(turn).get("success") is not None for turn in turns[::-1]):
-        return None if told is None else bool(told)
+    reported = _info(turns[-1]).get("success") if turns else None
+    if reported is None or any(turn.valid and _info(turn).get("success") is not None for turn in turns[::-1]):
+        return None if reported is None else bool(reported)
     return None
 
 
@@ -267,13 +267,13 @@ def _seen(observation: Any) -> str:
 def _shown_error(error: Any) -> dict[str, str] | None:
     if error is None:
         return None
-    told = readable(error)
-    if not isinstance(told, dict):
+    record = readable(error)
+    if not isinstance(record, dict):
         return {"name": "error", "message": as_text(error), "where": "", "notes": ""}
-    args, notes = told.get("args") or [], told.get("notes") or []
+    args, notes = record.get("args") or [], record.get("notes") or []
     return {
         "name": _error_name(error),
         "message": "\n".join(map(str, args)),
-        "where": as_text(told.get("where") or None),
+        "where": as_text(record.get("where") or None),
         "notes": "\n".join(map(str, notes)),
     }

@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 def percentiles(values: Floats) -> dict[str, float]:
-    """Count, mean, some percentiles and the largest; only the count if there are no values."""
+    """Count, mean, some percentiles and the largest; only the count if there are none."""
     if not len(values):
         return {"count": 0}
     found = np.percentile(values, _PERCENTILES)
@@ -50,7 +50,7 @@ def edges(values: Floats, most: int = 40, *, whole: bool = False) -> list[float]
 
 
 def shares(values: Floats, at: Sequence[float]) -> list[float]:
-    """The share of the values in each bar; all are 0 if there are no values."""
+    """The share of the values in each bar; all are 0 without values."""
     counts, _ = np.histogram(np.asarray(values, dtype=np.float64), np.asarray(at, dtype=np.float64))
     return [float(count) / max(len(values), 1) for count in counts]
 

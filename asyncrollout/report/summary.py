@@ -52,7 +52,7 @@ def totals(side: ComparedRun, groups: Iterable[PlayedGroup]) -> Totals:
 def _blamed(one: Rollout) -> str:
     try:
         return StopReason(one.stop).blame or "other"
-    except ValueError:  # whatever is on file
+    except ValueError:  # the file may hold anything
         return "other"
 
 

@@ -62,8 +62,8 @@ def _limit(found: dict[str, Span]) -> str:
     known = sum(total.values()) - total["no end yet"]
     if known <= 0:
         return ""
-    told = ", ".join(f"{total[what] / known:.1%} {_NOTES[what]}" for what in _COLOURS if what != "no end yet")
-    return f"Time of all finished rollouts: {told}."
+    shares = ", ".join(f"{total[what] / known:.1%} {_NOTES[what]}" for what in _COLOURS if what != "no end yet")
+    return f"Time of all finished rollouts: {shares}."
 
 
 def _in_flight(found: dict[str, Span], end: float) -> dict[str, Any]:

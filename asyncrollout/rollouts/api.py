@@ -28,7 +28,7 @@ from asyncrollout.rollouts.sampling.filtering import Keep
 from asyncrollout.rollouts.sampling.shares import SharesOf
 from asyncrollout.rollouts.sampling.stream import Order
 from asyncrollout.rollouts.sampling.task_source import MapStyle, Share, Tasks
-from asyncrollout.rollouts.stats import RolloutsStats, read_gauges, read_stats
+from asyncrollout.rollouts.snapshot import RolloutsStats, read_gauges, read_stats
 from asyncrollout.telemetry import METRICS, JsonLines, RunMetrics, Sink
 from asyncrollout.telemetry.exporter import MetricsExporter
 from asyncrollout.trajectories import Group, Limits
@@ -62,7 +62,7 @@ class Rollouts:
         order: "finish" hands out groups as they finish; "start" makes batches independent of timing.
         max_in_flight: At most this many rollouts play at a time.
         max_lag: At most this many batches are played ahead; groups more versions behind are dropped as stale.
-        max_num_gen_batches: A batch draws at most this many times its size in groups; None is no limit.
+        max_num_gen_batches: A batch draws at most this many times its size in groups; None means no limit.
         on_exhausted: What happens then: "raise" an error, deliver a "short" batch, or "fill" it with rejected groups.
         stall_seconds: If nothing moves for this long, an error says what is being waited for.
     What is recorded:

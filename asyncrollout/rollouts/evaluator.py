@@ -122,7 +122,7 @@ def _read_tasks(tasks: Any) -> list[Any]:
     if listed is None:
         raise UsageError(f"evaluate: tasks={tasks!r:.100} is neither a number of episodes nor a list of tasks")
     if not (listed := [*listed]):
-        raise UsageError("evaluate: there are no tasks")
+        raise UsageError("evaluate: no tasks were given")
     return listed
 
 

@@ -36,8 +36,8 @@ class RunObserver(RolloutObserver):
     def retries_used(self, group: str) -> int:
         return self.journal.retries_used(group)
 
-    def is_broken_off(self, uid: str) -> bool:
-        return self.journal.is_broken_off(uid)
+    def was_interrupted(self, uid: str) -> bool:
+        return self.journal.was_interrupted(uid)
 
     def dispatched(self, uid: str) -> Progress:
         self.journal.dispatched(uid)

@@ -81,7 +81,7 @@ def _agent_identity(agent: Any) -> dict[str, Any]:
 
 
 def _models(policy: Any) -> list[str]:
-    """What a policy asks in the end, through the policies around it."""
+    """The innermost policy, behind the policies around it."""
     return sorted({_policy(part) for part in nested(policy) if len([*nested(part)]) == 1})
 
 

@@ -120,7 +120,7 @@ class EnvService:
         return await self._each(dict.fromkeys(env_ids), ServedEnv.system_prompt, lambda _: "")
 
     async def get_split_size_batch(self, env_ids: Iterable[Any], split: str = "train") -> dict[Any, int]:
-        """How many tasks a split of each env's data has; 0 if there is no such split."""
+        """How many tasks a split of each env's data has; 0 if it has no such split."""
         return await self._each(dict.fromkeys(env_ids, split), ServedEnv.split_size, lambda _: 0)
 
     async def init_embedder_batch(

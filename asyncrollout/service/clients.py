@@ -75,6 +75,6 @@ class Client:
         """Remove and return the sessions of these envs, or all."""
         return [self.sessions.pop(env) for env in [*(self.sessions if envs is None else envs)]]
 
-    def tell(self, answer: RemoteReply) -> None:
+    def send(self, answer: RemoteReply) -> None:
         if self.channel is not None:  # otherwise it asks again when it reconnects
             self.channel.send(answer)

@@ -138,7 +138,7 @@ def read_frame(frame: bytes, kind: type[T]) -> list[T]:
 
 
 def _length(frame: bytes) -> int:
-    """The number of items by the first bytes of the array; 0 if it has few, or is no array."""
+    """The number of items by the first bytes of the array; 0 if it has few, or is not an array."""
     match frame[:1]:
         case b"\xdc":
             return int.from_bytes(frame[1:3], "big")

@@ -78,7 +78,7 @@ def _text(value: Any) -> str:
     try:
         text = str.__str__(value) if isinstance(value, str) else str(value)  # an enum's own str() is its name
         return text.encode(errors="replace").decode()  # lone surrogates have no JSON
-    except Exception as error:  # noqa: BLE001 (whatever its author's __str__ does)
+    except Exception as error:  # noqa: BLE001 (its author's __str__ may raise anything)
         return f"<a {type(value).__name__}, of which no text can be made: {type(error).__name__}>"
 
 

@@ -14,7 +14,7 @@ from asyncrollout.errors import ClosedError, PoolError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool.hosts import Caller, DurationWindow, HostLost
 from asyncrollout.pool.wire import codec
-from asyncrollout.pool.wire.messages import OUTCOMES, Op, OpenRequest, Reply
+from asyncrollout.pool.wire.messages import OUTCOMES, CallReply, Op, OpenRequest
 from asyncrollout.pool.wire.replay_log import RecordedCall, write_log
 from asyncrollout.service.connection import Connection, leave
 from asyncrollout.service.messages import (
@@ -36,7 +36,7 @@ _CLOSE_GRACE = 5.0
 _LET_GO = 0.05  # seconds for waiting calls to learn that the server is given up
 _PIECE_OVERHEAD = 32  # bytes of a piece besides its content, at most
 
-Pending = tuple["asyncio.Future[Reply]", RemoteCall]
+Pending = tuple["asyncio.Future[CallReply]", RemoteCall]
 
 
 class RemoteHost:
@@ -82,13 +82,13 @@ class RemoteHost:
         """Always 0: the server balances the load in its own pool."""
         return 0.0
 
-    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Awaitable[Reply]:  # noqa: ARG002
+    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> Awaitable[CallReply]:  # noqa: ARG002
         content = encode(_PAYLOADS.get(op, _as_it_is)(payload))
         if op is Op.REPLAY and len(content) > self._connection.largest // 2:
             return self._replay_in_pieces(env_id, bytes(content))
         return self._send(env_id, op, content)
 
-    async def _replay_in_pieces(self, env_id: int, replay_log: bytes) -> Reply:
+    async def _replay_in_pieces(self, env_id: int, replay_log: bytes) -> CallReply:
         """A log that is too long for one message: the server puts it together and replays it."""
         size = max(1, self._connection.largest // 2 - _PIECE_OVERHEAD)
         for start in range(0, len(replay_log), size):
@@ -97,8 +97,8 @@ class RemoteHost:
                 return reply
         return await self._send(env_id, Op.REPLAY, encode(None))
 
-    def _send(self, env_id: int, op: int, content: msgspec.Raw) -> "asyncio.Future[Reply]":
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    def _send(self, env_id: int, op: int, content: msgspec.Raw) -> "asyncio.Future[CallReply]":
+        future: asyncio.Future[CallReply] = asyncio.get_running_loop().create_future()
         if self.trouble is not None:
             self._numbers.pop(env_id, None)  # the env is about to leave
             future.set_exception(HostLost("crash", cause=str(self.trouble)))
@@ -228,7 +228,7 @@ class RemoteHost:
             future.set_exception(PoolError(f"{self.url} sent an invalid answer: {error}"))
 
     async def close(self) -> None:
-        """Tell the server that this pool is closed, and all its envs with it."""
+        """Notify the server that this pool is closed, and all its envs with it."""
         socket = self._connection.socket
         if self.trouble is not None or socket is None:
             return
@@ -260,17 +260,17 @@ class RemoteHost:
         return ClosedError(f"the env was closed during this call, and the connection to {self.url} was lost")
 
 
-def _reply(answer: RemoteReply, call: RemoteCall) -> Reply:
+def _reply(answer: RemoteReply, call: RemoteCall) -> CallReply:
     if answer.failure is not None:
         kind = getattr(errors, answer.failure.raises, None)
         if not isinstance(kind, type) or not issubclass(kind, RolloutError):
-            raise UsageError(f"there is no error {answer.failure.raises!r:.100}")
-        return Reply(0, answer.failure, None, None, None, answer.seconds, None)
+            raise UsageError(f"unknown error {answer.failure.raises!r:.100}")
+        return CallReply(0, answer.failure, None, None, None, answer.seconds, None)
     value, info = decode(answer.value), decode(answer.info)
     has_outcome = call.op in OUTCOMES and not (call.op == Op.REPLAY and value is None)
     if has_outcome and (not isinstance(value, list) or len(value) != 4):
         raise UsageError("an outcome must have four parts")
-    return Reply(0, None, value, info, answer.digest, answer.seconds, None)
+    return CallReply(0, None, value, info, answer.digest, answer.seconds, None)
 
 
 def _as_it_is(payload: Any) -> Any:

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from asyncrollout.errors import UsageError
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer, read_body
 from asyncrollout.service.observations import to_json

@@ -124,4 +124,4 @@ async def _shown(outcome: Outcome) -> Shown:
 def _check_keys(what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in given:
         if key not in known:
-            raise UsageError(f"{what}: there is no key {key!r}{did_you_mean(str(key), known)}")
+            raise UsageError(f"{what}: unknown key {key!r}{did_you_mean(str(key), known)}")

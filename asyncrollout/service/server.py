@@ -19,7 +19,7 @@ from asyncrollout.pool.pool import EnvPool
 from asyncrollout.redaction import hide, known_secrets
 from asyncrollout.registry import env_names
 from asyncrollout.service.access import AccessToken, foreign_host, host_of, is_this_machine, why_refused
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.batches import EnvService
 from asyncrollout.service.bodies import RefusedError, answer
 from asyncrollout.service.channel import ServerChannel
@@ -286,14 +286,14 @@ class EnvServer:
         return why_refused(self._tokens, request.headers.get("Authorization")) if self._tokens else None
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Tell everybody that the server runs, and those with access what it offers."""
-        told: dict[str, Any] = {"status": "ok", "message": "Environment server is running"}
+        """Whether the server runs; for those with access, also what it offers."""
+        status: dict[str, Any] = {"status": "ok", "message": "Environment server is running"}
         if self._refused(request) is None:
-            told |= {"registered_envs": env_names(), "active_environments": self._open}
-        return answer(request, told)
+            status |= {"registered_envs": env_names(), "active_environments": self._open}
+        return answer(request, status)
 
     async def _stats(self, request: web.Request) -> web.Response:
-        told = {
+        status = {
             "seconds": time.monotonic() - self._began,
             "environments": self._open,
             "requests": {"under_way": self._requests.count, "served": self._served},
@@ -302,7 +302,7 @@ class EnvServer:
             "caps": self._caps,
             "workers": self._pool.stats(),
         }
-        return answer(request, told)
+        return answer(request, status)
 
     async def _channel(self, request: web.Request) -> web.StreamResponse:
         is_back = self._sessions.is_connected(request.headers.get(CLIENT_HEADER, ""))  # beside its old connection

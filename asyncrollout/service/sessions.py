@@ -20,7 +20,7 @@ from asyncrollout.pool.state_transfer import adopt_log
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.messages import Op
 from asyncrollout.pool.wire.replay_log import RecordedCall, read_log
-from asyncrollout.service.admission import Admission
+from asyncrollout.service.allowed_envs import Admission
 from asyncrollout.service.clients import Channel, Client, Session
 from asyncrollout.service.in_flight import InFlightCounter
 from asyncrollout.service.messages import (
@@ -124,17 +124,17 @@ class Sessions:
             return
         session = client.sessions.get(call.env)
         if session is None and call.op != Op.OPEN:
-            client.tell(RemoteReply(call.env, call.number, gone=True))
+            client.send(RemoteReply(call.env, call.number, gone=True))
             return
         if len(self._running) >= self._at_once + self._most_waiting and call.op != Op.CLOSE:
             busy = PoolError(f"{len(self._running)} calls are in flight, the most that this server accepts at a time")
-            client.tell(RemoteReply(call.env, call.number, failure=as_failure(busy)))
+            client.send(RemoteReply(call.env, call.number, failure=as_failure(busy)))
             return
         if session is None:
             session = client.sessions[call.env] = Session()
         if call.number <= session.number:
             if session.answer is not None and session.answer.number == call.number:
-                client.tell(session.answer)
+                client.send(session.answer)
             return  # it is in flight, or no longer awaited
         session.number, session.answer = call.number, None
         session.waiting += 1
@@ -162,7 +162,7 @@ class Sessions:
                     raise UsageError("earlier calls are still in flight")
                 async with session.turn, self._slot(call):
                     if call.op in _READS and call.number != session.number:
-                        raise UsageError("it is no longer awaited")
+                        raise UsageError("nobody awaits it any more")
                     answer = await self._made(session, call)
         except RolloutError as error:
             answer = RemoteReply(call.env, call.number, failure=as_failure(error))
@@ -181,7 +181,7 @@ class Sessions:
             del client.sessions[call.env]
         if session.number == call.number:
             session.answer = answer
-        client.tell(answer)
+        client.send(answer)
 
     def _slot(self, call: RemoteCall) -> AbstractAsyncContextManager[Any]:
         """A slot for a running call; closing an env needs none."""

@@ -126,7 +126,7 @@ class _SinkThread:
         """A failing sink is called again, since the failure may pass; only the first one is logged."""
         try:
             method(*arguments)
-        except Exception as error:  # noqa: BLE001 (anything may be wrong with a sink, and the run goes on)
+        except Exception as error:  # noqa: BLE001 (anything may be wrong with a sink, and the run continues)
             if not self._failed:
                 self._failed = True
                 log.warning("sink_failed", sink=self.name, error=f"{type(error).__name__}: {error}")

@@ -51,7 +51,7 @@ _ESCAPES = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
 def prometheus_text(runs: Mapping[str, Mapping[str, float]]) -> str:
     """The metrics of each run, as `flat` gives them, by its name; unknown ones are left out."""
     lines: list[str] = []
-    for name, (kind, label, told) in _METRICS.items():
+    for name, (kind, label, help_text) in _METRICS.items():
         family = f"asyncrollout_{name}_total" if kind == "counter" else f"asyncrollout_{name}"
         samples = [
             f"{family}{{{_labels({'run': run} | ({label: part} if label else {}))}}} {_number(value)}"
@@ -61,7 +61,7 @@ def prometheus_text(runs: Mapping[str, Mapping[str, float]]) -> str:
             if own == name
         ]
         if samples:
-            lines += [f"# HELP {family} {told}", f"# TYPE {family} {kind}", *samples]
+            lines += [f"# HELP {family} {help_text}", f"# TYPE {family} {kind}", *samples]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -142,11 +142,11 @@ def _ended_with(span: Any) -> Iterator[None]:
 def _record_error(span: Any, error: Exception) -> None:
     secrets = known_secrets()
     message = hide(str(error), secrets)[:_LONGEST_MESSAGE]
-    told = {
+    attributes = {
         "exception.type": type(error).__qualname__,
         "exception.message": message,
         "exception.stacktrace": hide("".join(traceback.format_exception(error)), secrets)[-_LONGEST_TRACEBACK:],
     }
-    span.add_event("exception", told)
+    span.add_event("exception", attributes)
     span.set_attribute("error.type", type(error).__qualname__)
     span.set_status(trace.Status(trace.StatusCode.ERROR, message))

@@ -1,6 +1,6 @@
 """For env authors: `await check_env("my_env")` puts an env through the contract that all else relies on.
 
-`check.py` runs the points and tells the result, `cases.py` plays the episodes; the points themselves are in
+`check.py` runs the points and reports the result, `cases.py` plays the episodes; the points themselves are in
 `closing.py` (the first one, as all others close envs), `pooled.py` (through the pool), `direct.py` (on the env object
 itself) and `text.py` (the text interface).
 """

@@ -21,7 +21,7 @@ Actions = Iterable[Any] | Callable[[Any, np.random.Generator], Any]
 
 Backend = Literal["inline", "process"]
 
-Choice = Callable[[int, Outcome, np.random.Generator], Any]
+ChooseAction = Callable[[int, Outcome, np.random.Generator], Any]
 """The action for a turn; raises StopIteration when there is none."""
 
 _NONSENSE = "I do not know what to do."
@@ -119,7 +119,7 @@ class Case:
         return against(episode, seen)
 
     async def record(
-        self, backend: Backend, seed: int, choose: Choice, max_steps: int, **options: Any
+        self, backend: Backend, seed: int, choose: ChooseAction, max_steps: int, **options: Any
     ) -> CheckedEpisode:
         """Play an episode with actions chosen on the way, and keep it."""
         actions: list[Any] = []
@@ -154,7 +154,7 @@ def against(episode: CheckedEpisode, seen: Sequence[Outcome]) -> list[str]:
     return [f"seed {episode.seed}: {parted}"] if parted else []
 
 
-async def find_actions(case: Case, backend: Backend, given: Actions | None) -> tuple[Choice, dict[str, Any]]:
+async def find_actions(case: Case, backend: Backend, given: Actions | None) -> tuple[ChooseAction, dict[str, Any]]:
     """How to choose actions, and the options to open the env with for that."""
     if callable(given):
         return lambda _, outcome, generator: given(outcome.observation, generator), {}

@@ -1,4 +1,4 @@
-"""`check_env`: every point of the contract, one after the other, and one report or one error in the end."""
+"""`check_env`: every point of the contract, one after the other, and one report or one error for all."""
 
 import traceback
 from collections.abc import Sequence

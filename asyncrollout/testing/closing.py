@@ -76,7 +76,7 @@ async def _closes_here(case: Case) -> list[str]:
     try:
         for _ in range(_TIMES):
             await settled(direct.env.close())
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever it is, it is the finding)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (of any kind: it is the finding)
         return [f"{type(error).__name__}: {shown(str(error))}"]
     return []
 

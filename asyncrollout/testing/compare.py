@@ -79,10 +79,10 @@ def difference(expected: Sequence[Outcome], seen: Sequence[Outcome]) -> str | No
 def _hint(first: Any, second: Any) -> str:
     try:
         equal = bool(first == second)
-    except Exception:  # noqa: BLE001 (whatever a user's __eq__ does)
+    except Exception:  # noqa: BLE001 (a user's __eq__ may raise anything)
         equal = False
-    told = " (equal by ==, but not in type, in the order of a dict, or in what a pickle keeps: ids, addresses, times)"
-    return told if equal else ""
+    note = " (equal by ==, but not in type, in the order of a dict, or in what a pickle keeps: ids, addresses, times)"
+    return note if equal else ""
 
 
 def shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Points that are seen through the pool: the same seed and actions give the same episode, whatever happens."""
+"""Points that are seen through the pool: the same seed and actions give the same episode, even after a worker dies."""
 
 import os
 import signal

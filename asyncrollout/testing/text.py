@@ -52,7 +52,7 @@ def hostile_forms(reply: str) -> list[str]:
     ]
 
 
-@point("parse() never raises", "return Parsed([], valid=False, reason=...) for whatever it cannot read")
+@point("parse() never raises", "return Parsed([], valid=False, reason=...) for anything it cannot read")
 async def parse_never_raises(case: Case) -> list[str]:
     played = [action for episode in case.episodes for action in episode.actions if isinstance(action, str)]
     async with _started(case) as direct:
@@ -62,7 +62,7 @@ async def parse_never_raises(case: Case) -> list[str]:
 def _misread(direct: DirectPoints, reply: str) -> str | None:
     try:
         parsed = direct.text.parse(reply)
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is the finding)
+    except Exception as error:  # noqa: BLE001 (of any kind: it is the finding)
         return f"for {shown(reply)} it raised {type(error).__name__}: {shown(str(error))}"
     if not isinstance(parsed, Parsed):
         return f"for {shown(reply)} it returned {shown(parsed)}, not a Parsed"
@@ -78,10 +78,10 @@ async def describes(case: Case) -> list[str]:
     seen: list[str] = []
 
     def look(direct: DirectPoints, place: str, observation: Any) -> None:
-        told = direct.text.describe(observation)
-        text = told.text if isinstance(told, Observation) else told
+        described = direct.text.describe(observation)
+        text = described.text if isinstance(described, Observation) else described
         if not isinstance(text, str):
-            seen.append(f"{place}: describe() gave {shown(told)}")
+            seen.append(f"{place}: describe() gave {shown(described)}")
 
     async with _started(case) as direct:
         prompt = direct.text.system_prompt()
@@ -92,7 +92,7 @@ async def describes(case: Case) -> list[str]:
 
 
 @point(
-    "anchor() is hashable, and equal in equal states", "make it of str, numbers and tuples that tell the whole state"
+    "anchor() is hashable, and equal in equal states", "make it of str, numbers and tuples that hold the whole state"
 )
 async def anchors(case: Case) -> list[str]:
     async with _started(case) as direct:

@@ -1,6 +1,6 @@
 """Reading a model's reply: find the answer, split it into actions, or give the reason why there is none.
 
-Nothing here raises or takes long, whatever the reply: models in training write megabytes of anything. Tags are found
+Nothing here raises or takes long, on any reply: models in training write megabytes of anything. Tags are found
 with `rfind`, and only the end of prose is searched.
 """
 

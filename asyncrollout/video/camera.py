@@ -1,4 +1,4 @@
-"""Records an env beside it, in its own process; whatever goes wrong, the episode is not affected."""
+"""Records an env, in the env's own process; a failure to record never affects the episode."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +69,7 @@ class EnvCamera:
         self._ending: list[EpisodeWriter] = []
 
     @property
-    def is_filming(self) -> bool:
+    def is_recording(self) -> bool:
         """Whether another picture is wanted."""
         return self._writer is not None and not self._writer.trouble
 
@@ -171,10 +171,10 @@ class EnvCamera:
             return "start"
         turn = len(self._ends) - 1  # as everywhere, the first is 0
         try:
-            told = self._tell(action)[:_LONGEST_ACTION]
+            action_text = self._tell(action)[:_LONGEST_ACTION]
         except Exception:  # an env's own words for its action  # noqa: BLE001
-            told = str(action)[:_LONGEST_ACTION]
-        return f"{turn} {told} {self._reward:+.2f}"
+            action_text = str(action)[:_LONGEST_ACTION]
+        return f"{turn} {action_text} {self._reward:+.2f}"
 
 
 def _observed(env: Any) -> Any:

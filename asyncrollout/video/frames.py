@@ -76,7 +76,7 @@ class ImageReader:
     def _white_of(self, frame: NDArray[Any], most: float) -> float:
         small, large = _WHITES[frame.dtype.kind]
         decided = self._whites.get(frame.dtype.kind, 0.0)
-        if most <= 0:  # black, whatever is white
+        if most <= 0:  # black, for any range
             return decided or small
         if decided == large:
             if most <= small and (frame % 1).any():

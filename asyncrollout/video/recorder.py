@@ -236,8 +236,8 @@ class VideoRecorder:
     def _note_sightless(self, kind: str, footage: Footage) -> None:
         if kind not in self._sightless:
             self._sightless.add(kind)
-            tell = log.info if kind else log.warning  # it was asked for by name
-            tell("env_not_recorded", env=kind, name=footage.stem, reason=footage.trouble)
+            report = log.info if kind else log.warning  # it was asked for by name
+            report("env_not_recorded", env=kind, name=footage.stem, reason=footage.trouble)
 
     def settle(self, recording: VideoRecording, *, keep: bool) -> None:
         """Make its files whole or remove them, in the background."""

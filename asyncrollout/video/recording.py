@@ -43,9 +43,9 @@ class VideoRecording:
         """Where the video of the first episode will be."""
         return whole_file(self.options.directory, self.options.name)
 
-    def opened(self, end_film: Callable[[tuple[str, Any]], Awaitable[Any]]) -> None:
+    def opened(self, end_video: Callable[[tuple[str, Any]], Awaitable[Any]]) -> None:
         """The env has a handle, by which its camera can be ended before the env is."""
-        self._end_camera = end_film
+        self._end_camera = end_video
 
     async def end_recording(self, seconds: float) -> None:
         """Stop recording an env that is still open; a camera that does not answer in time is left to its worker."""
@@ -77,7 +77,7 @@ class VideoRecording:
             self._recorder.settle(self, keep=keep)
 
     def video(self, turns: int) -> Video | None:
-        """The record for a rollout with so many turns, once it has ended; None if there is no frame."""
+        """The record for a rollout with so many turns, once it has ended; None if it has no frame."""
         if not self.footage:  # the env was lost
             return Video(self.path.name, self.options.fps or DEFAULT_FPS, [], partial=True) if turns else None
         last = self.footage[-1]
@@ -92,12 +92,12 @@ class VideoRecording:
         return parts_in(self.options.directory, self.options.name, self.options.take)
 
     async def best_of(self, parts: list[Path], is_late: Callable[[], bool]) -> tuple[Path, int] | None:
-        """Once its encoder has ended: the part that the camera told of, or else the longest; None if all are empty.
+        """Once its encoder has ended: the part that the camera reported, or else the longest; None if all are empty.
 
         And how many of its frames are missing, if that was not known when the env was closed.
         """
-        told = {one.part for one in self.footage}
-        candidates = [part for part in parts if part.name in told] or parts
+        reported = {one.part for one in self.footage}
+        candidates = [part for part in parts if part.name in reported] or parts
         for part in candidates:
             await until_released(part, is_late)
         lengths = await anyio.to_thread.run_sync(lambda: {part: count_frames(part) for part in candidates})

@@ -83,7 +83,7 @@ def _finish(writer: EpisodeWriter, directory: Path, stem: str, ffmpeg: str, pid:
         if count_frames(part):
             finish(ffmpeg, part, whole_file(directory, stem))
         elif not writer.trouble:
-            writer.fail("no picture was written, so there is no file")
+            writer.fail("no frame was written, so there is no file")
         part.unlink(missing_ok=True)
     except OSError as error:
         writer.fail(str(error))

@@ -1,1 +1,1 @@
-"""Runs in a browser, while they go on and after."""
+"""Runs in a browser, live and finished."""

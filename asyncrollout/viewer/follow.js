@@ -35,7 +35,7 @@ function takeUp() {
 const isReading = () => dialog.open || ["SELECT", "INPUT"].includes(document.activeElement?.tagName)
   && document.activeElement !== follows;
 
-function tell({ state, figures }) {
+function report({ state, figures }) {
   const wanted = figures.wanted_batches === undefined ? "" : ` of ${figures.wanted_batches}`;
   const evaluates = !figures.groups && figures.evaluated_rollouts > 0;
   const done = evaluates ? `${figures.evaluated_rollouts} rollouts evaluated` : `${figures.batches ?? 0}${wanted} batches`;
@@ -48,7 +48,7 @@ function tell({ state, figures }) {
 async function look() {
   try {
     const now = await (await fetch("state.json")).json();
-    tell(now);
+    report(now);
     const isDue = now.version !== known.version && Date.now() - came > Math.max(LEAST, 10 * loading());
     if (isDue && follows.checked && !isReading()) {
       keep();

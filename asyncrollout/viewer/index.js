@@ -50,9 +50,9 @@ let last = "";
 async function refresh() {
   const began = performance.now();
   try {
-    const told = await (await fetch("runs.json")).text();
-    if (told !== last) showRuns(JSON.parse(told));
-    last = told;
+    const content = await (await fetch("runs.json")).text();
+    if (content !== last) showRuns(JSON.parse(content));
+    last = content;
   } catch {
     document.getElementById("state").textContent = "The viewer is not responding. Was it stopped?";
     last = "";

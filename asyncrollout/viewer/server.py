@@ -19,8 +19,8 @@ from asyncrollout.concurrency import run_to_end
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.report.compared_run import decide, read_side, which_k
 from asyncrollout.report.comparison import MOST_SIDES, comparison_page
-from asyncrollout.report.document import whole_page
 from asyncrollout.report.page import LiveUpdates, write_report
+from asyncrollout.report.single_file import whole_page
 from asyncrollout.report.videos import videos_of
 from asyncrollout.telemetry import prometheus_text
 from asyncrollout.telemetry.prometheus import CONTENT_TYPE
@@ -54,7 +54,7 @@ class Viewer:
         self._answering: set[anyio.CancelScope] = set()
 
     def close(self) -> None:
-        """Cancel whatever is being read or written for a response."""
+        """Cancel all reads and writes for responses."""
         for scope in self._answering:
             scope.cancel()
 

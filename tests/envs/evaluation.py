@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asyncrollout import Generation, Request
 
 STEP = 20
-"""Between two shades that are told apart in a video."""
+"""Between two shades that can be distinguished in a video."""
 
 
 class Painter:

@@ -1,4 +1,4 @@
-"""Environments that misbehave when told to: an action, or a keyword of the factory, names the fault."""
+"""Environments that misbehave on command: an action, or a keyword of the factory, names the fault."""
 
 import ctypes
 import os

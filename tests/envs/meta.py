@@ -134,10 +134,10 @@ class Unequal(OldEnv):
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         if self._stands_still and self.steps == 0:
             call(self._path, b"waits")
-        told = super().step(action)
-        if told[2]:
+        reported = super().step(action)
+        if reported[2]:
             call(self._path, b"ended")
-        return told
+        return reported
 
 
 class Meeting(OldEnv):
@@ -325,8 +325,8 @@ class Thrifty(OldEnv):
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         action *= 0.5
-        told, reward, ended, info = super().step(action)
-        self._state[:] = told
+        reported, reward, ended, info = super().step(action)
+        self._state[:] = reported
         return self._state, reward, ended, info
 
 

@@ -25,13 +25,13 @@ def _frame(env: "Subject") -> Any:
 
 
 SHOWN: dict[str, Shown] = {
-    "text": lambda env: env.told(),
-    "dict": lambda env: {"total": env.total, "told": [env.told()], 3: (env.level, None)},
+    "text": lambda env: env.text(),
+    "dict": lambda env: {"total": env.total, "text": [env.text()], 3: (env.level, None)},
     "frame": _frame,
     "large": lambda env: np.full((200, 200), env.total),
     "scalar": lambda env: np.float32(env.total / 3),
-    "set": lambda env: {env.told(), env.total, ("steps", env.steps)},
-    "deque": lambda env: deque([env.total, env.told()], maxlen=3),
+    "set": lambda env: {env.text(), env.total, ("steps", env.steps)},
+    "deque": lambda env: deque([env.total, env.text()], maxlen=3),
     "objects": lambda env: objects(env.total),
     "marked text": lambda env: marked(MarkedText)("the same", env.total),
     "cycle": lambda env: cycle(env.total),
@@ -127,10 +127,10 @@ class Subject:
     def nudge(self, amount: int) -> Any:
         """Of the episode alone."""
         self.total += amount
-        return self.told()
+        return self.text()
 
     def look(self) -> Any:
-        return self.told(), self.items, self.task
+        return self.text(), self.items, self.task
 
     def render(self) -> Any:
         time.sleep(self.pause)
@@ -139,7 +139,7 @@ class Subject:
     def close(self) -> None:
         self.write("closed")
 
-    def told(self) -> str:
+    def text(self) -> str:
         uid = f" by {self.uid}" if self.drifts else ""
         return f"{self.total} of {self.task}, {self.steps} steps, level {self.level}, {self.extras}, {self.asked}{uid}"
 

@@ -260,7 +260,7 @@ class Refuses:
 
 
 class Echo:
-    """Says what it is told: the task at a reset, the action at a step."""
+    """Repeats its input: the task at a reset, the action at a step."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return (options or {}).get("task"), {"seed": seed}

@@ -193,15 +193,15 @@ async def main() -> None:
         await play_local(pool)
         await play_renewed(pool)
         async with pool.open(Walking) as env, pool.open(Walking) as other:
-            told = (await env.reset(seed=0)).info
-            assert (await other.reset(seed=0)).info["made"] == told["made"]  # globals are shared, as in any module
+            reported = (await env.reset(seed=0)).info
+            assert (await other.reset(seed=0)).info["made"] == reported["made"]  # globals are shared, as in any module
             try:
                 await env.step("raise")
             except ar.EnvError as error:
                 assert error.remote_type == "OwnError"  # noqa: PT017
     async with ar.EnvPool(workers=2, recover="snapshot") as pool:
         assert await play(pool, start=Walk(Way.UP)) == wanted[0]
-    print("all is well", json.dumps(told))
+    print("all is well", json.dumps(reported))
 
 
 # The start, without a guard

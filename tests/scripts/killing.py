@@ -111,7 +111,7 @@ def journal(directory: Path) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in (directory / "run" / writer.JOURNAL).open("rb") if line[-1:] == b"\n"]
 
 
-def told(directory: Path) -> dict[str, Any]:
+def recorded_of(directory: Path) -> dict[str, Any]:
     """What a run has come to: the groups of each batch, and the trajectories of those."""
     batches = [(event["batch"], event["groups"]) for event in journal(directory) if event["event"] == "delivered"]
     delivered = {group for _, groups in batches for group in groups}
@@ -135,7 +135,7 @@ def wrong_with(directory: Path, seen: set[str]) -> list[str]:
         if event["event"] == "finished":
             wrong += [f"{event['uid']} finished twice"] if event["uid"] in over else []
             over.add(event["uid"])
-    delivered = [group for _, groups in told(directory)["batches"] for group in groups]
+    delivered = [group for _, groups in recorded_of(directory)["batches"] for group in groups]
     wrong += [f"{group} delivered twice" for group in {*delivered} if delivered.count(group) > 1]
     return wrong + [f"{call} asked again" for call in seen]
 
@@ -155,7 +155,7 @@ def main() -> None:
         directory = base / name
         directory.mkdir()
         assert attempt(directory, options, resume=False, bytes_left=float("inf"))
-        clean[name] = told(directory)
+        clean[name] = recorded_of(directory)
     while killed < kills:
         name = random.choice([*RUNS])
         directory = base / f"{name} {killed}"
@@ -173,7 +173,7 @@ def main() -> None:
             given_up = {event["group"] for event in journal(directory) if event["event"] == "cancelled"}
             asked_again = {call for call in asked_again if call.rpartition(".")[0] not in given_up}
         wrong += [f"{directory.name}: {what}" for what in wrong_with(directory, asked_again)]
-        result = told(directory)
+        result = recorded_of(directory)
         if name == "finish order":
             wrong += [] if len(result["batches"]) == BATCHES else [f"{directory.name}: {result['batches']}"]
         elif result != clean[name]:

@@ -15,18 +15,18 @@ from tests.scripts.processes import private_directories, until
 
 
 async def main() -> None:
-    told = Path(tempfile.mkdtemp(dir=sys.argv[2]))
+    message = Path(tempfile.mkdtemp(dir=sys.argv[2]))
     async with EnvPool(workers=2) as pool, anyio.create_task_group() as tasks:
         spinning = await pool.open("tests.envs.fault:Faulty", worker=0)
         await spinning.reset(seed=1)
-        tasks.start_soon(spinning.step, ["tell", str(told / "spinning"), "spin"])
+        tasks.start_soon(spinning.step, ["tell", str(message / "spinning"), "spin"])
         parent = await pool.open("tests.envs.fault:Faulty", worker=1)
         await parent.reset(seed=1)
-        await parent.step(["sleep child", str(told / "child")])
-        await until(lambda: (told / "spinning").exists())
+        await parent.step(["sleep child", str(message / "child")])
+        await until(lambda: (message / "spinning").exists())
         workers = [worker.pid for worker in pool.stats().workers]
         directories = [str(path) for path in private_directories(os.getpid())]
-        child = int((told / "child").read_text())
+        child = int((message / "child").read_text())
         print(json.dumps({"workers": workers, "child": child, "directories": directories}), flush=True)
         await anyio.sleep_forever()
 

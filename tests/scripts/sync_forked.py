@@ -1,4 +1,4 @@
-"""A synchronous program that forks: the child is told, and works with what it opens itself; the parent goes on."""
+"""A synchronous program that forks: the child gets an error, and works with what it opens; the parent continues."""
 
 import os
 import sys
@@ -21,10 +21,10 @@ def play_in_child(parents: "Opened[EnvPool]") -> None:
     except UsageError as error:
         print("refused:", error)
     parents.close()  # does nothing here
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         own = Opened(EnvPool(workers=1))
-    print("warned:", [str(warning.message) for warning in told if warning.category is RuntimeWarning])
+    print("warned:", [str(warning.message) for warning in raised if warning.category is RuntimeWarning])
     print("child", own.run(count, own.value, 40), flush=True)
 
 

@@ -16,7 +16,7 @@ def plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else repr(value)
 
 
-def told(outcome: Outcome) -> str:
+def shown_of(outcome: Outcome) -> str:
     shown = outcome.observation
     return json.dumps([shown.text, shown.anchor, outcome.reward, outcome.done, outcome.info], default=plain)
 
@@ -28,10 +28,10 @@ async def main() -> None:
             async with pool.open(name, expert=True, **kwargs) as env:
                 for seed in SEEDS:
                     outcome = await env.reset(seed=seed)
-                    digest.update(told(outcome).encode())
+                    digest.update(shown_of(outcome).encode())
                     while not outcome.done:
                         outcome = await env.step(outcome.info["expert"])
-                        digest.update(told(outcome).encode())
+                        digest.update(shown_of(outcome).encode())
             print(form, digest.hexdigest())
 
 

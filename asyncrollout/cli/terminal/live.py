@@ -70,16 +70,16 @@ async def live(
 ) -> AsyncIterator[Display]:
     """As `live_view`, of the metrics of a run."""
     async with live_view(
-        lambda: Board(read(), title), lambda: line(read()), console=console or Console(), every=every
+        lambda: LiveTable(read(), title), lambda: line(read()), console=console or Console(), every=every
     ) as display:
         yield display
 
 
 @asynccontextmanager
 async def live_view(
-    draw: Callable[[], RenderableType], tell: Callable[[], str], *, console: Console, every: float | None = None
+    draw: Callable[[], RenderableType], line: Callable[[], str], *, console: Console, every: float | None = None
 ) -> AsyncIterator[Display]:
-    """Show what `draw` renders on a terminal, until the end; elsewhere print what `tell` returns every few seconds.
+    """Show what `draw` renders on a terminal, until the end; elsewhere print what `line` returns every few seconds.
 
     A quiet console shows nothing. A terminal that is slow, stopped or gone never blocks the run.
     """
@@ -96,7 +96,7 @@ async def live_view(
                     drawing.start_soon(_redraw, table, draw, outlet, every or _REDRAWN_EVERY)
                     yield Display(console)
             else:
-                drawing.start_soon(_print_lines, console, tell, every or _LINE_EVERY)
+                drawing.start_soon(_print_lines, console, line, every or _LINE_EVERY)
                 yield Display(console)
     finally:
         console.file = file
@@ -122,10 +122,10 @@ async def _redraw(table: Live, board: Callable[[], RenderableType], outlet: "Out
             table.update(board(), refresh=True)
 
 
-async def _print_lines(console: Console, tell: Callable[[], str], every: float) -> None:
+async def _print_lines(console: Console, line: Callable[[], str], every: float) -> None:
     while True:
         await anyio.sleep(every)
-        console.print(Text(tell()), soft_wrap=True)
+        console.print(Text(line()), soft_wrap=True)
 
 
 class Outlet:
@@ -198,8 +198,8 @@ def _reopen(file: IO[str]) -> int | None:
     return None
 
 
-class Board:
-    """The table; every number keeps its place, whatever its size."""
+class LiveTable:
+    """The table; every number keeps its column."""
 
     def __init__(self, figures: RunMetrics, title: str) -> None:
         self._figures = figures

@@ -1,6 +1,7 @@
 """What a command prints: results on stdout, for people or as JSON, and problems on stderr."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -116,8 +117,18 @@ WHOLE = Parameter(converter=_read_whole)
 
 
 def program() -> str:
-    """The command as the user can type it: a venv in this directory that is not activated has it at a path there."""
+    """The command as the user can type it: a venv in this directory that is not activated has it at a path there.
+
+    `uvx` and `pipx run` start it in an environment of their caches, which the user's shell does not find.
+    """
+    if (cache := Path(sys.prefix).parent).name.startswith("archive-v"):  # uv's
+        return "uvx asyncrollout"
+    if cache.name == "pipx" or (cache.name, cache.parent.name) == (".cache", "pipx"):
+        return "pipx run asyncrollout"
     installed, here = Path(sys.executable).parent / "asyncrollout", Path.cwd()
-    if not shutil.which("asyncrollout") and installed.exists() and installed.is_relative_to(here):
+    found = shutil.which("asyncrollout")
+    if "UV" in os.environ and found == str(installed):  # `uv run` puts it there for this process alone
+        found = None
+    if not found and installed.exists() and installed.is_relative_to(here):
         return str(installed.relative_to(here))
     return "asyncrollout"

@@ -20,7 +20,7 @@ from asyncrollout.journal.recorded_run import read_run
 from asyncrollout.report.compared_run import ComparedRun, read_side, which_k
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.rollouts.api import Rollouts
-from asyncrollout.rollouts.stats import waiting_for
+from asyncrollout.rollouts.snapshot import waiting_for
 from asyncrollout.stats import ComparedGroup, Estimate, summarize
 from asyncrollout.successes import succeeded
 from asyncrollout.trajectories import Group, group_of
@@ -105,9 +105,9 @@ class EvaluationProgress:
             ("errors", " ".join(counts(self._errors)).rstrip()),
         ]
         texts = [
-            Text.assemble((label.ljust(LABEL), "dim"), (told, "red" if label == "errors" and self._errors else ""),
+            Text.assemble((label.ljust(LABEL), "dim"), (value, "red" if label == "errors" and self._errors else ""),
                           no_wrap=True, overflow="ellipsis")
-            for label, told in rows
+            for label, value in rows
         ]  # fmt: skip
         return [self._bar(width), *texts]
 

@@ -13,8 +13,9 @@ from asyncrollout.dropin.metarl.serving import pickled
 from asyncrollout.dropin.metarl.ways import WayMemory
 from asyncrollout.dropin.metarl.wrapper import Transition
 from asyncrollout.errors import UsageError
+from asyncrollout.machine import usable_cpus
 from asyncrollout.pool.handle import EnvHandle
-from asyncrollout.pool.pool import EnvPool, usable_cpus
+from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import EnvSpec
 from asyncrollout.types import Recovery
 from asyncrollout.validation import check_choice, check_int

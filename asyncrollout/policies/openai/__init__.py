@@ -5,7 +5,7 @@ session        the HTTP session and the API key; waits end when it closes
 call           one request on its way: its deadline, what has been tried, what went wrong
 routing        which server gets the call (session affinity), and the queue in which it waits for a place
 endpoint       one server: its load and state, the POST itself, and how it is notified of new weights
-concurrency    how many calls a server gets at a time, and when the next one may start
+concurrency_limit  how many calls a server gets at a time, and when the next one may start
 hill_climbing  ... what "adaptive" finds: the number of calls at which most work gets done
 attempt        one attempt at one server: post, then accept, refuse or fail
 first_contact  a server that has never answered: its kind, how long it is waited for, why it is silent

@@ -16,7 +16,7 @@ from asyncrollout.policies.openai import codec
 from asyncrollout.policies.openai.bodies import LARGE, in_thread
 from asyncrollout.policies.openai.call import CallOptions, HttpCall
 from asyncrollout.policies.openai.codec import STREAMED, Mode
-from asyncrollout.policies.openai.concurrency import work_of
+from asyncrollout.policies.openai.concurrency_limit import work_of
 from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.policies.openai.first_contact import FirstContact, SilentError, cause_of
 from asyncrollout.policies.openai.health import Health
@@ -86,7 +86,7 @@ class Sender:
             async with asyncio.timeout_at(min(limit, deadline)) as timer:
                 with self._gate.passing(timer):
                     return await self._post(endpoint, call)
-        except TimeoutError:  # while held back, both are extended alike: no clock can tell which one expired
+        except TimeoutError:  # while held back, both are extended alike: no clock shows which one expired
             if is_stopped(timer):
                 call.retry_now = True
                 refund(call.began)

@@ -13,7 +13,7 @@ from aiohttp.hdrs import CONTENT_ENCODING
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.openai.bodies import read_raw, read_start, unpack
 from asyncrollout.policies.openai.codec import ServerKind
-from asyncrollout.policies.openai.concurrency import FIRST_WAIT, ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import FIRST_WAIT, ConcurrencyLimit
 from asyncrollout.policies.openai.session import HttpResponse
 from asyncrollout.types import PauseMode
 
@@ -69,7 +69,7 @@ class Endpoint:
         return wait, now < self.backoff_until, is_full, self.load / self.limit.slots, self.sessions
 
     def note_failure(self, now: float) -> None:
-        """Prefer other servers for a while, and for longer each time in a row."""
+        """Prefer other servers for some time, which grows with each failure in a row."""
         if now >= self.backoff_until:
             self.backoff_until = now + min(FIRST_WAIT * 2.0**self.failures, _LONGEST_TROUBLE)
             self.failures = min(self.failures + 1, _MOST_TROUBLES)

@@ -177,7 +177,7 @@ class FirstContact:
 
 
 def cause_of(error: Exception, endpoint: Endpoint) -> str:
-    """Why there is no response, in words that say what to check."""
+    """Why nothing responds, in words that say what to check."""
     host, port = endpoint.address
     match error:
         case SilentError():

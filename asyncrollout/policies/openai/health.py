@@ -34,7 +34,7 @@ class Lifeline:
     """An idle TCP connection: while it is alive, the server at the other end is the same process.
 
     A restarted server answers /health as before, but with the weights that it was started with. HTTP has no way to ask
-    which process responds; the kernel closes the connections of a process that ends, so an idle one tells.
+    which process responds; the kernel closes the connections of a process that ends, so an idle one reveals it.
     """
 
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
@@ -117,7 +117,7 @@ class Health:
         self._on_change()
 
     def suspend(self, endpoint: Endpoint, said: str) -> None:
-        """It rejected what another server accepted: no calls until a single one tries again after a while."""
+        """It rejected what another server accepted: no calls until a single one tries again later."""
         now = time.monotonic()
         if endpoint.is_suspended(now):
             return
@@ -252,7 +252,7 @@ class Health:
         update = self._update
         try:
             await on_back(endpoint)
-        except Exception as error:  # noqa: BLE001 (whatever a trainer's function raises; it is tried again)
+        except Exception as error:  # noqa: BLE001 (a trainer's function may raise anything; it is tried again)
             log.warning("on_back_failed", endpoint=endpoint.name, error=f"{type(error).__name__}: {error}")
             return False
         await self._watch_for_restart(endpoint)

@@ -13,7 +13,7 @@ from typing import Literal
 _FEWEST = 8  # calls that a verdict rests on, or a round of them if that is more
 _MOST_ROUNDS = 8  # of a trial whose verdict stays in doubt
 _UP, _DOWN = 2.0, 0.7  # times the limit, of a trial
-_SMALLEST_STEP, _SMALLEST_IN_NOISE = 2.0 ** (1 / 8), 2.0 ** (1 / 4)  # after refusals, and where throughput tells
+_SMALLEST_STEP, _SMALLEST_IN_NOISE = 2.0 ** (1 / 8), 2.0 ** (1 / 4)  # after refusals, and where throughput decides
 _GAINS = 1.04  # times the throughput, and twice the calls are worth it
 _KEEPS = 0.98  # of the throughput, and fewer calls are enough
 _AS_QUICK = 1.15  # times the time per work: calls beside twice as many are not slower
@@ -115,7 +115,7 @@ class HillClimber:
             return
         is_chance = self._since_refusal >= max(self.current, _FEWEST) and self._is_good
         self._since_refusal = 0
-        if is_chance:  # the second one within a round tells
+        if is_chance:  # the second one within a round counts
             return
         self._is_walled, self._wall = True, self.current
         self._shorten_step(_SMALLEST_STEP)
@@ -129,7 +129,7 @@ class HillClimber:
         self._return(ended)
 
     def hold(self, at: float) -> None:
-        """No trial for a while; failures that keep coming do not prevent trials forever."""
+        """No trial for some time; failures that keep coming do not prevent trials forever."""
         if at >= self._not_before + _BETWEEN_HOLDS:
             self._not_before = at + _HOLD
 

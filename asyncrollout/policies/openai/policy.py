@@ -19,13 +19,14 @@ from asyncrollout.policies.holding import held_back
 from asyncrollout.policies.openai.attempt import PATHS, Sender
 from asyncrollout.policies.openai.call import SERVERS_OWN, CallOptions, HttpCall
 from asyncrollout.policies.openai.codec import Mode, ServerKind
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit
 from asyncrollout.policies.openai.endpoint import PAUSES, RESUMES, Endpoint, WeightEndpoint, notify_server
 from asyncrollout.policies.openai.first_contact import FirstContact, SilentError
 from asyncrollout.policies.openai.health import Health, OnBack
 from asyncrollout.policies.openai.refusals import Advisor, backoff
 from asyncrollout.policies.openai.routing import QueuedRequest, RequestQueue, Router
 from asyncrollout.policies.openai.session import ApiKey, HttpSession, check_descriptors, now
+from asyncrollout.policies.versions import note_version
 from asyncrollout.types import Generation, PauseMode, Request, Sampling
 
 
@@ -155,6 +156,7 @@ class OpenAIPolicy:
             try:
                 generation = await self._sender.attempt(call, endpoint, self.version)
                 if generation is not None:
+                    note_version(generation.version)
                     return generation
             finally:
                 self._queue.leave(endpoint)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from asyncrollout.policies.openai.bodies import read_start
-from asyncrollout.policies.openai.concurrency import FIRST_WAIT
+from asyncrollout.policies.openai.concurrency_limit import FIRST_WAIT
 from asyncrollout.policies.openai.endpoint import Endpoint
 from asyncrollout.policies.openai.responses import SHOWN, UNREADABLE, shown
 from asyncrollout.policies.openai.session import ApiKey, HttpResponse, HttpSession
@@ -220,7 +220,7 @@ class Advisor:
         return f" (it has no model {self._model!r}; available: {names}{more})"
 
     async def _models(self, client: aiohttp.ClientSession, url: str) -> list[str] | None:
-        """Those of a server; empty if it does not list them, None if there is no such server."""
+        """Those of a server; empty if it does not list them, None if the server is unknown."""
         try:
             async with client.get(f"{url}/models", headers=self._key.headers, allow_redirects=False) as response:
                 if response.status in (401, 403):

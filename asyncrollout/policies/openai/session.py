@@ -3,11 +3,9 @@
 import asyncio
 import json
 import os
-import resource
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
@@ -15,10 +13,10 @@ import anyio
 
 from asyncrollout.concurrency import run_to_end
 from asyncrollout.errors import ClosedError, UsageError
+from asyncrollout.machine import FDS_SPARE, count_descriptors
 from asyncrollout.policies.openai.bodies import ENCODINGS, read_start
-from asyncrollout.policies.openai.concurrency import ConcurrencyLimit
+from asyncrollout.policies.openai.concurrency_limit import ConcurrencyLimit
 
-_FDS_SPARE = 64
 _CLOSE_SECONDS = 5.0
 _GET_SECONDS = 5.0
 
@@ -144,16 +142,15 @@ def check_descriptors(limits: Sequence[ConcurrencyLimit], most: int) -> None:
 
     An adaptive limit is bounded instead.
     """
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(list(Path("/dev/fd").iterdir()))
-    spare = allowed - used - _FDS_SPARE
+    used, allowed, _ = count_descriptors()
+    spare = allowed - used - FDS_SPARE
     needed = most * len(limits)
-    if allowed == resource.RLIM_INFINITY or needed <= spare:
+    if needed <= spare:
         return
-    if not all(limit.bound(spare // len(limits)) for limit in limits):
+    if not all(limit.bound(int(spare) // len(limits)) for limit in limits):
         raise UsageError(
             f"OpenAIPolicy: {needed} concurrent calls need as many file descriptors, {used} are open, and only "
-            f"{allowed} are allowed: raise the limit with `ulimit -n {needed + used + _FDS_SPARE}`, or lower "
+            f"{allowed} are allowed: raise the limit with `ulimit -n {needed + used + FDS_SPARE}`, or lower "
             "concurrency"
         )
 

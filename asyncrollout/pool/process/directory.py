@@ -1,4 +1,4 @@
-"""The pool's private directory: sockets, pages and arrays live in it, and it is removed whatever happens."""
+"""The pool's private directory: sockets, pages and arrays live in it, and it is always removed."""
 
 import os
 import secrets

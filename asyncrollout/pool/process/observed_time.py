@@ -54,7 +54,7 @@ class CpuUsage(NamedTuple):
 
 
 def usage(pid: int) -> CpuUsage:
-    """Unknown where the system does not tell (only Linux does)."""
+    """None where the system does not report it (only Linux does)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return CpuUsage(fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))

@@ -21,8 +21,8 @@ from asyncrollout.pool.process import interpreter
 from asyncrollout.pool.process.watchdog import KillReason, WatchContext, Watchdog, crash, may_be_killed
 from asyncrollout.pool.process.worker_host import WorkerHost
 from asyncrollout.pool.wire.main_module import MainModule, is_imported_by_child
-from asyncrollout.pool.wire.page import CLOSING, StatusPage
 from asyncrollout.pool.wire.shared_arrays import ArrayReader
+from asyncrollout.pool.wire.status_page import CLOSING, StatusPage
 from asyncrollout.pool.worker.entry import WorkerConfig, serve
 from asyncrollout.pool.worker.guards import kill_group, resident_bytes
 
@@ -38,7 +38,7 @@ _ENDED_EARLY = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceErr
 
 
 class Supervisor:
-    """Keeps one rank alive until told to stop. `host` is its process while that serves."""
+    """Keeps one rank alive until it is stopped. `host` is its process while that serves."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Supervisor:
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + _START_LIMIT) as self._start_scope:
                 await interpreter.run(serve, config, config.log, self._started)
-        except (anyio.BrokenWorkerProcess, OSError, PoolError) as broken:  # always, in the end: `serve` does not return
+        except (anyio.BrokenWorkerProcess, OSError, PoolError) as broken:  # always: `serve` does not return
             cause = broken.__cause__ or broken
         finally:
             server.close()
@@ -182,6 +182,9 @@ class Supervisor:
         return await asyncio.get_running_loop().create_unix_server(make_host, str(config.directory / "socket"))
 
     def _on_hello(self, directory: Path, host: WorkerHost) -> None:
+        if host.page is not self._page:  # its process was given up before it was heard, and may have a successor
+            host.refuse()
+            return
         try:
             self._welcome(directory, host)
         except Exception as error:  # else it would be lost in a callback, and the pool would wait for ever
@@ -190,8 +193,8 @@ class Supervisor:
 
     def _welcome(self, directory: Path, host: WorkerHost) -> None:
         self._start_scope.deadline = float("inf")
-        assert self._server is not None  # it accepted the connection
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         bare, limit = resident_bytes(host.pid), self._limits.memory
         if limit is not None and bare > limit:
             self.failure = PoolError(f"memory_limit={limit} is less than a worker without envs uses, {bare} bytes")
@@ -205,9 +208,8 @@ class Supervisor:
             host.stop()
         self._on_change()
 
-    def _on_disconnect(self) -> None:
-        if self.host is not None:
-            self._sweep(self.host)
+    def _on_disconnect(self, host: WorkerHost) -> None:
+        self._sweep(host)
 
     def _sweep(self, host: WorkerHost, patience: int = _SWEEP_LOOKS) -> None:
         """The socket is closed, so the process is ending: when its exit status is known, kill what it leaves.
@@ -224,7 +226,7 @@ class Supervisor:
         kill_group(host.pid)
 
     def _on_exit(self, log_tail: str) -> bool:
-        """The process is gone: sweep up what it left, and tell all who wait which call it died of."""
+        """The process is gone: sweep up what it left, and fail the calls in flight with what it died of."""
         host, page, reason = self.host, self._page, self._kill_reason
         self.host = self._page = self._kill_reason = None
         if host is None or page is None:

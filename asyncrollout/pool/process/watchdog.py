@@ -7,7 +7,7 @@ from typing import NamedTuple
 from asyncrollout.pool.hosts import DurationWindow, PoolLimits
 from asyncrollout.pool.process.observed_time import ObservedTime, usage
 from asyncrollout.pool.process.worker_host import WorkerHost
-from asyncrollout.pool.wire.page import CLOSING, StatusPage
+from asyncrollout.pool.wire.status_page import CLOSING, StatusPage
 from asyncrollout.pool.worker.guards import resident_bytes
 
 _STARVED = 0.1  # of a CPU; a worker that gets less, though it could use more, is not what takes the time

@@ -16,9 +16,9 @@ import msgspec
 from asyncrollout.pool.hosts import LONG, SOON, Caller, DurationWindow, HostLost
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.definitions import SentDefinitions
-from asyncrollout.pool.wire.messages import NOT_LOADED, Op, Reply, WorkerHello
-from asyncrollout.pool.wire.page import NO_PAGE, StatusPage
+from asyncrollout.pool.wire.messages import NOT_LOADED, CallReply, Op, WorkerHello
 from asyncrollout.pool.wire.shared_arrays import ArrayReader
+from asyncrollout.pool.wire.status_page import NO_PAGE, StatusPage
 
 _MOST_CALLS = 16  # calls; the worker plays them while the next ones are prepared
 _STEP = Op.STEP  # an enum's attribute is slow to find
@@ -26,7 +26,7 @@ _STEP = Op.STEP  # an enum's attribute is slow to find
 _read_hello = msgspec.msgpack.Decoder(WorkerHello).decode
 
 
-SentCall = tuple["asyncio.Future[Reply]", Op, Caller | None, float]
+SentCall = tuple["asyncio.Future[CallReply]", Op, Caller | None, float]
 """A call in flight: its future, its op, its env, and the seconds of work that it is expected to take.
 
 A tuple, always unpacked: to make a struct of it costs a fiftieth of a light step.
@@ -46,7 +46,7 @@ class WorkerHost(asyncio.Protocol):
         clock: DurationWindow,
         on_hello: Callable[["WorkerHost"], None],
         on_idle: Callable[[], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[["WorkerHost"], None],
     ) -> None:
         self.rank = rank
         self.load = 0.0
@@ -55,7 +55,7 @@ class WorkerHost(asyncio.Protocol):
         self.pending: dict[int, SentCall] = {}
         self.page = page
         self.backlog = 0.0  # seconds of work that the calls in `pending` are expected to take
-        self.startup = 0.0  # as far as they are no steps
+        self.startup = 0.0  # ... other than steps
         self._withdrawn: set[int] = set()  # and not yet skipped by the worker, as far as is known
         self._reason = "moved"  # why calls are skipped
         self._ended: HostLost | None = None
@@ -68,7 +68,7 @@ class WorkerHost(asyncio.Protocol):
         self._sent = SentDefinitions()
         self._came_with: dict[int, tuple[list[str], list[str]]] = {}  # names and classes, by the call's id
         self._frames = codec.FrameReader()
-        self._decode = codec.Unpacker(arrays.read).decoder(list[Reply])
+        self._decode = codec.Unpacker(arrays.read).decoder(list[CallReply])
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._outbox: list[tuple[int, int, int, Any]] = []
@@ -108,8 +108,8 @@ class WorkerHost(asyncio.Protocol):
         work = 0.0 if caller is None else caller.work(op)
         return max(abs(now - start - work), work / 4)
 
-    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> "asyncio.Future[Reply]":
-        future: asyncio.Future[Reply] = self._loop.create_future()
+    def call(self, env_id: int, op: Op, payload: Any, *, caller: Caller | None = None) -> "asyncio.Future[CallReply]":
+        future: asyncio.Future[CallReply] = self._loop.create_future()
         if self._ended is not None:
             future.set_exception(self._ended)
             return future
@@ -143,7 +143,7 @@ class WorkerHost(asyncio.Protocol):
                 [call for call, (future, _, caller, _) in self.pending.items() if caller and future.cancelled()]
             )
         self._last_id += 1
-        closing: asyncio.Future[Reply] = self._loop.create_future()
+        closing: asyncio.Future[CallReply] = self._loop.create_future()
         closing.cancel()
         self.pending[self._last_id] = closing, Op.CLOSE, None, 0.0  # nobody awaits it, but it may take long
         self._outbox.append((self._last_id, env_id, Op.CLOSE, None))
@@ -161,7 +161,9 @@ class WorkerHost(asyncio.Protocol):
         """Have the worker skip these calls, if it has not begun them; whoever awaits them makes them elsewhere."""
         call_ids = self._have_skipped(call_ids)
         begun, in_threads = self.page.last_begun(), {call for call, _ in self.page.running()}
-        moved = [call for call in call_ids if call > begun and call not in in_threads]  # of the others, the reply tells
+        moved = [
+            call for call in call_ids if call > begun and call not in in_threads
+        ]  # the reply says what became of the others
         self._give_up(moved, lambda _: HostLost(reason))
 
     def _have_skipped(self, call_ids: list[int]) -> list[int]:
@@ -225,7 +227,7 @@ class WorkerHost(asyncio.Protocol):
         if op is not _STEP:
             self.startup -= work
 
-    def _note_skipped(self, reply: Reply, future: "asyncio.Future[Reply] | None") -> None:
+    def _note_skipped(self, reply: CallReply, future: "asyncio.Future[CallReply] | None") -> None:
         """A worker answers a withdrawn call, too: with nothing if it was skipped, else as usual."""
         self._withdrawn.discard(reply.call_id)
         if not self._withdrawn and self._reason == "moved":
@@ -233,7 +235,7 @@ class WorkerHost(asyncio.Protocol):
         if reply.skipped and future is not None and not future.done():
             future.set_exception(HostLost(self._reason))
 
-    def _note_loaded(self, reply: Reply) -> None:
+    def _note_loaded(self, reply: CallReply) -> None:
         came_with = self._came_with.pop(reply.call_id, None)
         if came_with is not None and reply.failure and reply.value == NOT_LOADED:
             self._sent.take_back(*came_with)
@@ -242,9 +244,14 @@ class WorkerHost(asyncio.Protocol):
         if hmac.compare_digest(hello.token, self._token):
             self.pid = hello.pid
             self._on_hello(self)
-        elif self._transport is not None:
+        else:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Close the connection: this is not a worker of ours, or not any more."""
+        if self._transport is not None:
             self._transport.abort()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         if self.pid:
-            self._on_lost()
+            self._on_lost(self)

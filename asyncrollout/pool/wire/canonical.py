@@ -40,7 +40,7 @@ def form_of(value: Any) -> Form:
         return make(value)
     try:
         return _object_form(value)
-    except Exception as error:  # whatever a user's class does
+    except Exception as error:  # a user's class may raise anything
         raise codec.UnsendableError(f"a {type(value).__qualname__} has no digest: {error}") from error
 
 
@@ -88,11 +88,11 @@ def _reduced_form(value: Any) -> Form:
     """By what a pickle would hold of an object; nothing else counts."""
     kind = type(value)
     reduce: Any = copyreg.dispatch_table.get(kind)
-    told: Any = value.__reduce_ex__(_PROTOCOL) if reduce is None else reduce(value)
-    if isinstance(told, str):
-        return Form(_encode(["name", f"{getattr(value, '__module__', None)}:{told}"]))
-    told += (None,) * (6 - len(told))
-    make, args, state, items, pairs, setter = told
+    reduced: Any = value.__reduce_ex__(_PROTOCOL) if reduce is None else reduce(value)
+    if isinstance(reduced, str):
+        return Form(_encode(["name", f"{getattr(value, '__module__', None)}:{reduced}"]))
+    reduced += (None,) * (6 - len(reduced))
+    make, args, state, items, pairs, setter = reduced
     if _is_own(kind, set, frozenset):
         args = _Unordered(args[0])
     parts = [make, args, _by_name(state), _listed(items), _listed(pairs), setter]

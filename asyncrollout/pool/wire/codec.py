@@ -16,7 +16,7 @@ from asyncrollout.types import Observation
 T = TypeVar("T")
 
 Place = Callable[[np.ndarray[Any, Any]], msgspec.msgpack.Ext | None]
-"""Puts a large array where the other side can read it, and gives its reference; None if there is no room."""
+"""Puts a large array where the other side can read it, and returns its reference; None if it does not fit."""
 
 
 class Code:
@@ -203,7 +203,7 @@ def detach(value: Any) -> Any:
         pickled = to_pickle(value)
     try:
         return pickle.loads(pickled)
-    except BaseException as error:  # whatever a user's class does while it is made
+    except BaseException as error:  # a user's class may raise anything while it is made
         if not is_own(error):
             raise
         raise UnloadableError(describe(error)) from error
@@ -275,7 +275,7 @@ class Unpacker:
         if code == Code.PICKLE and self._trusted:
             try:
                 return pickle.loads(data)  # our own private socket
-            except BaseException as error:  # whatever a user's class does while it is made
+            except BaseException as error:  # a user's class may raise anything while it is made
                 if not is_own(error):
                     raise
                 reason = describe(error)

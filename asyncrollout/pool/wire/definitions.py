@@ -38,7 +38,7 @@ class SentDefinitions:
     """What a worker has got so far.
 
     Extras were sent in case that an env's snapshot refers to them. They travel again with the first value that uses
-    them, since nobody is told if they could not be loaded.
+    them, since nobody would hear that they could not be loaded.
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ def unwrap(_bound: None, value: Any) -> Any:
 
 
 def deliver(value: bytes, extras: bytes, gone: list[str]) -> Any:
-    """The value of a delivery. If the extras cannot be loaded, that is told to whoever refers to them."""
+    """The value of a delivery. If the extras cannot be loaded, whatever refers to them raises that error."""
     try:
         return pickle.loads(value)  # a part of a pickle of our own
     finally:
@@ -236,7 +236,7 @@ def deliver(value: bytes, extras: bytes, gone: list[str]) -> Any:
 def _load_extras(extras: bytes) -> None:
     try:
         pickle.loads(extras)  # likewise
-    except BaseException as error:  # whatever a user's class does while it is made
+    except BaseException as error:  # a user's class may raise anything while it is made
         if not is_own(error):
             raise
         note_trouble(describe(error))

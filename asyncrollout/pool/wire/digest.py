@@ -37,7 +37,7 @@ def digest(value: Any, opaque: Sequence[Any] = ()) -> int:
     """Equal for values of equal content and types, in every process. Any one value that changed is found.
 
     Two names for one object, or for two equal ones, make no difference; a cycle is followed once. The objects in
-    `opaque` count by their place in it only, whatever they hold.
+    `opaque` count by their place in it only, not by their content.
 
     There is one digest for each value, taken in the quickest way: of its wire form, in which a short summary stands
     for each array that is large or of another byte order; or part by part, where msgpack is not exact.
@@ -60,8 +60,8 @@ def _summary(given: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
     if known.nbytes < codec.LARGE_ARRAY:
         packed: msgspec.msgpack.Ext = codec.pack(known)
         return packed
-    told = (known.dtype.str, known.shape, checksum(known))
-    return msgspec.msgpack.Ext(codec.Code.MAPPED, msgspec.msgpack.encode(told))
+    described = (known.dtype.str, known.shape, checksum(known))
+    return msgspec.msgpack.Ext(codec.Code.MAPPED, msgspec.msgpack.encode(described))
 
 
 _KINDS: dict[Any, int] = {kind: crc32(repr(kind).encode()) for kind in codec.PLAIN}
@@ -166,7 +166,7 @@ class _Walk:
 
 
 def _close_cycle(component: list[_DigestPart]) -> None:
-    """Tell the parts of a cycle apart by what they lead to, until that tells no more of them apart.
+    """Distinguish the parts of a cycle by what they lead to, until that distinguishes no more of them.
 
     So the digest is that of the endless value which one would see by following the cycle, from wherever one enters it.
     """

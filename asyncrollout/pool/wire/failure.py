@@ -11,7 +11,7 @@ _CLIP_TRACEBACK = 20_000
 
 
 def failure(error: BaseException, op: Op = Op.STEP) -> Failure:
-    """Never fails itself, whatever the exception's own methods and those of its class do."""
+    """Never fails itself, even if methods of the exception or its class do."""
     text = text_of(error, with_notes=True)
     raises = _error_for(error, op).__name__
     return Failure(raises, type_name(error), clip(text, _CLIP), clip(_trace(error), _CLIP_TRACEBACK))

@@ -60,7 +60,7 @@ def is_imported_by_child() -> bool:
     process = getattr(sys.modules.get("multiprocessing.process"), "current_process", None)
     if "__main__" not in sys.modules or (process and getattr(process(), "_inheriting", False)):
         return True
-    frame = sys._getframe() if is_worker() else None  # noqa: SLF001 (there is no other way to see an import)
+    frame = sys._getframe() if is_worker() else None  # noqa: SLF001 (the only way to see an import)
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None

@@ -23,7 +23,7 @@ class Op(IntEnum):
     REPLAY = 6
     CLOSE = 7
     STOP = 8
-    END_FILM = 9
+    END_VIDEO = 9
 
 
 OUTCOMES = (Op.STEP, Op.RESET, Op.REPLAY)
@@ -37,7 +37,7 @@ NOT_LOADED = 1
 
 
 class OpenRequest(msgspec.Struct, frozen=True):
-    """All that is needed to make an env somewhere; `camera` is the import path of what films it, and its options."""
+    """All that is needed to make an env somewhere; `camera` is the import path of what records it, and its options."""
 
     spec: EnvSpec
     text: bool
@@ -71,7 +71,7 @@ class Failure(msgspec.Struct, frozen=True):
     trace: str
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):  # nothing in it can refer to it
+class CallReply(msgspec.Struct, frozen=True, array_like=True, gc=False):  # nothing in it can refer to it
     """What came of a call. An outcome's `value` is its first four fields, and `info` the fifth.
 
     `digest` is that of an outcome where one was taken, `seconds` the time at work, `state` the env's own snapshot where

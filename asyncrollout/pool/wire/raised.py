@@ -1,4 +1,4 @@
-"""What code of an env raises, told from what happens to this program: every kind of exception can be an env's own."""
+"""Distinguishes what an env's code raises from what happens to this program: an env may raise any kind of exception."""
 
 import asyncio
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 _NAME: Any = type.__dict__["__name__"]
-TRACEBACK: Any = BaseException.__dict__["__traceback__"]  # whatever the exception's class does
+TRACEBACK: Any = BaseException.__dict__["__traceback__"]  # the exception's class may define its own
 
 
 class EnvRaised(Exception):  # noqa: N818 (a signal inside the pool, never an error that a user sees)

@@ -35,7 +35,7 @@ class Arena:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> "Region":
-        """A region of at least this size; raises OSError if there is no room."""
+        """A region of at least this size; raises OSError if it does not fit."""
         size = 1 << (size - 1).bit_length()
         with self._lock:
             if self._free[size]:

@@ -27,7 +27,7 @@ class WorkerConfig:
 
 
 def serve(config: WorkerConfig) -> NoReturn:
-    """Serve envs until told to stop. Never returns: anyio would keep the process and give it other work."""
+    """Serve envs until the pool stops it. Never returns: anyio would keep the process and give it other work."""
     config.main.install()  # before anything that might import `__main__`
     try:
         old_in, old_out = guards.move_streams(config.log)
@@ -40,7 +40,7 @@ def serve(config: WorkerConfig) -> NoReturn:
         worker = WorkerLoop(config)
         guards.start_sentinel(old_in, old_out)
         worker.run()
-    except BaseException:  # the log is the last place where it can be told
+    except BaseException:  # the log is the last place that can report it
         traceback.print_exc()
         guards.kill_group(os.getpid())
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""How an env is made from its spec, so that what cannot be right is told by name; and so that it shows pictures."""
+"""Makes an env from its spec: wrong arguments are errors that name them, and a recorded env renders images."""
 
 import contextlib
 import copy
@@ -29,17 +29,17 @@ def _is_of_script(factory: Factory | None) -> bool:
     return isinstance(factory, str) and factory.startswith(f"{MAIN}:")
 
 
-def make_env(spec: EnvSpec, *, filmed: bool = False, shared: bool = True) -> Any:
-    """The env; one that is filmed is asked for pictures, if it has to be asked when it is made.
+def make_env(spec: EnvSpec, *, recorded: bool = False, shared: bool = True) -> Any:
+    """The env; one that is recorded is made with a render mode, if it takes one.
 
     A spec that is `shared` with other envs keeps its keyword arguments, and the env gets copies.
     """
-    if filmed and _MODE not in spec.kwargs:
+    if recorded and _MODE not in spec.kwargs:
         factory = load_factory(spec.factory)
         if factory is make_gymnasium or _MODE in _keywords(factory):
             try:
                 return _make(spec.with_kwargs(render_mode="rgb_array"))
-            except Exception:  # it has no such mode; what else is wrong with it is told now
+            except Exception:  # it has no such mode; anything else that is wrong is raised now
                 return _make(spec, shared=shared)
     return _make(spec, shared=shared)
 
@@ -78,7 +78,7 @@ def _copied(value: Any) -> Any:
     if type(value) in PLAIN:
         return value
     for copied in (_by_pickle, copy.deepcopy):  # of long lists, the first takes a quarter of the time
-        with contextlib.suppress(Exception):  # whatever its class does
+        with contextlib.suppress(Exception):  # its class may do anything
             return copied(value)
     return value
 
@@ -91,7 +91,7 @@ def _keywords(factory: Callable[..., Any]) -> list[str]:
     """What a factory can be given by name; nothing, where that is open or unknown."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # some built-in ones do not tell
+    except (TypeError, ValueError):  # some built-in ones have no signature
         return []
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return []

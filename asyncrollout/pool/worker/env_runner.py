@@ -14,7 +14,7 @@ from asyncrollout.pool.wire.replay_log import RecordedCall
 from asyncrollout.pool.worker.env_factory import make_env
 from asyncrollout.pool.worker.replay import replay
 from asyncrollout.pool.worker.text import Fields, TextDialogue
-from asyncrollout.pool.worker.video import film
+from asyncrollout.pool.worker.video import record_frame
 from asyncrollout.protocols import Camera, has_snapshots
 from asyncrollout.registry import EnvSpec, load_factory
 from asyncrollout.validation import did_you_mean
@@ -51,12 +51,12 @@ def reset_arguments(seed: int, options: dict[str, Any] | None, *, takes_options:
 
 
 def is_async(spec: EnvSpec) -> bool:
-    """Whether an `io` env's steps are coroutines, which run on the event loop; its class tells."""
+    """Whether an `io` env's steps are coroutines, which run on the event loop, by its class."""
     if spec.runs != "io":
         return False
     try:
         factory = load_factory(spec.factory)
-    except BaseException as error:  # whatever its module does; told where the env is made
+    except BaseException as error:  # its module may raise anything; raised again where the env is made
         if not is_own(error):
             raise
         return False
@@ -78,7 +78,7 @@ class EnvRunner:
         """`shared` is an opening that other envs are made of, too; one that came to a worker is not."""
         self.opening = opening
         spec = opening.spec
-        self.env = make_env(spec, filmed=opening.camera is not None, shared=shared)
+        self.env = make_env(spec, recorded=opening.camera is not None, shared=shared)
         for method in ("reset", "step"):
             if not callable(getattr(self.env, method, None)):
                 raise UsageError(f"{type(self.env).__qualname__} has no {method}() method: an env needs reset and step")
@@ -115,7 +115,7 @@ class EnvRunner:
             case Op.SNAPSHOT:
                 state = await self.snapshot(for_file=payload)
                 return state, self.last, self.lacks if state is None else ""
-            case Op.END_FILM:
+            case Op.END_VIDEO:
                 return None if self.camera is None else self.camera.end()
             case Op.CLOSE:
                 return await self.close()
@@ -131,7 +131,7 @@ class EnvRunner:
         observation, info = result[0], dict(_as_dict(result[1]))
         if self.camera is not None:
             self.camera.begin(episode)
-            await film(self.env, self.camera, is_async=self.is_async)
+            await record_frame(self.env, self.camera, is_async=self.is_async)
             self.camera.end_turn()
         if self._dialogue is not None:
             observation = self._dialogue.begin(observation, info)
@@ -167,7 +167,7 @@ class EnvRunner:
             self._note_bad_action(error, action)
             raise
         if self.camera is not None:
-            await film(self.env, self.camera, action, fields[1], is_async=self.is_async)
+            await record_frame(self.env, self.camera, action, fields[1], is_async=self.is_async)
         return fields
 
     def _note_bad_action(self, error: Exception, action: Any) -> None:
@@ -225,7 +225,7 @@ class EnvRunner:
 
     @property
     def lacks(self) -> str:
-        """Why there is no snapshot; empty if there is one."""
+        """Why it has no snapshots; empty if it has."""
         if not self.has_snapshots:
             return "it has no snapshot()"
         if self.is_described_by_snapshot or self._dialogue is None:
@@ -248,17 +248,17 @@ class EnvRunner:
 
     async def restore(self, state: bytes, *, trusted: bool = True) -> None:
         try:
-            told, raw = codec.Unpacker(trusted=trusted).decode(state)
+            dialogue, raw = codec.Unpacker(trusted=trusted).decode(state)
         except Exception as error:  # numpy raises all sorts for types that are none
             raise UsageError(f"this is not a snapshot of ours: {error}") from error
-        if (told is None) != (self._dialogue is None):
-            there, here = ("without", "with") if told is None else ("with", "without")
+        if (dialogue is None) != (self._dialogue is None):
+            there, here = ("without", "with") if dialogue is None else ("with", "without")
             raise UsageError(f"this snapshot was taken {there} the text interface, and the env was opened {here} it")
         done = self.env.restore(raw)
         if inspect.isawaitable(done):
             await done
         if self._dialogue is not None:
-            await self._dialogue.restore(told)
+            await self._dialogue.restore(dialogue)
 
     async def close(self) -> list[Any] | None:
         """Close the env; what its camera has, if there is one."""
@@ -279,7 +279,7 @@ def check_reset(env: Any) -> bool:
     """Whether `reset` takes options; it must take a seed, or no episode could be played again."""
     try:
         parameters = inspect.signature(env.reset, follow_wrapped=False).parameters
-    except (TypeError, ValueError):  # some built-in ones do not tell
+    except (TypeError, ValueError):  # some built-in ones have no signature
         return True
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return True

@@ -89,7 +89,7 @@ def kill_group(pid: int) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory that a process uses; 0 where the system does not tell (only Linux does)."""
+    """The memory that a process uses; 0 where the system does not report it (only Linux does)."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except (OSError, IndexError):

@@ -17,8 +17,8 @@ from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.digest import encode_with_digest
 from asyncrollout.pool.wire.failure import failure
 from asyncrollout.pool.wire.messages import NOT_LOADED, Op, OpenRequest, WorkerCall
-from asyncrollout.pool.wire.page import CLOSING, PAGE_SLOTS, StatusPage
 from asyncrollout.pool.wire.shared_arrays import Arena, ArrayWriter
+from asyncrollout.pool.wire.status_page import CLOSING, PAGE_SLOTS, StatusPage
 from asyncrollout.pool.worker.entry import WorkerConfig
 from asyncrollout.pool.worker.env_runner import EnvRunner, run_now
 from asyncrollout.pool.worker.guards import kill_group, resident_bytes
@@ -39,7 +39,7 @@ _CAMERAS = 64  # more than one process should have at work
 _CAMERA_GRACE = 2.0  # seconds for their files to be closed at the end
 _MAIN = 0  # the main thread's slot in the page
 _STEP, _STOP = int(Op.STEP), int(Op.STOP)
-_NEVER_SKIPPED = (Op.CLOSE, Op.END_FILM)  # whoever awaits them or not
+_NEVER_SKIPPED = (Op.CLOSE, Op.END_VIDEO)  # even if nobody awaits them
 
 Answer = tuple[Any, Any, int | None, bytes | None]
 """Value, info, digest, snapshot."""
@@ -82,7 +82,7 @@ class WorkerLoop:
         self._leaving: list[EnvThread] = []  # whose env is being closed
         self._free_slots = deque(range(1, PAGE_SLOTS))
         self._cameras: deque[Camera] = deque(maxlen=_CAMERAS)  # of envs that were closed last
-        self._held: deque[tuple[Any, ...]] = deque()  # replies, with the fields of `Reply`
+        self._held: deque[tuple[Any, ...]] = deque()  # replies, with the fields of `CallReply`
         self._sending = threading.Lock()
         self._behind = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX)
@@ -90,7 +90,7 @@ class WorkerLoop:
         os.register_at_fork(after_in_child=self._socket.close)  # what an env forks must not answer in our name
 
     def run(self) -> None:
-        """Say who we are, then serve until told to stop or until the pool is gone."""
+        """Introduce this worker, then serve until the pool stops it or is gone."""
         try:
             self._serve()
         except BaseException:  # such as an env that closed our socket; the caller kills the whole process group
@@ -160,7 +160,7 @@ class WorkerLoop:
         try:
             value, info, digest, state = resident.outcome(resident.hosted.step_now(_loaded(action)))
             trouble = None
-        except BaseException as error:  # SystemExit too: whatever an env does is its own failure
+        except BaseException as error:  # SystemExit too: everything that an env raises is its own failure
             trouble = failure(error)
             value, info, digest, state = _nothing(action)
         seconds = monotonic() - start

@@ -8,7 +8,7 @@ from asyncrollout.pool.wire.digest import outcome_digest
 from asyncrollout.pool.wire.raised import is_own, repr_of
 from asyncrollout.pool.wire.replay_log import RecordedCall, ReplayedEpisode, ReplayLog
 from asyncrollout.pool.worker.text import Fields
-from asyncrollout.pool.worker.video import film
+from asyncrollout.pool.worker.video import record_frame
 
 if TYPE_CHECKING:
     from asyncrollout.pool.worker.env_runner import EnvRunner
@@ -33,7 +33,7 @@ async def replay(hosted: "EnvRunner", replay_log: ReplayLog, tick: Callable[[], 
 
 
 async def _live(hosted: "EnvRunner", replay_log: ReplayLog, tick: Callable[[], None]) -> None:
-    """Repeat what came before the present episode; nothing of it is filmed again."""
+    """Repeat what came before the present episode; nothing of it is recorded again."""
     camera, hosted.camera = hosted.camera, None
     try:
         for one in replay_log.life:
@@ -56,7 +56,7 @@ async def _play(
         hosted.last = cast("Fields | None", played.last)
         if hosted.camera is not None:
             hosted.camera.begin(played.episode, played.turns)
-            await film(hosted.env, hosted.camera, is_async=hosted.is_async)
+            await record_frame(hosted.env, hosted.camera, is_async=hosted.is_async)
             hosted.camera.end_turn()
     else:
         try:

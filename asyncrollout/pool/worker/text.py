@@ -16,7 +16,7 @@ from asyncrollout.types import STEP_REWARDS, Observation, TextOptions, exact_sum
 Fields = tuple[Any, float, bool, bool, dict[str, Any]]
 """What an `Outcome` holds, on its way."""
 
-_LONGEST_TOLD = 100
+_LONGEST_ACTION = 100
 
 
 class TextDialogue:
@@ -30,7 +30,7 @@ class TextDialogue:
         self._options = options
         self._expert = expert
         self._count = 0
-        self._told: deque[str] = deque(maxlen=options.action_history)
+        self._played: deque[str] = deque(maxlen=options.action_history)
         self._last: Any = None
         self._untouched = None if env is None or self._own_snapshots else self._digest()
 
@@ -40,19 +40,19 @@ class TextDialogue:
         if self._own_snapshots:
             own = self.interface.snapshot()
             own = await own if inspect.isawaitable(own) else own
-        return [self._count, list(self._told), self._last, own]
+        return [self._count, list(self._played), self._last, own]
 
     async def restore(self, state: Sequence[Any]) -> None:
-        count, told, last, *own = state  # files of format 1 have nothing of the interface's own
-        self._set(count, told, last)
+        count, played, last, *own = state  # files of format 1 have nothing of the interface's own
+        self._set(count, played, last)
         if self._own_snapshots and own and own[0] is not None:
             done = self.interface.restore(own[0])
             if inspect.isawaitable(done):
                 await done
 
-    def _set(self, count: int, told: Sequence[str], last: Any) -> None:
+    def _set(self, count: int, played: Sequence[str], last: Any) -> None:
         self._count, self._last = count, last
-        self._told = deque(told, maxlen=self._options.action_history)
+        self._played = deque(played, maxlen=self._options.action_history)
 
     @property
     def is_untouched(self) -> bool:
@@ -65,7 +65,7 @@ class TextDialogue:
         kept = {name: value for name, value in _attributes(self.interface) if not any(value is one for one in given)}
         try:
             return digest(kept)
-        except Exception:  # whatever is in there: nobody can say whether it changed
+        except Exception:  # of any kind: nobody can say whether it changed
             return None
 
     def begin(self, observation: Any, info: dict[str, Any]) -> Observation:
@@ -106,7 +106,7 @@ class TextDialogue:
         return self._described(info, over=terminated or truncated), exact_sum(rewards), terminated, truncated, info
 
     def _read(self, action: Any) -> tuple[Sequence[Any], str]:
-        """The actions to play, or why there are none; what is no text is an action as it is."""
+        """The actions to play, or why there are none; anything but a text is an action as it is."""
         if not isinstance(action, str):
             return (action,), ""
         parsed = self.interface.parse(action)
@@ -115,16 +115,16 @@ class TextDialogue:
         return parsed.actions[: self._options.max_actions_per_turn], ""
 
     def _remember(self, action: Any) -> None:
-        if self._told.maxlen:
+        if self._played.maxlen:
             tell = getattr(self.interface, "tell", str)
-            self._told.append(clip(tell(action), _LONGEST_TOLD))
+            self._played.append(clip(tell(action), _LONGEST_ACTION))
 
     def _described(self, info: dict[str, Any], *, over: bool) -> Observation:
         shown = self.interface.describe(self._last)
         if not isinstance(shown, Observation):
             shown = Observation(text=shown, data=self._last)
-        if self._told:
-            text = f"{shown.text}\nYour last actions: {', '.join(self._told)}"
+        if self._played:
+            text = f"{shown.text}\nYour last actions: {', '.join(self._played)}"
             shown = msgspec.structs.replace(shown, text=text)
         if hasattr(self.interface, "anchor"):
             shown = msgspec.structs.replace(shown, anchor=self.interface.anchor())

@@ -11,9 +11,9 @@ from asyncrollout.protocols import Camera
 _LONGEST_COMPLAINT = 300
 
 
-async def film(env: Any, camera: Camera, action: Any = None, reward: float = 0.0, *, is_async: bool) -> None:
-    """Show the camera what the env shows now; an env that fails to is not filmed any more, and plays on."""
-    if not camera.is_filming:
+async def record_frame(env: Any, camera: Camera, action: Any = None, reward: float = 0.0, *, is_async: bool) -> None:
+    """Pass what the env renders now to the camera; after a failure the env plays on without being recorded."""
+    if not camera.is_recording:
         return
     if not callable(getattr(env, "render", None)):
         camera.fail(f"{type(env).__qualname__} has no render()", for_good=True)
@@ -31,6 +31,6 @@ async def film(env: Any, camera: Camera, action: Any = None, reward: float = 0.0
         camera.fail(f"render() raised {type_name(error)}: {clip(text_of(error), _LONGEST_COMPLAINT)}")
     else:
         if isinstance(picture, str):
-            camera.fail("render() gives a text, and no picture", for_good=True)
+            camera.fail("render() returned text, not an image", for_good=True)
         else:
             camera.shoot(picture, action, reward)

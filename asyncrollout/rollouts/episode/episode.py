@@ -21,6 +21,7 @@ from asyncrollout.errors import (
     UsageError,
 )
 from asyncrollout.policies.holding import Deadline, rollout_clock
+from asyncrollout.policies.versions import versions_of_turn
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Playable, Player
 from asyncrollout.registry import EnvSpec
@@ -97,7 +98,7 @@ async def run_rollout(
 ) -> Trajectory:
     """Play one episode. A failure of the env or the policy ends up on the trajectory; cancellation passes.
 
-    `member` and `sampling_seed` are what differs between rollouts of one seed; `progress` is told where it is.
+    `member` and `sampling_seed` are what differs between rollouts of one seed; `progress` follows it.
     """
     seed, member = validation.check_int("seed", seed, 0), validation.check_int("member", member, 0)
     uid = f"{env.name}-{seed}.{member}" if uid is None else uid
@@ -126,7 +127,8 @@ async def _play(
             while (ended := finished(outcome, turns, limits, sampled)) is None:
                 asked = progress.begins(POLICY)
                 left = None if limits.tokens is None else limits.tokens - sampled
-                move = await _act(player, outcome, left)
+                with versions_of_turn() as versions:
+                    move = await _act(player, outcome, left)
                 spoken = _place_of_reply(player.messages)
                 acted = progress.begins(STEP)
                 came = await env.step(move.action)
@@ -143,6 +145,7 @@ async def _play(
                     env_seconds=env_seconds,
                     env_work_seconds=worked,
                     message=spoken,
+                    version=None if move.generation.frozen else min(versions, default=None),
                 )
                 turns.append(turn)
                 sampled += turn.sampled_tokens
@@ -183,7 +186,7 @@ async def _play(
 
 
 async def _act(player: Player, outcome: Outcome, tokens_left: int | None) -> Move:
-    """The player's move; whatever else a policy or an agent raises is a failure of this rollout alone."""
+    """The player's move; anything else that a policy or an agent raises is a failure of this rollout alone."""
     try:
         return _checked(await player.act(outcome, tokens_left=tokens_left), player)
     except (ProviderError, EnvError, PoolError, JournalError, UsageError):

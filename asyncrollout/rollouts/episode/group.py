@@ -14,10 +14,10 @@ from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent
 from asyncrollout.registry import EnvRef, EnvSpec
 from asyncrollout.rollouts.episode.episode import EnvEpisode, Episode
+from asyncrollout.rollouts.episode.group_videos import GroupVideos
 from asyncrollout.rollouts.episode.observer import NullObserver, RolloutObserver
 from asyncrollout.rollouts.episode.progress import Progress
 from asyncrollout.rollouts.episode.scoring import Scorer
-from asyncrollout.rollouts.episode.videos import GroupVideos
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, Share
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Group, Limits, Trajectory, Verdict, member_uid
@@ -45,7 +45,7 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_bounds(self)
 
     def verdict(self, group: Group) -> Verdict | None:
-        """A verdict on a group that cannot be used, whatever a filter would say."""
+        """A verdict on a group that cannot be used, which no filter sees."""
         valid, size = len(group.completed), len(group.trajectories)
         if valid == size or (self.min_valid is not None and valid >= self.min_valid):
             return None
@@ -220,7 +220,7 @@ class _RunningGroup:
 
     def _episode(self, member: int, uid: str) -> Episode:
         runner = self.runner
-        is_lost = runner.observer.is_broken_off(uid) and not self.spec.replayable
+        is_lost = runner.observer.was_interrupted(uid) and not self.spec.replayable
         return EnvEpisode(
             pool=runner.pool,
             spec=self.spec,

@@ -17,7 +17,7 @@ class RolloutObserver(Protocol):
         """How many retries of a group an earlier process has used."""
         return 0
 
-    def is_broken_off(self, uid: str) -> bool:  # noqa: ARG002
+    def was_interrupted(self, uid: str) -> bool:  # noqa: ARG002
         """Whether it was in flight when the run was interrupted."""
         return False
 

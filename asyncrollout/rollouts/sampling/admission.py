@@ -28,7 +28,7 @@ class AdmissionRules(NamedTuple):
     in_rounds: bool = False
     """Whether a filter judges a whole batch at a time."""
     most_ahead: int | None = None
-    """How many may be worked on or kept at a time, whatever the size of a batch."""
+    """How many may be played or kept at a time, for any size of batch."""
 
 
 def may_start(load: AdmissionLoad, rules: AdmissionRules, keep_rate: float) -> bool:

@@ -51,7 +51,7 @@ class Ledger:
             self.ends[how] += 1
 
     def end_group(self, group: Group, how: End) -> None:
-        """End its members; one that has failed counts as that, whatever becomes of its group."""
+        """End its members; one that has failed counts as failed, even if its group is dropped."""
         for trajectory in group.trajectories:
             self.end([trajectory.uid], how if trajectory.valid else "failed")
 

@@ -48,7 +48,7 @@ class Shares:
         self._rates[group.tag].note(group.verdict)
 
     def note_stale(self, group: Group) -> None:
-        """Note a stale group: it will not be delivered, whatever its verdict."""
+        """Note a stale group: it will not be delivered, even if its verdict is to keep it."""
         if group.verdict is None:
             self._decided[group.tag] += 1
         else:
@@ -62,5 +62,5 @@ class Shares:
             self._rates[tag].note(verdict)
 
     def _expected(self, tag: str) -> float:
-        """How many of the groups drawn so far will be delivered in the end."""
+        """How many of the groups drawn so far will be delivered eventually."""
         return self._kept[tag] + max(self._drawn[tag] - self._decided[tag], 0) * self._rates[tag].now

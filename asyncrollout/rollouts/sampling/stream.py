@@ -277,7 +277,7 @@ class GroupStream:
         return (index,) if self._rules.order == "start" else (group.version or 0, index)
 
     def _is_stale(self, group: Group) -> bool:
-        """Whether it is too old; one that failed has its verdict already, whatever its age."""
+        """Whether it is too old; one that failed has its verdict already, at any age."""
         lag = self._rules.max_lag
         return lag is not None and group.verdict is None and is_older(group, self._control.version - lag)
 
@@ -311,7 +311,7 @@ class GroupStream:
                 "versions_rise_too_fast",
                 versions_per_batch=now - before,
                 max_lag=lag,
-                hint="whatever was played ahead is stale: raise the version by one for each batch, or raise max_lag",
+                hint="everything played ahead is stale: raise the version by one for each batch, or raise max_lag",
             )
 
     def _take_exhausted(self, groups: int) -> TakenGroups:

@@ -26,7 +26,7 @@ class _GroupHeader(msgspec.Struct):
     size: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Header(msgspec.Struct):
+class _BatchHeader(msgspec.Struct):
     index: int
     stats: dict[str, Any]
     groups: list[_GroupHeader]
@@ -86,7 +86,7 @@ def located_at(place: str) -> Iterator[None]:
         raise UsageError(f"{place}: {error}") from error
 
 
-def _decode_header(raw: bytes) -> _Header:
+def _decode_header(raw: bytes) -> _BatchHeader:
     header = msgspec.json.decode(raw)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise UsageError(f"not a batch file of asyncrollout: a header with format={FORMAT!r} is missing")
@@ -95,4 +95,4 @@ def _decode_header(raw: bytes) -> _Header:
         raise UsageError(
             f"version {version!r} of the format is not supported: this asyncrollout reads version {VERSION}"
         )
-    return msgspec.convert(from_plain(header), _Header)
+    return msgspec.convert(from_plain(header), _BatchHeader)

@@ -29,9 +29,9 @@ def skeleton(title: str, *scripts: str, asks_server: bool = False) -> tuple[str,
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "media-src 'self' file: blob:; base-uri 'none'; form-action 'none'"
     ) + "; connect-src 'self'" * asks_server
-    told = "".join(f"&#{ord(char)};" for char in title)
+    escaped = "".join(f"&#{ord(char)};" for char in title)
     page = _source(f"{_HERE}:page.html")
-    page = page.replace("{{policy}}", policy).replace("{{title}}", told).replace("{{style}}", style)
+    page = page.replace("{{policy}}", policy).replace("{{title}}", escaped).replace("{{style}}", style)
     head, tail = page.split("{{data}}")
     return head, tail.replace("{{script}}", script)
 
@@ -49,7 +49,7 @@ def whole_page(title: str, scripts: Sequence[str], carried: dict[str, Any], *, a
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A page that takes its place only when all of it is written, and never that of a file which is no page."""
+    """A page that takes its place only when all of it is written, and never that of a file which is not a page."""
     path = path.resolve()  # a link's target is replaced, not the link
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

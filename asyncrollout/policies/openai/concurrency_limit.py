@@ -46,7 +46,7 @@ class ConcurrencyLimit:
 
     @property
     def slots(self) -> int:
-        """What is allowed now: less than the limit for a while after refusals."""
+        """What is allowed now: less than the limit for some time after refusals."""
         return max(int(min(self._climb.current, self._window)), 1)
 
     def has_room(self, in_flight: int, at: float) -> bool:
@@ -102,7 +102,7 @@ class ConcurrencyLimit:
         return is_trial
 
     def failed(self, ended: float) -> None:
-        """A call failed (5xx): no trial for a while."""
+        """A call failed (5xx): no trial for some time."""
         self._climb.hold(ended)
 
     def bound(self, most: int) -> bool:

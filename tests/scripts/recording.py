@@ -1,4 +1,4 @@
-"""Plays a run that is filmed, up to its third turn, and says so; ends when it is killed."""
+"""Plays a run that is recorded, up to its third turn, and says so; ends when it is killed."""
 
 import asyncio
 import sys

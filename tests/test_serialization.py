@@ -181,21 +181,21 @@ def test_records_are_objects_that_anyone_can_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (object(), r"^a builtins\.object cannot be written"),
         ([{"x": (1, len)}], r"^\[0\]\.x\[1\]: a builtins\.builtin_function_or_method cannot be written"),
         (Turn({"at": datetime.date(2026, 1, 1)}), r"^observation\.at: a datetime\.date cannot"),
         (Turn("a", action={"info": Path("x")}), r"^action\.info: a pathlib[.\w]+ cannot"),
-        ({"two words": {3: Shade.DARK}}, r"^\['two words'\]\[3\]: a tests\.test_plain\.Shade cannot"),
+        ({"two words": {3: Shade.DARK}}, r"^\['two words'\]\[3\]: a tests\.test_serialization\.Shade cannot"),
         ({"x": np.array([{}], dtype=object)}, r"^x: a ndarray of object cannot"),
         (np.zeros(2, dtype=[("a", "i4")]), r"a ndarray of .*'a'.* cannot"),
         (np.ma.masked_array([1], mask=[True]), r"a MaskedArray of int64 cannot"),
         ({(1, object()): 2}, r"object cannot be written"),
     ],
 )
-def test_what_cannot_be_written_is_told_with_its_place(value: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_cannot_be_written_is_reported_with_its_place(value: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         to_plain(value)
 
 
@@ -283,12 +283,12 @@ TURN = to_plain(Turn("a"))
 
 
 @pytest.mark.parametrize(
-    ("plain", "told"),
+    ("plain", "message"),
     [
         ({"$": "pickle", "base64": "gASVBQ=="}, r"^no value is of kind 'pickle'"),
         ({"$": ["tuple"]}, r"no value is of kind \['tuple'\]"),
         ([{"a": {"$": "tuple"}}], r"^\[0\]\.a: a tuple without 'items'"),
-        ({"$": "tuple", "items": {"a": 1}}, "not a tuple: its items are no list"),
+        ({"$": "tuple", "items": {"a": 1}}, "not a tuple: its items are not a list"),
         ({"$": "set", "items": [[1]]}, "not a set: unhashable"),
         ({"$": "dict", "items": [[[1], 2]]}, "not a dict: unhashable"),
         ({"$": "dict", "items": [[1, 2, 3]]}, "not a dict: too many values"),
@@ -316,8 +316,8 @@ TURN = to_plain(Turn("a"))
         ({"$": "TextOptions", "max_actions_per_turn": "x"}, "^max_actions_per_turn: Expected `int`"),
     ],
 )
-def test_what_makes_no_sense_is_told_with_its_place(plain: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_what_makes_no_sense_is_reported_with_its_place(plain: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         from_plain(plain)
 
 
