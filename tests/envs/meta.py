@@ -72,7 +72,7 @@ class TaskedByReset(OldEnv):
 
     reset_task = None  # type: ignore[assignment]
 
-    def reset(self, task: int | None = None) -> np.ndarray[Any, Any]:  # type: ignore[override]
+    def reset(self, task: int | None = None) -> np.ndarray[Any, Any]:
         self.task = 100 + self.resets if task is None else task
         return super().reset()
 
@@ -82,7 +82,7 @@ class Seeded(OldEnv):
 
     seed = None  # type: ignore[assignment]
 
-    def reset(self, seed: int | None = None) -> np.ndarray[Any, Any]:  # type: ignore[override]
+    def reset(self, seed: int | None = None) -> np.ndarray[Any, Any]:
         self.tag = -1.0 if seed is None else float(seed)
         return super().reset()
 
