@@ -155,6 +155,37 @@ def test_every_way_collects_the_same(make: Any, agent: Any, arch: AGENT_ARCHS, p
     manager.close()
 
 
+def test_what_a_network_of_torch_draws_is_the_same_in_every_way() -> None:
+    torch = pytest.importorskip("torch", reason="needs pip install 'asyncrollout[torch]'")
+
+    class Network(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = torch.nn.Linear(2, 1)
+
+        def act(self, obs: Any, deterministic: bool) -> Any:
+            assert torch.get_num_threads() == 1
+            return torch.distributions.Normal(torch.tanh(self.out(obs / 1000)), 1.0).sample()
+
+    agent, threads = Network(), torch.get_num_threads()
+    manager = ParallelEnvManager([OldEnv] * 3, processes=2)
+    alone = learner(agent)
+    torch.manual_seed(5)
+    before = torch.rand(3)
+    torch.manual_seed(5)
+    alone.collect_rollouts(5)
+    assert torch.equal(torch.rand(3), before)
+    assert torch.get_num_threads() == threads
+    for wish in (True, False, None):
+        made = learner(agent, acts_in_workers=wish)
+        made.collect_rollouts_parallel(5, parallel_env=manager)
+        assert same(made, alone)
+        assert made.last_collection is not None
+        assert made.last_collection.reason == ""
+    assert len({float(action) for one in alone.policy_storage.episodes for action in one["actions"].ravel()}) == 25
+    manager.close()
+
+
 def test_the_callers_generators_are_as_before() -> None:
     random.seed(3)
     np.random.seed(3)  # noqa: NPY002
