@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm torch-venv ragen-venv verl-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
+.PHONY: help install local-llm torch-venv ragen-venv verl-venv metarl-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,13 @@ verl-venv: .venv-verl/.installed  ## Install verl and what it imports into .venv
 	grep '^torch=' tests/verl-requirements.txt | xargs .venv-verl/bin/python $(PIP_INSTALL)
 	grep -v '^verl=' tests/verl-requirements.txt | .venv-verl/bin/python $(PIP_INSTALL) --requirement /dev/stdin --editable .
 	grep '^verl=' tests/verl-requirements.txt | xargs .venv-verl/bin/python $(PIP_INSTALL) --no-deps
+	@touch $@
+
+metarl-venv: .venv-metarl/.installed  ## Install what pomdp-baselines needs into .venv-metarl, for its tests and benchmark
+
+.venv-metarl/.installed: tests/upstream/metarl-requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-metarl
+	.venv-metarl/bin/python $(PIP_INSTALL) --requirement tests/upstream/metarl-requirements.txt --editable '.[mujoco]'
 	@touch $@
 
 demo: $(DEMO_INSTALLED)  ## Play several environments in one run, live, and write its report; no server, GPU or key
@@ -126,4 +133,4 @@ bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve min
 	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## Remove virtual environments, caches and build files
-	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-ragen .venv-verl .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-ragen .venv-verl .venv-metarl .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
