@@ -92,7 +92,7 @@ test-fast: $(INSTALLED)  ## Run the tests that start few processes, for the inne
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not heavy and not extended and not slow and not upstream and not wheel'
 
 test-all: $(INSTALLED)  ## Run what `make test` leaves out: second event loop, training examples, browser, long forms
-	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow and not upstream and not wheel'
 
 test-slow: $(INSTALLED)  ## Run soak and chaos tests in their full form
 	$(BIN)/python -m pytest -m slow
