@@ -45,7 +45,7 @@ _BLAME: dict[StopReason, Blame] = {
     StopReason.POLICY_ERROR: "policy",
     StopReason.SCORE_ERROR: "score",
 }
-_NOT_BY_ITSELF = frozenset({StopReason.TRUNCATED, StopReason.TURNS, StopReason.TOKENS, StopReason.SECONDS})
+_CUT_OFF = frozenset({StopReason.TRUNCATED, *(reason for reason, blame in _BLAME.items() if blame == "limit")})
 
 _UNRECORDED = frozenset({"expert", "system_prompt"})
 
@@ -215,7 +215,7 @@ class Trajectory(msgspec.Struct, frozen=True):
     @property
     def truncated(self) -> bool:
         """Whether it was cut off before its end."""
-        return self.stop_reason in _NOT_BY_ITSELF
+        return self.stop_reason in _CUT_OFF
 
     @property
     def version(self) -> int | None:
