@@ -139,7 +139,7 @@ class RunHistory:
                 self._in_flight.clear()
                 self._partial_round.clear()
                 if changes(self.given, event.given):
-                    self.play_anew()
+                    self.forget_unfinished()
                 self.given = {**self.given, **event.given}
                 if event.batch is not None:
                     self.go_back_to(event.batch)
@@ -188,8 +188,8 @@ class RunHistory:
             self._redelivered.insert(0, delivered)
             self.next_batch = self._batches[-1].delivered.batch + 1 if self._batches else 0
 
-    def play_anew(self) -> None:
-        """Agent or policy have changed: forget all groups that are not finished."""
+    def forget_unfinished(self) -> None:
+        """Forget all groups that are not finished: the agent or policy has changed."""
         begun = {*map(group_of, self.replies), *map(group_of, self._over), *self.retries}
         for group in [*unfinished(begun, self._over, self.given)]:
             self.forget(group)

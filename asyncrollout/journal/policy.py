@@ -24,7 +24,7 @@ class JournaledPolicy:
     """Replies of `inner`, each in the journal before it is played; recorded replies are given as they are.
 
     They are replies to what was asked then: if something else is asked now, the episode cannot be continued. Of an
-    agent that asks once in a turn, that is an error; any other is answered anew. `place` is which one of the agent's
+    agent that asks once in a turn, that is an error; any other gets a new answer. `place` is which one of the agent's
     policies it is: two of them may be asked the same.
     """
 
