@@ -12,7 +12,7 @@ import msgspec
 from asyncrollout import validation
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.holding import HeldTime, charged, held_back, rollout_held
-from asyncrollout.policies.versions import note_version
+from asyncrollout.policies.versions import note_version, unnoted
 from asyncrollout.protocols import Policy, ask_policy
 from asyncrollout.types import Generation, PauseMode, Request
 
@@ -198,11 +198,16 @@ class GatedPolicy:
 
     async def generate(self, request: Request) -> Generation:
         generation, version = await self.call(ask_policy, self.inner, request)
-        note_version(version)
         return msgspec.structs.replace(generation, version=version)
 
     async def call(self, ask: Callable[..., Awaitable[T]], *asked: Any) -> tuple[T, int]:
-        """What a call gives, and the version of the weights that it began with."""
+        """What a call gives, and the version of the weights that it began with, which is noted for all within it."""
+        with unnoted():
+            result, version = await self._pass(ask, *asked)
+        note_version(version)
+        return result, version
+
+    async def _pass(self, ask: Callable[..., Awaitable[T]], *asked: Any) -> tuple[T, int]:
         gate = self.weights.gate
         while True:
             if gate.is_open:
