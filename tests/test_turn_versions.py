@@ -8,14 +8,17 @@ from typing import Any
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 import asyncrollout as ar
-from asyncrollout import BatchedPolicy, ChatAgent, Generation, Policy, Request
+from asyncrollout import BatchedPolicy, ChatAgent, Generation, Policy, Request, StalledError
 from tests import test_journal
 from tests.test_journal import events
 from tests.test_journal_trouble import break_off
 from tests.test_policy_agents import Relay
-from tests.test_weights import Weighty, rollouts
+from tests.test_weights import Pausable, Weighty, rollouts
+from tests.virtual_time import run_virtually
+from tests.waiting import all_tasks_blocked
 
 
 class Hiding:
@@ -74,7 +77,7 @@ def cached(policy: Policy) -> dict[str, Any]:
 async def test_a_policy_beneath_another_counts_by_the_stamp_of_what_is_updated(
     made: Callable[[Policy], dict[str, Any]],
 ) -> None:
-    async with batched() as model, rollouts(**made(model), group_size=2, max_lag=0) as source:
+    async with batched() as model, rollouts(**made(model), group_size=2) as source:
         async with source.weight_update(3):
             pass
         batch = await source.collect(groups=2)
@@ -84,7 +87,7 @@ async def test_a_policy_beneath_another_counts_by_the_stamp_of_what_is_updated(
 
 async def test_a_frozen_policy_behind_a_cache_makes_nothing_stale() -> None:
     agent = Relay(ar.cached(ar.frozen(Weighty())), Weighty())
-    async with rollouts(agent=agent, max_lag=0) as source:
+    async with rollouts(agent=agent) as source:
         async with source.weight_update(3):
             pass
         batch = await source.collect(groups=1)
@@ -128,3 +131,41 @@ async def test_a_recorded_reply_is_as_old_as_when_it_was_given(tmp_path: Path, k
             pass
         (trajectory,) = (await source.collect(groups=1)).trajectories
     assert [turn.learning_version for turn in trajectory.turns] == [3] + [5] * (len(trajectory.turns) - 1)
+
+
+async def test_an_evaluation_names_all_versions_that_replied_within_a_turn() -> None:
+    """Each turn has a reply of the old weights and one of the new."""
+    may_reply = anyio.Event()
+    agent = Relay(Weighty(), Weighty(go=may_reply))
+    found: list[tuple[int, ...]] = []
+
+    async def evaluate() -> None:
+        found.append((await source.evaluate(2)).versions)
+
+    async with rollouts(agent=agent, limits=ar.Limits(turns=1)) as source:
+        with capture_logs() as logs:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(evaluate)
+                await all_tasks_blocked()
+                async with source.weight_update(3, mode="abort"):
+                    may_reply.set()
+    assert found == [(0, 3)]
+    assert [log["versions"] for log in logs if log["event"] == "weights_changed_within_evaluation"] == [(0, 3)]
+
+
+class NeverResuming(Pausable):
+    async def resume(self, version: int | None) -> None:
+        await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_update_whose_policy_never_resumes_is_an_error(*, fails: bool) -> None:
+    async def update() -> None:
+        async with rollouts(NeverResuming()) as source, source.weight_update(1):
+            if fails:
+                raise ValueError("the weights are lost")
+
+    error, says = (ValueError, "the weights are lost") if fails else (StalledError, "has not resumed within 60 s")
+    with capture_logs() as logs, pytest.raises(error, match=says):
+        run_virtually(update)
+    assert [log["event"] for log in logs if log["log_level"] == "warning"] == ["policy_not_resumed"] * fails
