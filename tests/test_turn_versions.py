@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -169,3 +170,39 @@ def test_an_update_whose_policy_never_resumes_is_an_error(*, fails: bool) -> Non
     with capture_logs() as logs, pytest.raises(error, match=says):
         run_virtually(update)
     assert [log["event"] for log in logs if log["log_level"] == "warning"] == ["policy_not_resumed"] * fails
+
+
+class OwnVersion(Pausable):
+    """Stamps the replies of a policy that hears of no new weights, and waits for nothing."""
+
+    def __init__(self, model: Policy) -> None:
+        self._model = model
+
+    async def generate(self, request: Request) -> Generation:
+        return msgspec.structs.replace(await self._model.generate(request), version=self.version)
+
+
+@pytest.mark.parametrize("made", [lambda policy: policy, ar.cached])
+async def test_the_stamp_of_a_policy_with_its_own_pause_counts(made: Callable[[Policy], Policy]) -> None:
+    async with batched() as model, rollouts(made(OwnVersion(model))) as source:
+        async with source.weight_update(3):
+            pass
+        batch = await source.collect(groups=1)
+    assert [turn.learning_version for turn in batch.trajectories[0].turns] == [3] * len(batch.trajectories[0].turns)
+
+
+async def test_an_older_reply_of_a_policy_with_its_own_pause_counts() -> None:
+    may_reply = anyio.Event()
+    agent = Relay(OwnVersion(Weighty()), Weighty(go=may_reply))
+    async with rollouts(agent=agent, limits=ar.Limits(turns=1)) as source, anyio.create_task_group() as tasks:
+        batches: list[ar.Batch] = []
+
+        async def collect() -> None:
+            batches.append(await source.collect(groups=1))
+
+        tasks.start_soon(collect)
+        await all_tasks_blocked()
+        async with source.weight_update(3, mode="abort"):
+            may_reply.set()
+    (turn,) = batches[0].trajectories[0].turns
+    assert (turn.version, turn.oldest_version) == (3, 0)

@@ -248,6 +248,25 @@ class GatedPolicy:
         return self.weights.gate.held.last()
 
 
+class StampingPolicy:
+    """A policy that stamps its replies by itself: they count by that version, whatever it asks in order to reply."""
+
+    def __init__(self, inner: Policy) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else that an agent may want of its policy."""
+        if name.startswith("__") or name in ("inner", "policies"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    async def generate(self, request: Request) -> Generation:
+        with unnoted():
+            generation = await ask_policy(self.inner, request)
+        note_version(None if generation.frozen else int(generation.version))
+        return generation
+
+
 def is_stopped(timer: asyncio.Timeout) -> bool:
     """Whether a timer expired because its call is to be made again, and not because time was up."""
     return timer.when() == _STOPPED
