@@ -20,12 +20,13 @@ from asyncrollout.registry import EnvSpec
 from asyncrollout.types import Recovery
 from asyncrollout.validation import check_choice, check_int
 
-POOL_OPTIONS = ("processes", "recover", "step_timeout")
+POOL_OPTIONS = ("processes", "recover", "step_timeout", "reset_timeout")
 """What a manager can be told about its processes."""
 
 _START_METHODS = ("spawn", "fork", "forkserver")
 _PROCESSES, _MOST_PROCESSES = 16, 64  # one for each env up to so many, more where there are more CPUs
 _MOST_SENT = 1024
+_RESET_SECONDS = 120.0
 
 
 class ParallelEnvManager:
@@ -33,6 +34,7 @@ class ParallelEnvManager:
 
     Processes are always spawned, whatever `start_method` says. A dead one is replaced, and its envs are brought back
     to where they were (`recover="none"` raises `EnvCrashed` instead). Closed by `close()`, as garbage, or at exit.
+    A step has `step_timeout` seconds, a reset `reset_timeout`: 120 unless given, or `step_timeout` if that is more.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ParallelEnvManager:
         processes: int | None = None,
         recover: Recovery = "replay",
         step_timeout: float = 60.0,
+        reset_timeout: float | None = None,
     ) -> None:
         if start_method is not None:
             check_choice("start_method", start_method, _START_METHODS)
@@ -53,10 +56,11 @@ class ParallelEnvManager:
         check_int("processes", 1 if processes is None else processes, 1)
         self.num_envs = len(env_fns)
         self.step_timeout = step_timeout
+        self.reset_timeout = max(_RESET_SECONDS, step_timeout) if reset_timeout is None else reset_timeout
         specs = [env_spec(f"{name}[{rank}]", make) for rank, make in enumerate(env_fns)]
         workers = _processes(self.num_envs, processes)
         ranks = list(range(workers)) if workers == self.num_envs else [None] * self.num_envs
-        pool = EnvPool(workers, recover=recover, step_timeout=step_timeout)
+        pool = EnvPool(workers, recover=recover, step_timeout=step_timeout, reset_timeout=self.reset_timeout)
         self._opened = portal.Opened(opened_members(pool, specs, ranks, self._checked(seeds, "seeds")))
         self.envs = self._opened.value
         self.remotes = tuple(PipeEnd(env, self._opened) for env in self.envs)

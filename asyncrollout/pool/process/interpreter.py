@@ -57,7 +57,7 @@ class _OwnProcesses:
 class KilledByPid:
     """A process whose exit status is that of its end, even if it has ended just before it is killed.
 
-    asyncio's own `kill` looks first whether the process has ended (before Python 3.12.8), and so takes the status from
+    asyncio's own `kill` (that of Python 3.11) looks first whether the process has ended, and so takes the status from
     the loop, which then reports 255: a worker that somebody killed would look like one that failed.
     """
 
