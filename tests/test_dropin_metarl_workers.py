@@ -93,7 +93,10 @@ def equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("asked", "where"), [({}, {HERE}), ({"acts_in_workers": True}, {THERE})])
+@pytest.mark.parametrize(
+    ("asked", "where"),
+    [({}, {THERE}), ({"acts_in_workers": True}, {THERE}), ({"acts_in_workers": False}, {HERE})],
+)
 def test_where_an_agent_acts(
     manager: ParallelEnvManager, tmp_path: Path, asked: dict[str, Any], where: set[str]
 ) -> None:

@@ -23,7 +23,7 @@ from asyncrollout.dropin.ragen import (
     AsyncEnvStateManager,
     EnvStateManager,
 )
-from asyncrollout.dropin.ragen.context import _total
+from asyncrollout.dropin.ragen.scores import total_reward
 from asyncrollout.pool.wire import codec
 from tests.envs.ragen import (
     WORKER_TYPES,
@@ -200,7 +200,7 @@ def test_members_of_a_group_have_their_own_luck() -> None:
 
 
 def test_parallel_equals_sequential_for_every_env_and_number_of_workers() -> None:
-    settings = config(*WORKER_TYPES, groups=2)
+    settings = config(*WORKER_TYPES, groups=3)
     expected = sequential(settings)
     assert len({turn["state"] for cache in expected for turn in cache["history"]}) > 30
     for workers in (1, 2, 3):
@@ -418,6 +418,13 @@ def test_any_object_with_the_keys_is_a_config() -> None:
         ("es_manager.train.env_groups", "four", "es_manager.train.env_groups"),
         ("custom_envs.SokobanEnv.max_actions_per_traj", None, "custom_envs.SokobanEnv.max_actions_per_traj is missing"),
         ("es_manager", {}, "train"),
+        ("es_manager.fromat_penalty", 0.1, "es_manager.fromat_penalty: 'fromat_penalty' is not a known key of es_man"),
+        ("es_manager.train.groups", 4, "es_manager.train.groups: 'groups' is not a known key .* or 'env_groups'"),
+        ("custom_envs.SokobanEnv.env_configs", {}, "SokobanEnv.env_configs: .* did you mean 'env_config'"),
+        ("agent_proxy", {"max_turns": 3}, "agent_proxy.max_turns: .* did you mean 'max_turn'"),
+        ("seed", {"training": 1}, "seed.training: .* did you mean 'train'"),
+        ("use_parallel_env", False, "'use_parallel_env' is not a known key: did you mean 'use_parallel_envs'"),
+        ("es_manager.max_workers", -1, "es_manager.max_workers"),
     ],
 )  # fmt: skip
 def test_wrong_keys_are_named(path: str, value: Any, told: str) -> None:
@@ -435,6 +442,66 @@ def test_wrong_keys_are_named(path: str, value: Any, told: str) -> None:
         EnvStateManager(settings)
     with pytest.raises(UsageError, match="es_manager is missing"):
         EnvStateManager({})
+
+
+def upstreams(**more: Any) -> dict[str, Any]:
+    """Nulls, parts of the trainer and a reference to nothing, as in RAGEN's own `base.yaml`."""
+    return {
+        **config("walk"),
+        "seed": {"train": 7, "val": 123},
+        "data": {"max_prompt_length": None, "max_response_length": None, "train_batch_size": None},
+        "actor_rollout_ref": {"rollout": {"response_length": 400, "max_model_len": 3600, "dtype": "bfloat16"}},
+        "ctx_manager": {"generation": {"gen_config": {"top_p": "${actor_rollout_ref.rollout.top_p}"}}},
+        "algorithm": {"adv_estimator": "gae", "filter_groups": {"enable": False, "max_num_gen_batches": 0}},
+        "trainer": {"logger": ["console"]},
+        "mine": {"anything": 1},
+        **more,
+    }
+
+
+def test_a_whole_configuration_of_ragens_is_read() -> None:
+    settings = upstreams()
+    manager = EnvStateManager(settings)
+    assert manager.sys_config is settings
+    assert manager.config is settings["es_manager"]["train"]
+    assert (manager.base_seed, manager.env_type, manager.use_parallel) == (7, "walk", True)
+    assert EnvStateManager(settings, "val").base_seed == 123
+    manager.use_multiprocessing = False
+    assert manager.use_parallel is False
+    manager.reset()
+    assert [entry["status"].seed for entry in manager.envs] == [7, 7]
+    manager.reset()
+    assert [entry["status"].seed for entry in manager.envs] == [8, 8]
+    manager.close()
+
+
+def test_several_types_are_mixed() -> None:
+    assert EnvStateManager(config("walk", "bandit")).env_type == "mixed"
+
+
+@pytest.mark.parametrize(
+    "switch", [{"use_parallel_envs": False}, {"use_parallel_execution": False}, {"use_multiprocessing": False}]
+)
+def test_each_switch_makes_it_sequential(switch: dict[str, bool]) -> None:
+    settings = config("walk")
+    (settings if "use_parallel_envs" in switch else settings["es_manager"]).update(switch)
+    assert EnvStateManager(settings).use_parallel is False
+
+
+def test_without_workers_it_continues_sequentially_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    settings = config("worker_bandit", max_workers=0)
+    manager = EnvStateManager(settings)
+    with caplog.at_level(logging.WARNING):
+        manager.reset(seed=1)
+    assert pids(manager) == []
+    assert len(manager.step([{"env_id": 0, "actions": ["1"]}])) == 0
+    manager.close()
+
+
+def test_groups_follow_from_their_shares() -> None:
+    settings = config("walk", "bandit", size=3)
+    settings["es_manager"]["train"] = {"group_size": 3, "env_configs": {"tags": ["walk", "bandit"], "n_groups": [2, 1]}}
+    assert [entry["tag"] for entry in EnvStateManager(settings).envs] == ["walk"] * 6 + ["bandit"] * 3
 
 
 def test_a_closed_manager_says_so() -> None:
@@ -472,4 +539,4 @@ def test_equal_scores_are_equal_however_actions_are_split() -> None:
     earned = [[turn["reward"] for turn in cache["history"] if "reward" in turn] for cache in manager.rollout_cache]
     assert [len(rewards) for rewards in earned] == [10, 2]
     assert sum(earned[0]) != sum(earned[1])
-    assert [_total(cache) for cache in manager.rollout_cache] == [-1.0, -1.0]
+    assert [total_reward(cache) for cache in manager.rollout_cache] == [-1.0, -1.0]

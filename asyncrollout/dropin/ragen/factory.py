@@ -16,8 +16,6 @@ from asyncrollout.text.projections import GENERIC, Projection, create_projection
 
 logger = logging.getLogger(__name__)
 
-_VAL_OFFSET = 1000  # from the seed of training to that of validation
-
 REGISTERED_PROJECTIONS: dict[str, Projection] = {}
 """Env types of your own and how replies to them are read; others are read as the environment of that name, if there is
 one, or by the last tag."""
@@ -69,12 +67,14 @@ def projection_of(env_type: str) -> Projection:
 
 def _make(settings: Settings, mode: Mode) -> EnvironmentManagerBase:
     plans, part = read_plans(settings, mode), settings.part(mode)
-    seed = settings.base_seed("train") + (_VAL_OFFSET if mode == "val" else 0)
+    first = settings.base_seed("val")
     container = SynchronousContainer(
         EnvironmentContainer(
             plans,
             group_n=part.group_size,
-            seed=seed,
+            seed=settings.base_seed(mode),
+            is_validation=mode == "val",
+            reserved=range(first, first + settings.part("val").env_groups) if mode == "train" else range(0),
             workers=settings.es_manager.max_workers,
             parallel=settings.use_parallel_envs,
             step_timeout=settings.es_manager.step_timeout,

@@ -11,9 +11,9 @@ BETWEEN = "\x1f"
 
 
 class StepEnv:
-    """Plays one action at a time. Observations are states; infos are what the environment told, and what it offers."""
+    """Plays one action at a time. Observations are states; infos have the environment's own, and what it offers."""
 
-    plays_by_chance = True  # so that `reset` is told which member of its group it is
+    plays_by_chance = True  # so that `reset` receives the number of the member in its group
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class StepEnv:
         more = {"mode": self._mode, "member": (options or {}).get("member", 0)}
         result = self._env.reset(seed=seed, **{name: more[name] for name in self._reset_takes})
         self._count = 0
-        told = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        self._shown, info = result if told else (result, {})
+        has_info = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        self._shown, info = result if has_info else (result, {})
         return self._state(), {"told": info, **self._facts()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -85,13 +85,14 @@ class StepEnv:
         return render() if callable(render) else self._shown
 
     def _facts(self) -> dict[str, Any]:
-        """What goes with a state."""
+        """What goes with a state: the actions it offers, and the names of actions, if they have any."""
         offered = getattr(self._env, "get_all_actions", None)
-        return {"available": list(offered()) if callable(offered) else []}
+        names = getattr(getattr(self._env, "config", None), "action_lookup", None)
+        return {"available": list(offered()) if callable(offered) else [], "names": dict(names or {})}
 
 
 class TurnEnv(StepEnv):
-    """Plays a turn, which is actions in words. Infos also tell what was played, and whether all words were known."""
+    """Plays a turn, which is actions in words. Infos also hold what was played, and whether all words were known."""
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         state, info = super().reset(seed=seed, options=options)
@@ -105,9 +106,9 @@ class TurnEnv(StepEnv):
         rewards: list[float] = []
         done, info, played = False, {}, []
         for chosen in known[:left]:
-            reward, done, told = self._play(chosen)
+            reward, done, step_info = self._play(chosen)
             rewards.append(reward)
-            info.update(told)
+            info.update(step_info)
             played.append(chosen)
             if done:
                 break
