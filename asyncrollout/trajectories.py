@@ -128,6 +128,14 @@ class Turn(msgspec.Struct, frozen=True):
         return None if self.frozen else self.version
 
     @property
+    def learning_versions(self) -> tuple[int, ...]:
+        """That version and, if it is newer and not frozen, the one that sampled the reply."""
+        oldest = self.learning_version
+        if oldest is None:
+            return ()
+        return (oldest,) if self.frozen or self.version <= oldest else (oldest, self.version)
+
+    @property
     def sampled_tokens(self) -> int:
         return self.usage.completion if self.token_ids is None else len(self.token_ids)
 

@@ -60,7 +60,7 @@ from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_o
 class RecordedReply(NamedTuple):
     """A recorded reply, not decoded yet, and digests of what it replies to: of the last message, and of everything.
 
-    `policy` is which one of the agent's policies has replied.
+    `policy` is which one of the agent's policies has replied, `oldest_version` as in `Replied`.
     """
 
     turn: int
@@ -68,6 +68,7 @@ class RecordedReply(NamedTuple):
     content: msgspec.Raw
     request: int | None = None
     policy: int = 0
+    oldest_version: int | None = None
 
 
 class RedeliveredBatch(NamedTuple):
@@ -150,7 +151,10 @@ class RunHistory:
                 self._begin(uid)
             case Replied(uid=uid):
                 policy = 0 if event.policy is msgspec.UNSET else event.policy
-                self.replies[uid].append(RecordedReply(event.turn, event.asked, event.reply, event.request, policy))
+                oldest = None if event.oldest_version is msgspec.UNSET else event.oldest_version
+                self.replies[uid].append(
+                    RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest)
+                )
             case Failed(uid=uid):
                 self.replies.pop(uid, None)
                 self.retries[group_of(uid)] += 1
