@@ -24,6 +24,8 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Mode = Literal["train", "val"]
 
+FORMAT_PENALTY = 0.1
+
 _SEED, _VAL_SEED = 42, 123
 _MOST_WORKERS = 8
 _NEARLY = 0.85  # a key of the trainer's own hardly comes as close to one of ours
@@ -47,7 +49,7 @@ class EsManager(Part, frozen=True):
 
     train: ModeSettings | None = None
     val: ModeSettings | None = None
-    format_penalty: float = 0.1
+    format_penalty: float = FORMAT_PENALTY
     use_multiprocessing: bool = True
     use_parallel_execution: bool = True
     max_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
