@@ -485,6 +485,16 @@ def upstreams(**more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("amount", [0.5, 0.3])
+def test_one_penalty_is_given(amount: float) -> None:
+    settings = config("bandit", format_penalty=-0.3) | {"agent_proxy": {"format_penalty": amount}}
+    if amount == 0.3:
+        assert EnvStateManager(settings).format_penalty == 0.3
+        return
+    with pytest.raises(UsageError, match=r"agent_proxy\.format_penalty=0\.5 and es_manager\.format_penalty=-0\.3 mean"):
+        EnvStateManager(settings)
+
+
 def test_a_whole_configuration_of_ragens_is_read() -> None:
     settings = upstreams()
     manager = EnvStateManager(settings)
