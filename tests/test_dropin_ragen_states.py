@@ -25,6 +25,7 @@ from asyncrollout.dropin.ragen import (
     EnvStateManager,
 )
 from asyncrollout.dropin.ragen.scores import total_reward
+from asyncrollout.dropin.ragen.settings import Mode
 from asyncrollout.pool.wire import codec
 from tests.envs.ragen import (
     WORKER_TYPES,
@@ -194,7 +195,7 @@ def test_validation_has_its_own_seed_and_split_and_repeats() -> None:
 @pytest.mark.parametrize("kind", ["walk", "bandit"])
 def test_training_never_plays_the_seeds_of_validation(kind: str) -> None:
     settings = config(kind, groups=4, size=2, use_multiprocessing=False) | {"seed": {"train": 90, "val": 103}}
-    seeds: dict[str, list[int]] = {"train": [], "val": []}
+    seeds: dict[Mode, list[int]] = {"train": [], "val": []}
     for mode, played in seeds.items():
         with closing(EnvStateManager(settings, mode)) as manager:
             for _ in range(20):
