@@ -4,7 +4,7 @@ They run in a Python of their own, with torch and what else they need (`make met
 
 - Python 3.10 moved `collections.Set`, which their logger imports: it is put back.
 - Gym is version 0.26, which they import, but whose envs they would not understand; all envs here are ours. Their own
-  envs need Gym 0.12 and mujoco-py, and are not run.
+  envs need Gym 0.21 (those with MuJoCo: mujoco-py, too), and are not run.
 """
 
 import csv

@@ -32,7 +32,7 @@ from asyncrollout.errors import UsageError
 logger = logging.getLogger(__name__)
 
 
-class Sample(msgspec.Struct, frozen=True):
+class ConversationRow(msgspec.Struct, frozen=True):
     """A row of a training batch: a conversation of the episode with this number."""
 
     episode: int
@@ -194,11 +194,11 @@ class ContextManager:
         own = self.instructions.get(env_id) if env_id in self._uninstructed else None
         return own or self.prefix_lookup.get(env_id, "")
 
-    def _samples(self, caches: Sequence[Cache], histories: Sequence[list[Turn]]) -> list[Sample]:
+    def _samples(self, caches: Sequence[Cache], histories: Sequence[list[Turn]]) -> list[ConversationRow]:
         samples = []
         for episode, (cache, history) in enumerate(zip(caches, histories, strict=True)):
             ends = range(1, len(history) + 1) if self._has_row_per_turn else [len(history)]
-            samples += [Sample(episode, self._window(cache, history[:end])) for end in ends]
+            samples += [ConversationRow(episode, self._window(cache, history[:end])) for end in ends]
         return samples
 
     def _window(self, cache: Cache, history: list[Turn]) -> list[Message]:
@@ -221,7 +221,9 @@ class ContextManager:
             return True
         return count_tokens(self.tokenizer, messages, prefill) <= limit
 
-    def _scores(self, caches: Sequence[Cache], samples: Sequence[Sample]) -> tuple[scores.Scores, scores.Scores]:
+    def _scores(
+        self, caches: Sequence[Cache], samples: Sequence[ConversationRow]
+    ) -> tuple[scores.Scores, scores.Scores]:
         """Of each row, raw and normalised: one score, or with `use_turn_scores` one for each turn."""
         talk = self._settings.agent_proxy
         if talk.use_turn_scores:
@@ -231,7 +233,7 @@ class ContextManager:
         episodes = [sample.episode for sample in samples]
         return [[float(raw[episode])] for episode in episodes], [[float(normalized[episode])] for episode in episodes]
 
-    def _more_columns(self, rows: Sequence[Cache], samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
+    def _more_columns(self, rows: Sequence[Cache], samples: Sequence[ConversationRow]) -> dict[str, NDArray[Any]]:
         columns: dict[str, NDArray[Any]] = {}
         if self._has_row_per_turn:
             columns["episode_ids"] = np.array([sample.episode for sample in samples], dtype=np.int64)

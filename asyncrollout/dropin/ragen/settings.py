@@ -134,7 +134,7 @@ class SeedSettings(Part, frozen=True):
     val: int | None = None
 
 
-class Rollout(msgspec.Struct, frozen=True):
+class ModelLengths(msgspec.Struct, frozen=True):
     """Of the many keys of `actor_rollout_ref.rollout`, those that say what a model is asked."""
 
     response_length: Count | None = None
@@ -142,7 +142,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
 
 class ActorRolloutRef(msgspec.Struct, frozen=True):
-    rollout: Rollout = Rollout()
+    rollout: ModelLengths = ModelLengths()
 
 
 class CollapseDetection(msgspec.Struct, frozen=True):
@@ -232,7 +232,7 @@ def read_settings(config: Any) -> Settings:
         return config
     found = {name: lookup(config, name) for name in Settings.__struct_fields__}
     rollout = lookup(found["actor_rollout_ref"], "rollout")
-    found["actor_rollout_ref"] = {"rollout": {name: lookup(rollout, name) for name in Rollout.__struct_fields__}}
+    found["actor_rollout_ref"] = {"rollout": {name: lookup(rollout, name) for name in ModelLengths.__struct_fields__}}
     given = {name: plain(value) for name, value in found.items() if value is not None}
     if not isinstance(given.get("es_manager"), dict):
         raise UsageError("config: es_manager is missing: it says how many envs of which tags there are")
