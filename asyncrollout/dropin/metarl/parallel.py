@@ -58,7 +58,7 @@ class ParallelEnvManager:
         self.step_timeout = step_timeout
         self.reset_timeout = max(_RESET_SECONDS, step_timeout) if reset_timeout is None else reset_timeout
         self.ways = WayMemory()
-        self._local_env: Any = None
+        self._local_envs: dict[int, Any] = {}  # by the function that made it
         specs = [env_spec(f"{name}[{rank}]", make) for rank, make in enumerate(env_fns)]
         workers = _processes(self.num_envs, processes)
         ranks = list(range(workers)) if workers == self.num_envs else [None] * self.num_envs
@@ -111,11 +111,13 @@ class ParallelEnvManager:
         """Whether an attribute of one env is a method; one that is missing is an error."""
         return self._opened.run(self._env(env_idx).is_method, path)
 
-    def local_env(self) -> Any:
-        """An env like those in the workers, in this process; made when it is first wanted."""
-        if self._local_env is None:
-            self._local_env = self.env_fns[0]()
-        return self._local_env
+    def local_envs(self, count: int) -> list[Any]:
+        """Envs like the first ones in the workers, in this process; one from each function, made when first wanted."""
+        makes = self.env_fns[:count]
+        for make in makes:
+            if id(make) not in self._local_envs:
+                self._local_envs[id(make)] = make()
+        return [self._local_envs[id(make)] for make in makes]
 
     def seed(self, seeds: Sequence[int]) -> None:
         """What the episodes of each env are drawn from, from its next reset on."""
@@ -126,9 +128,10 @@ class ParallelEnvManager:
         """Close all envs and end all processes; a second time does nothing."""
         self.closed = True
         self._opened.close()
-        local, self._local_env = self._local_env, None
-        if callable(getattr(local, "close", None)):
-            local.close()
+        while self._local_envs:
+            _, env = self._local_envs.popitem()
+            if callable(getattr(env, "close", None)):
+                env.close()
 
     def _env(self, env_idx: int) -> AsyncEnv:
         if env_idx not in range(self.num_envs):
