@@ -18,6 +18,7 @@ from asyncrollout import (
     Failures,
     Generation,
     Group,
+    Limits,
     Request,
     Rollouts,
     ScriptedPolicy,
@@ -28,6 +29,8 @@ from asyncrollout import (
 
 RUNS = Path(__file__).parent / "recorded"
 COMMAND_LINE, TRAINER = RUNS / "command_line", RUNS / "trainer"
+OTHER_ROOMS = RUNS / "sokoban"
+"""Rooms of Sokoban that its seeds no longer give: two groups delivered, and a third one with a reply each."""
 
 
 def copied(run: Path, directory: Path) -> Path:
@@ -112,6 +115,24 @@ async def resumed(directory: Path, resume: Any = True) -> list[Any]:
         batches = rollouts.batches(groups=2)
         return [[batch.index, [described(group) for group in batch.groups]] for batch in
                 [await anext(batches) for _ in range(3)]]  # fmt: skip
+
+
+def other_rooms_rollouts(directory: Path, **options: Any) -> Rollouts:
+    async def reply(_: Request) -> Generation:
+        return Generation("<answer>Up</answer>")
+
+    return Rollouts(
+        "sokoban",
+        agent=ChatAgent(ScriptedPolicy(reply)),
+        group_size=2,
+        order="start",
+        max_in_flight=2,
+        limits=Limits(turns=2),
+        failures=Failures(retries=0, min_valid=1),
+        seed=3,
+        run_dir=directory,
+        **options,
+    )
 
 
 if __name__ == "__main__":

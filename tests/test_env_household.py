@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrollout import EnvPool, TextOptions, UsageError
+from asyncrollout import EnvCheckError, EnvPool, EnvSpec, TextOptions, UsageError
+from asyncrollout.testing import check_env
 from asyncrollout_envs.household import Household, HouseholdText
 from asyncrollout_envs.household.cameras import look
 from asyncrollout_envs.household.expert import next_skill
@@ -368,3 +369,53 @@ def test_skills_of_the_expert_are_steps_of_a_controller() -> None:
     given = command(env.room, env.state, Skill("go to", "cup"))
     assert len(given.action) == LENGTH
     assert max(abs(part) for part in given.action) <= 1
+
+
+class HandlessText(HouseholdText):
+    """Its anchor says where everything is but the hands."""
+
+    def anchor(self) -> str:
+        state = self._env.state
+        things = [(put.on, *(round(at, 1) for at in put.at)) for put in state.things]
+        held, doors = [hand.holds for hand in state.hands], [door.wanted for _, door in state.doors]
+        return repr((round(state.x, 1), round(state.y, 1), round(state.yaw / math.radians(15)), things, held, doors))
+
+
+def far(one: Any, other: Any) -> float:
+    """A reference: how far two states are apart, in the number that differs most; infinitely, if in anything else."""
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other)
+    if isinstance(one, dict):
+        return far([*one.values()], [*other.values()])
+    if isinstance(one, list | tuple):
+        return max([0.0 if len(one) == len(other) else math.inf, *map(far, one, other)])
+    return 0.0 if one == other else math.inf
+
+
+@given(seed=st.integers(0, 2**31), picks=st.lists(st.integers(-10, len(SKILLS)), min_size=10, max_size=60))
+@settings(max_examples=20)
+def test_anchors_are_equal_if_and_only_if_the_states_are(seed: int, picks: list[int]) -> None:
+    env = Household()
+    env.reset(seed=seed)
+    text = HouseholdText(env, TextOptions())
+    visited = [(text.anchor(), env.state)]
+    for pick in picks:
+        env.step(pick if pick > 0 else SKILLS.index(next_skill(env.room, env.state)) + 1)
+        visited.append((text.anchor(), env.state))
+    for anchor, state in visited:
+        for other_anchor, other in visited:
+            one, two = (
+                {**msgspec.to_builtins(which), "yaw": [math.cos(which.yaw), math.sin(which.yaw)]}
+                for which in (state, other)
+            )
+            apart = far(one, two)
+            assert apart <= 0.001 if anchor == other_anchor else apart > 1e-9
+
+
+async def test_anchor_without_the_hands_is_found() -> None:
+    spec = EnvSpec(name="handless", factory=Household, text=HandlessText)
+    with pytest.raises(EnvCheckError, match=r"(?s)1 point:.*from equal anchors, the same actions lead to the same"):
+        await check_env(spec, backends=("inline",), seeds=(0, 1), max_steps=30)
+    spec = EnvSpec(name="whole", factory=Household, text=HouseholdText)
+    report = await check_env(spec, backends=("inline",), seeds=(0, 1), max_steps=30)
+    assert "from equal anchors, the same actions lead to the same rewards, ends and anchors" in report.checked

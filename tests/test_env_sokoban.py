@@ -1,5 +1,6 @@
 """Sokoban: the game's rules and rewards, rooms that can be solved, a solver that solves them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 
 from asyncrollout import TextOptions, UsageError
 from asyncrollout_envs import grids
+from asyncrollout_envs.seeding import Split
 from asyncrollout_envs.sokoban import Sokoban, SokobanText
 from asyncrollout_envs.sokoban.boards import ACTIONS, SYMBOLS
 from asyncrollout_envs.sokoban.env import TILES, read_room
-from asyncrollout_envs.sokoban.rooms import Room, make_room
-from asyncrollout_envs.sokoban.solver import solve
+from asyncrollout_envs.sokoban.rooms import Room, RoomSettings, make_room
+from asyncrollout_envs.sokoban.solver import needs_moves, solve
 
 UP, DOWN, LEFT, RIGHT = 1, 2, 3, 4
 CORRIDOR = "#######\n#PX_O_#\n#_____#\n#######"
@@ -34,8 +36,48 @@ def shown(env: Sokoban) -> str:
     return grids.to_text(env.cells, SYMBOLS)
 
 
-def make(seed: int, dim_room: tuple[int, int] = (6, 6), num_boxes: int = 1, max_moves: int = 100) -> Room:
-    return make_room(seed, "train", dim_room=dim_room, num_boxes=num_boxes, search_depth=300, max_moves=max_moves)
+def make(
+    seed: int,
+    dim_room: tuple[int, int] = (6, 6),
+    num_boxes: int = 1,
+    max_moves: int = 100,
+    min_moves: int = 1,
+    split: Split = "train",
+) -> Room:
+    return make_room(seed, RoomSettings(dim_room, num_boxes, min_moves, max_moves, split))
+
+
+def room_text(room: Room) -> str:
+    return grids.to_text(room.board.cells(room.player, room.boxes), SYMBOLS)
+
+
+def shortest(text: str, most: int) -> int | None:
+    """A reference: breadth first, move by move, on sets of places; None if no solution has up to `most` moves."""
+    places = {(row, at): symbol for row, line in enumerate(text.split("\n")) for at, symbol in enumerate(line)}
+    targets = {place for place, symbol in places.items() if symbol in "O√S"}
+    boxes = frozenset(place for place, symbol in places.items() if symbol in "X√")
+    (player,) = (place for place, symbol in places.items() if symbol in "PS")
+    reached = {(player, boxes)}
+    seen = set(reached)
+    for moves in range(most + 1):
+        if any(boxes == targets for _, boxes in reached):
+            return moves
+        reached = {state for before in reached for state in next_states(places, *before)} - seen
+        seen |= reached
+    return None
+
+
+def next_states(
+    places: dict[tuple[int, int], str], player: tuple[int, int], boxes: frozenset[tuple[int, int]]
+) -> Iterable[tuple[tuple[int, int], frozenset[tuple[int, int]]]]:
+    for down, right in ((-1, 0), (1, 0), (0, -1), (0, 1)):
+        then = player[0] + down, player[1] + right
+        beyond = then[0] + down, then[1] + right
+        if then in boxes:
+            if beyond not in boxes and places[beyond] != "#":
+                yield then, boxes - {then} | {beyond}
+        elif places[then] != "#":
+            yield then, boxes
 
 
 def finish(room: Room, moves: Any) -> int:
@@ -134,8 +176,113 @@ def test_solver_keeps_to_its_limit() -> None:
     assert solve(room.board, room.player, room.boxes, most_states=2) is None
 
 
-def test_solution_fits_the_steps_of_the_episode() -> None:
-    assert all(len(make(seed, (8, 8), 2, max_moves=10).solution) <= 10 for seed in range(30))
+SIMPLE: dict[str, Any] = {"dim_room": (6, 6), "num_boxes": 1, "max_steps": 100}
+LARGER: dict[str, Any] = {"dim_room": (8, 8), "num_boxes": 2, "max_steps": 100, "search_depth": 10}
+
+
+@pytest.mark.parametrize("kwargs", [SIMPLE, LARGER], ids=["SimpleSokoban", "LargerSokoban"])
+def test_rooms_of_ragens_settings_can_be_solved_within_their_ten_actions(kwargs: dict[str, Any]) -> None:
+    env = Sokoban(**kwargs)
+    SokobanText(env, TextOptions(max_actions_per_traj=10))
+    for seed in range(300):
+        env.reset(seed=seed)
+        assert shortest(shown(env), 10) is not None, f"seed {seed}\n{shown(env)}"
+
+
+@pytest.mark.parametrize(
+    ("dim_room", "num_boxes", "least", "most"),
+    [((6, 6), 1, 3, 5), ((6, 6), 1, 9, 9), ((6, 6), 2, 8, 12), ((7, 5), 1, 6, 20), ((8, 8), 2, 10, 10)],
+)
+def test_difficulty_is_the_moves_of_the_shortest_solution(
+    dim_room: tuple[int, int], num_boxes: int, least: int, most: int
+) -> None:
+    env = Sokoban(dim_room=dim_room, num_boxes=num_boxes, min_moves=least, max_moves=most)
+    for seed in range(25):
+        env.reset(seed=seed)
+        found = shortest(shown(env), most)
+        assert found is not None
+        assert least <= found <= len(env.room.solution) <= most
+
+
+@given(seed=st.integers(0, 2**63), boxes=st.integers(1, 2), most=st.integers(4, 14))
+@settings(max_examples=40)
+def test_what_is_proven_about_moves_is_so(seed: int, boxes: int, most: int) -> None:
+    room = make(seed, (6, 6), boxes, most)
+    found = shortest(room_text(room), most)
+    assert found is not None
+    proven = [needs_moves(room.board, room.player, room.boxes, moves) for moves in range(1, most + 3)]
+    assert proven == [moves <= found for moves in range(1, most + 3)]
+
+
+def test_nothing_is_proven_beyond_the_limit() -> None:
+    room = make(3, (8, 8), 2, 28, 15)
+    assert needs_moves(room.board, room.player, room.boxes, 15)
+    assert not needs_moves(room.board, room.player, room.boxes, 15, most_states=2)
+
+
+@pytest.mark.parametrize(
+    ("dim_room", "num_boxes"), [((5, 5), 2), ((5, 5), 3), ((4, 5), 1), ((5, 4), 1), ((6, 6), 4)], ids=str
+)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_small_rooms_are_made_for_every_seed(dim_room: tuple[int, int], num_boxes: int, split: Split) -> None:
+    env = Sokoban(dim_room=dim_room, num_boxes=num_boxes, split=split)
+    for seed in range(40 if split == "train" else 5):
+        env.reset(seed=seed)
+        assert shortest(shown(env), env.settings.max_moves) is not None
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"dim_room": (4, 4)}, {"dim_room": (5, 5), "num_boxes": 4}, {"num_boxes": 8}, {"min_moves": 60, "max_moves": 90}],
+    ids=str,
+)
+def test_settings_without_rooms_have_none_for_any_seed(kwargs: dict[str, Any]) -> None:
+    env = Sokoban(**kwargs)
+    for seed in range(50):
+        with pytest.raises(UsageError, match=r"no room was found for split='train' with dim_room=.*set fewer boxes"):
+            env.reset(seed=seed)
+
+
+def test_splits_of_small_rooms_share_none() -> None:
+    train, test = ({make(seed, (5, 5), 1, 10, split=split).board for seed in range(200)} for split in ("train", "test"))
+    assert len(train) > 20
+    assert len(test) > 5
+    assert not train & test
+
+
+def limited(max_steps: int, actions: int | None, **kwargs: Any) -> Sokoban:
+    env = Sokoban(max_steps=max_steps, **kwargs)
+    SokobanText(env, TextOptions(max_actions_per_traj=actions))
+    return env
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"max_moves": 6}], ids=str)
+def test_room_of_a_seed_is_the_same_with_any_limit_that_it_fits(kwargs: dict[str, Any]) -> None:
+    first, *others = (
+        [limited(*limits, **kwargs).reset(seed=seed)[0].tolist() for seed in range(50)]
+        for limits in ((10, None), (100, None), (5_000, 10), (100, 50))
+    )
+    assert all(other == first for other in others)
+
+
+def test_rooms_that_may_not_fit_the_episode_are_refused() -> None:
+    for env in (limited(9, None), limited(9, 50), limited(100, 9, max_moves=10), limited(9, None, max_moves=10)):
+        with pytest.raises(UsageError, match=r"may need 10 moves, but an episode has 9: set max_moves=9"):
+            env.reset(seed=1)
+        env.reset(options={"task": CORRIDOR})
+    limited(9, None, max_moves=9).reset(seed=1)
+
+
+def test_rooms_are_made_for_the_actions_of_an_episode() -> None:
+    env = limited(100, 4)
+    found = []
+    for seed in range(30):
+        env.reset(seed=seed)
+        found.append(shortest(shown(env), 4))
+    assert None not in found
+    assert 4 in found
+    with pytest.raises(UsageError, match=r"min_moves=5 is more than 4, .*max_actions_per_traj.*: set max_moves"):
+        limited(100, 4, min_moves=5)
 
 
 def test_made_rooms_are_kept_and_equal_to_new_ones() -> None:
@@ -145,18 +292,14 @@ def test_made_rooms_are_kept_and_equal_to_new_ones() -> None:
     assert make(11) == first
 
 
-def test_search_depth_bounds_the_pulls() -> None:
-    def pushes(room: Room) -> int:
-        count, player, boxes = 0, room.player, room.boxes
-        for move in room.solution:
-            player, after = room.board.after(player, boxes, move)
-            count, boxes = count + (after != boxes), after
-        return count
-
-    rooms = [
-        make_room(seed, "train", dim_room=(8, 8), num_boxes=1, search_depth=2, max_moves=100) for seed in range(20)
-    ]
-    assert max(map(pushes, rooms)) == 2
+def test_search_depth_bounds_the_moves() -> None:
+    env = Sokoban(dim_room=(8, 8), search_depth=4)
+    found = []
+    for seed in range(30):
+        env.reset(seed=seed)
+        found.append(shortest(shown(env), 4))
+    assert None not in found
+    assert 4 in found
 
 
 def test_expert_tells_several_moves_and_goes_on_from_anywhere() -> None:
@@ -210,6 +353,9 @@ def test_picture_shows_every_cell() -> None:
         ({"num_boxes": 0}, "num_boxes=0 is not a whole number from 1"),
         ({"max_steps": 1.5}, "max_steps=1.5"),
         ({"search_depth": True}, "search_depth=True"),
+        ({"max_moves": 0}, "max_moves=0 is not a whole number from 1"),
+        ({"min_moves": 11}, "min_moves=11 is more than 10.*set max_moves"),
+        ({"min_moves": 5, "max_moves": 20, "search_depth": 4}, "min_moves=5 is more than 4"),
         ({"split": "dev"}, "train, val, test"),
     ],
 )

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrollout import ChatAgent, EnvPool, Generation, Request, TextOptions, UsageError, run_rollout
 from asyncrollout_envs.video import VideoEnv, VideoText
+from asyncrollout_envs.video.frames import Sampling
 from asyncrollout_envs.video.questions import Question
 from asyncrollout_envs.video.rewards import frame_iou, gain, score_answer, window_iou
 
@@ -37,15 +38,15 @@ def wrong(question: Question) -> str:
 @pytest.mark.parametrize(
     ("reply", "frames"),
     [
-        ("I need to watch the video. <watch>0-5</watch>", (0, 20)),
-        ("Let me analyze this scene. <watch>0-10</watch>", (0, 40)),
+        ("I need to watch the video. <watch>0-5</watch>", (0, 19)),
+        ("Let me analyze this scene. <watch>0-10</watch>", (0, 39)),
         ("<think>The start.</think><retrieve>0,20</retrieve>", (0, 20)),
-        ("<watch> 2.5 s to 4 s </watch>", (10, 16)),
+        ("<watch> 2.5 s to 4 s </watch>", (10, 15)),
         ("<watch>3\u20133</watch>", (12, 12)),
         ("<watch>15-16.004</watch>", (60, 63)),  # as much more as rounding may make it
         ("<watch>3.1-3.2</watch>", (12, 12)),  # between two frames: the one on the screen
-        ("<Watch>0-12</watch>", (0, 48)),
-        ("<answer>A</answer> No, first <watch>4-6</watch>", (16, 24)),
+        ("<Watch>0-12</watch>", (0, 47)),
+        ("<answer>A</answer> No, first <watch>4-6</watch>", (16, 23)),
     ],
 )
 def test_a_range_is_watched_in_seconds_or_frames(reply: str, frames: tuple[int, int]) -> None:
@@ -58,7 +59,7 @@ def test_a_range_is_watched_in_seconds_or_frames(reply: str, frames: tuple[int, 
 def test_seconds_and_frames_show_the_same() -> None:
     env, text = make()
     seen = []
-    for reply in ("<watch>1-8</watch>", "<retrieve>4,32</retrieve>"):
+    for reply in ("<watch>1-8</watch>", "<retrieve>4,31</retrieve>"):
         env.reset(seed=0)
         shown, *_ = env.step(text.parse(reply).actions[0])
         seen.append(shown)
@@ -94,6 +95,36 @@ async def test_what_cannot_be_done_changes_nothing(reply: str, kind: str) -> Non
         assert (await env.step("<watch>0-5</watch>")).info["turn"] == 1
 
 
+EDGES = st.tuples(st.integers(0, 39), st.integers(-1, 1))
+"""A place among the frames, and hundredths of a second from it."""
+
+
+@given(
+    fps=st.sampled_from([1, 2, 3, 4, 5, 7, 24, 25, 29.97, 30]),
+    frames=st.lists(st.integers(0, 500), min_size=1, max_size=40, unique=True).map(sorted),
+    edges=st.tuples(EDGES, EDGES),
+)
+def test_a_window_has_the_frames_from_its_start_until_before_its_end(
+    fps: float, frames: list[int], edges: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    """A reference: the times as a model is told them, in hundredths of a second."""
+    sampling = Sampling(tuple(frames), fps, (frames[-1] + 1) / fps)
+    told = [round(100 * float(f"{sampling.time(index):.2f}")) for index in range(len(frames))]
+    start, end = sorted(max(0, told[place % len(told)] + off) for place, off in edges)
+    inside = [index for index, time in enumerate(told) if start <= time < end]
+    shown = [max((index for index, time in enumerate(told) if time <= start), default=0)]
+    first, last = sampling.between(start / 100, end / 100)
+    assert [*range(first, last + 1)] == (inside or shown)
+
+
+@given(start=st.integers(0, 15), length=st.integers(1, 16))
+def test_watching_a_window_shows_what_is_relevant_in_it(start: int, length: int) -> None:
+    sampling = Sampling(tuple(range(64)), 4, 16.0)
+    window = (float(start), float(min(start + length, 16)))
+    first, last = sampling.between(*window)
+    assert tuple(range(first, last + 1)) == sampling.relevant(question("moment", windows=(window,)))
+
+
 def test_strict_wants_a_thought_and_one_tag() -> None:
     env, _ = make()
     text = VideoText(env, TextOptions(strict=True))
@@ -124,6 +155,67 @@ def test_watching_earns_by_overlap_and_answering_by_turn() -> None:
     env.reset(seed=0)
     assert env.compute_reward() == 0
     assert play(env, text, f"<answer>{wrong(env.question)}</answer>")[0] == pytest.approx(0.1)
+
+
+LOOKS = st.lists(st.tuples(st.integers(0, 63), st.integers(0, 63)).map(sorted), min_size=1, max_size=8)
+
+
+@given(looks=LOOKS, step_frame_reward=st.sampled_from(["iou", "last_iou"]))
+@settings(max_examples=30)
+def test_looks_earn_what_a_reference_says(looks: list[list[int]], step_frame_reward: str) -> None:
+    env, text = make(max_turns=9, step_frame_reward=step_frame_reward)
+    assert env.relevant is not None
+    overlaps = [frame_iou(env.indices, env.relevant)]
+    most = min(1.0, 8 / len(env.relevant))
+    for first, last in looks:
+        _, info = play(env, text, f"<retrieve>{first},{last}</retrieve>")
+        overlap = frame_iou(info["frame_indices"], env.relevant)
+        if step_frame_reward == "last_iou":
+            expected = 0.5 * (overlap > overlaps[-1] + 0.001)
+        else:
+            share = (min(overlap, most) - max(overlaps)) / (most - overlaps[0])
+            expected = 0.5 * share if overlap > max(overlaps) + 0.001 else 0.0
+        assert info["rewards"]["frames"] == pytest.approx(expected)
+        overlaps.append(overlap)
+    if step_frame_reward == "iou":
+        assert env.compute_reward() <= 0.1 * len(looks) + 0.5 + 1e-9
+
+
+def looking(env: VideoEnv, text: VideoText, *looks: tuple[int, int]) -> float:
+    """What an episode earns in which all turns are looks; the last one is repeated until no turn is left."""
+    while env.turns_left:
+        first, last = looks[min(env.turn, len(looks) - 1)]
+        play(env, text, f"<retrieve>{first},{last}</retrieve>")
+    return env.compute_reward()
+
+
+@pytest.mark.parametrize("task", range(12))
+def test_neither_back_and_forth_nor_small_steps_earn_what_an_answer_earns(task: int) -> None:
+    env, text = make(task, max_turns=9)
+    if not env.relevant:
+        pytest.skip("nothing is known to be relevant")
+    while not env.over:
+        play(env, text, text.solve())
+    right = env.compute_reward()
+    first, last = min(env.relevant), max(env.relevant)
+    nearer = [(first, min(env.sampling.last, last + 4 * (8 - turn))) for turn in range(9)]
+    for looks in ([(first, last), (0, 0)] * 5, [(0, 0), (first, last)] * 5, nearer):
+        env.reset(seed=0, options={"task": task})
+        assert looking(env, text, *looks) < right
+    upstream, text = make(task, max_turns=9, step_frame_reward="last_iou")
+    assert looking(upstream, text, *([(0, 0), (first, last)] * 5)) > right
+
+
+def test_a_look_is_another_state_after_a_better_one() -> None:
+    """The same frames earn something after worse ones, and nothing after better ones."""
+    anchors = []
+    for before in ("<watch>0-0</watch>", "<retrieve>{},{}</retrieve>"):
+        env, text = make()
+        assert env.relevant is not None
+        play(env, text, before.format(env.relevant[0], env.relevant[-1]))
+        play(env, text, "<watch>0-1</watch>")
+        anchors.append(text.anchor())
+    assert anchors[0] != anchors[1]
 
 
 def test_rewards_are_configured() -> None:
@@ -212,7 +304,7 @@ async def test_a_model_sees_pictures_where_the_text_has_them() -> None:
         await run_rollout(env, ChatAgent(Watcher()), seed=CHOICE)
     content = asked[1].messages[-1]["content"]
     kinds = [part["type"] for part in content]
-    assert kinds == ["text", "image_url"] * 5 + ["text"]
+    assert kinds == ["text", "image_url"] * 4 + ["text"]
     assert content[2]["text"] == "\nFrame 1 (0.25 s): "
     assert "<image>" not in "".join(part.get("text", "") for part in content)
 
@@ -254,6 +346,28 @@ def question(kind: Any, solution: str | None = None, **fields: Any) -> Question:
         (question("free-form", "The red BUS."), "red bus", 1, True),
         (question("free-form", "red bus"), "bus", pytest.approx(2 / 3), False),
         (question("free-form", "red bus"), "cat", 0, False),
+        (question("free-form", "-5"), "-5", 1, True),
+        (question("free-form", "-5"), "\N{MINUS SIGN}5", 1, True),
+        (question("free-form", "-5"), "5", 0, False),
+        (question("free-form", "5"), "-5", 0, False),
+        (question("free-form", "3-5"), "3 - 5", 1, True),
+        (question("free-form", "3.5"), "5.3", 0, False),
+        (question("free-form", "1,000"), "1000.", 1, True),
+        (question("free-form", ".5"), "5", 0, False),
+        (question("free-form", "C++"), "c++", 1, True),
+        (question("free-form", "C++"), "C", 0, False),
+        (question("free-form", "C"), "C#", 0, False),
+        (question("free-form", "A"), "A", 1, True),
+        (question("free-form", "A"), "B", 0, False),
+        (question("free-form", "THE"), "The.", 1, True),
+        (question("free-form", "THE"), "a", 0, False),
+        (question("free-form", "vitamin A"), "the vitamin A", 1, True),
+        (question("free-form", "vitamin A"), "vitamin C", 0.5, False),
+        (question("free-form", "&"), "&", 1, True),
+        (question("free-form", "&"), '"&"', 1, True),
+        (question("free-form", "&"), "and", 0, False),
+        (question("free-form", "*"), "*", 1, True),
+        (question("free-form", "*"), "_", 0, False),
         (question("moment", windows=((4.0, 8.0),)), "4-8", 1, True),
         (question("moment", windows=((4.0, 8.0),)), "6-8", 0.5, True),
         (question("moment", windows=((0.0, 2.0), (6.0, 8.0))), "0-8", 0.5, True),

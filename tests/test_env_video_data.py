@@ -116,6 +116,83 @@ def test_options_get_letters_and_solutions_are_read(made: Path, write: Write) ->
 
 
 @pytest.mark.parametrize(
+    ("options", "solution", "right", "wrong"),
+    [
+        (["A", "B", "C"], "B", ["B", "b.", "(B)", "B. B"], ["A", "C"]),
+        (["B", "A"], "A", ["A", "A. B"], ["B", "B. A"]),  # a letter is the letter of an option
+        (["C", "C++", "Java"], "C++", ["B", "C++", "c++", "B. C++"], ["C", "A", "C. Java"]),
+        (["5", "-5", "0.5"], "-5", ["B", "-5"], ["5", "0.5"]),
+        (["&", "*", "and"], "&", ["A", "&", "A. &"], ["*", "and", "B"]),
+        (["US", "us", "we"], "us", ["B", "us"], ["US", "we"]),
+        (["A. a dog", "B. a cat"], "<answer>B. a cat</answer>", ["B", "a cat."], ["a dog"]),
+    ],
+)
+def test_options_of_any_text_have_one_right_answer(
+    made: Path, write: Write, options: list[str], solution: str, right: list[str], wrong: list[str]
+) -> None:
+    env = played(made, write, options=options, solution=solution)
+    for said in [*right, *wrong]:
+        reset(env)
+        assert env.step(f"<answer>{said}</answer>")[4]["success"] == (said in right), said
+
+
+def test_options_that_are_the_same_have_no_answer(made: Path, write: Write) -> None:
+    with pytest.raises(UsageError, match=r"`solution` 'RED'.*letter of one option"):
+        played(made, write, options=["red", "Red"], solution="RED")
+
+
+@pytest.mark.parametrize(("length", "longest"), [(1, 50), (50, 50), (60, 100), (101, 150), (600, 500)])
+def test_an_answer_may_be_as_long_as_the_solution(made: Path, write: Write, length: int, longest: int) -> None:
+    solution = ("word " * length)[:length].strip() + "." * (length % 5 == 0)
+    env = played(made, write, problem_type="free-form", solution=solution)
+    assert f"a few words, {longest} characters at most" in reset(env)
+    text = VideoText(env, TextOptions())
+    assert not text.parse(f"<answer>{'x' * (longest + 1)}</answer>").valid
+    text.parse(text.solve())
+    env.step(text.parse(text.solve()).actions[0])
+    _, _, _, _, info = env.step(text.parse(text.solve()).actions[0])
+    assert info["success"] == (length <= longest)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"duration": 14.05, "relevant_windows": [[8, 14]]},
+        {"duration": 14, "relevant_windows": [[8, 14.05]]},
+        {"duration": "unknown", "relevant_windows": [[8, 14.05]]},
+    ],
+)
+def test_a_moment_may_end_where_the_row_says_that_the_video_does(
+    made: Path, write: Write, changes: dict[str, Any]
+) -> None:
+    env = VideoEnv(data_path={"train": write({**MOMENT, **changes})}, data_root=made)
+    reset(env)
+    assert env.sampling.seconds == 14
+    text = VideoText(env, TextOptions())
+    for said in ("8-14", "8-14.05", "8-14.004"):
+        reset(env)
+        assert text.parse(f"<answer>{said}</answer>").valid
+        _, reward, _, _, info = env.step(f"<answer>{said}</answer>")
+        assert info["success"]
+        assert reward == pytest.approx(1.1)
+    reset(env)
+    assert text.parse("<watch>8-14.05</watch>").valid
+    assert env.step("<watch>8-14.05</watch>")[4]["frame_indices"][-1] == env.sampling.last
+    assert env.step(text.parse(text.solve()).actions[0])[4]["rewards"]["answer"] == pytest.approx(1)
+    for beyond in ("<answer>8-14.1</answer>", "<watch>8-14.1</watch>"):
+        assert not text.parse(beyond).valid
+
+
+def test_a_moment_after_the_end_of_its_file_is_told(made: Path, write: Write) -> None:
+    row = {**MOMENT, "duration": 30, "relevant_windows": [[20, 24]]}
+    env = VideoEnv(data_path={"train": write(row)}, data_root=made)
+    with pytest.raises(
+        EnvError, match=r"`relevant_windows` of 'some military.*begin after the end of the video, at 14 s"
+    ):
+        reset(env)
+
+
+@pytest.mark.parametrize(
     ("changes", "told"),
     [
         (

@@ -7,7 +7,7 @@ import pytest
 
 from asyncrollout.cli.app import main
 from asyncrollout.journal.records import RunRecords
-from tests.old_runs import COMMAND_LINE, TRAINER, copied, described, resumed
+from tests.old_runs import COMMAND_LINE, OTHER_ROOMS, TRAINER, copied, described, other_rooms_rollouts, resumed
 
 
 @pytest.fixture(params=[COMMAND_LINE, TRAINER], ids=["command_line", "trainer"])
@@ -42,3 +42,26 @@ def test_every_rollout_replays_as_recorded(run: Path) -> None:
 def test_a_report_is_made(run: Path) -> None:
     assert main(["report", str(run)]) == 0
     assert all(name in (run / "report.html").read_text() for name in ("g0.0", "reward"))
+
+
+async def test_rooms_that_have_changed_are_not_mixed_with_those_recorded(tmp_path: Path) -> None:
+    """What is finished is delivered as it was; an episode in a room that is another one now fails by name."""
+    directory = copied(OTHER_ROOMS, tmp_path)
+    recorded = [[described(group) for group in groups] for _, groups in RunRecords(directory).batches()]
+    async with other_rooms_rollouts(directory, resume=0) as rollouts:
+        batches = rollouts.batches(groups=1)
+        delivered = [await anext(batches) for _ in range(3)]
+    assert [[described(group) for group in batch.groups] for batch in delivered[:2]] == recorded
+    lost = [group for group in RunRecords(directory).groups() if group.id == "g2"]
+    assert [type(member.error).__name__ for group in lost for member in group.trajectories] == ["EnvDiverged"] * 2
+    assert [group.id for group in delivered[2].groups] == ["g3"]
+
+
+def test_a_rollout_in_a_room_that_has_changed_is_not_as_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = copied(OTHER_ROOMS, tmp_path)
+    assert main(["replay", str(directory), "g0.0"]) == 1
+    assert "not as recorded: before turn 0 the env shows" in capsys.readouterr().out
+    assert main(["report", str(directory)]) == 0
+    assert (directory / "report.html").exists()

@@ -134,7 +134,7 @@ async def test_watching_and_retrieving_the_same_frames_is_the_same() -> None:
     async with EnvPool(backend="inline") as pool, VideoEnvService(pool=pool) as service:
         await service.create_environments_batch(dict.fromkeys("ab", config("video")))
         await service.reset_batch({"a": 3, "b": {"seed": 3, "extra_info": {"split": "train"}}})
-        results = await service.step_batch({"a": "<watch>0-5</watch>", "b": "<retrieve>0,20</retrieve>"})
+        results = await service.step_batch({"a": "<watch>0-5</watch>", "b": "<retrieve>0,19</retrieve>"})
         assert results["a"][0] == results["b"][0]
         invalid = await service.step_batch({"a": "<watch>5-2</watch>", "b": "<watch>0-999</watch>"})
         assert [result[3]["action_is_valid"] for result in invalid.values()] == [False, False]

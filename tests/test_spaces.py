@@ -510,7 +510,7 @@ def described(value: Any, space: Any = None) -> str:
     [
         (np.int64(5), spaces.Discrete(16), "5 (of 0 to 15)"),
         (3, spaces.Discrete(3, start=1), "3 (of 1 to 3)"),
-        (np.array([0.123456, -1234567.0, -0.0, 1.0]), spaces.Box(-9e9, 9e9, (4,)), "[0.1235, -1.235e+06, 0, 1]"),
+        (np.array([0.123456, -1234567.0, -0.0, 1.0]), spaces.Box(-9e9, 9e9, (4,)), "[0.123456, -1234567, 0, 1]"),
         (np.array([[1, 20], [300000, 4]]), spaces.Box(0, 10**6, (2, 2), np.int64), "[[1, 20],\n[300000, 4]]"),
         (np.array([1, 0], np.int8), spaces.MultiBinary(2), "[1, 0]"),
         (np.array([True, False]), None, "[1, 0]"),
@@ -539,13 +539,56 @@ def test_values_in_words(value: Any, space: Any, words: str) -> None:
     assert described(value, space) == words
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([100040, 100000], "[100040, 100000]"),
+        (np.array([100040.0, 100000.0], np.float32), "[100040, 100000]"),
+        ([2**63, -1, 0.5], f"[{2**63}, -1, 0.5]"),
+        (np.array([2**64 - 1, 0], np.uint64), f"[{2**64 - 1}, 0]"),
+        (np.float32(16777216.0), "16777216"),
+        (float(2**53), str(2**53)),
+        (-1e300, "-1e+300"),
+        (np.array([0.1, 1 / 3, 100.04, 1e-7], np.float32), "[0.1, 0.3333333, 100.04, 1e-07]"),
+        (np.array([np.nan, np.inf, -np.inf]), "[nan, inf, -inf]"),
+        ({"speed": np.float64(-0.0)}, "speed: 0"),
+        (np.full(300, 12345678),
+         "an array of shape (300,) and type int64: least 12345678, mean 12345678, greatest 12345678"),
+    ],
+)  # fmt: skip
+def test_whole_numbers_are_exact_and_others_have_seven_digits(value: Any, words: str) -> None:
+    assert described(value) == words
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
+
+
+@given(finite, finite | st.just(0.0), st.floats(-3e-6, 3e-6))
+def test_numbers_that_differ_by_more_than_a_millionth_read_differently(one: float, other: float, by: float) -> None:
+    near = float(np.float32(one * (1 + by)) if abs(one) < 1e38 else one)
+    for pair in ((one, other), (one, near)):
+        first, second = (described(np.array([number], np.float32)) for number in pair)
+        if abs(pair[0] - pair[1]) > 1e-6 * max(map(abs, pair)):
+            assert first != second
+        if pair[0] == pair[1]:
+            assert first == second
+
+
+@given(st.integers(-(2**70), 2**70), st.integers(-(2**70), 2**70))
+def test_whole_numbers_read_alike_only_if_they_are_equal(one: int, other: int) -> None:
+    assert (described([one, 0.5]) == described([other, 0.5])) == (one == other)
+    assert described([one]) == f"[{one}]"
+
+
 def test_odd_object_is_reported_without_its_address() -> None:
     assert described(object()) == "<object object>"
 
 
 def test_large_arrays_are_summed_up() -> None:
     array = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
-    assert described(array) == "an array of shape (1000, 1000) and type float32: least 0, mean 5e+05, greatest 1e+06"
+    assert (
+        described(array) == "an array of shape (1000, 1000) and type float32: least 0, mean 499999.5, greatest 999999"
+    )
 
 
 @pytest.mark.parametrize(

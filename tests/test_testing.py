@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asyncrollout import EnvCheckError, EnvSpec, Observation, Outcome, UnknownEnvError, UsageError
 from asyncrollout.testing import EnvReport, check_env, same
@@ -18,6 +20,7 @@ from tests.naming import stable_name
 ENVS = "tests.envs.tiny"
 AWRY = EnvSpec(name="awry", factory=f"{ENVS}:Awry", text=f"{ENVS}:AwryText")
 NO_END = "none of its episodes came to an end: give more `actions` or `max_steps`"
+WHOLE_ANCHORS = "from equal anchors, the same actions lead to the same rewards, ends and anchors"
 PLAIN = EnvSpec(name="plain", factory=f"{ENVS}:Counter")
 
 
@@ -34,6 +37,7 @@ async def test_good_text_env_passes_every_point() -> None:
         "an observation is in observation_space": "it has no observation_space",
         "an ended episode leaves nothing to the next one": NO_END,
         "an env leaves its keyword arguments alone": "it is opened without any",
+        WHOLE_ANCHORS: "its steps draw random numbers, so that equal states may be followed by different ones",
     }
     assert report.notes == ()
 
@@ -103,6 +107,106 @@ async def test_each_mistake_is_found(how: str, point: str, seen: str) -> None:
     assert "    seen: " in reported
     assert seen in reported
     assert "    do: " in reported
+
+
+MACHINE = EnvSpec(name="machine", factory="tests.envs.machines:Machine", text="tests.envs.machines:MachineText")
+# A hand that is raised, then grips; a third action does nothing. States 0 and 1 look the same without the hand.
+GRIPPER: dict[str, Any] = {"table": [[1, 0], [2, 1], [2, 2]], "rewards": [0, 0, 0]}
+
+
+async def check_machine(actions: str, **kwargs: Any) -> EnvReport:
+    return await check_env(MACHINE, backends=("inline",), seeds=(0,), actions=list(actions), **kwargs)
+
+
+async def test_anchor_that_leaves_out_state_is_found() -> None:
+    with pytest.raises(EnvCheckError) as caught:
+        await check_machine("0000", anchors=[7, 7, 8], **GRIPPER)
+    message = str(caught.value)
+    assert message.startswith(f"env 'machine' breaks the contract at 1 point:\n- {WHOLE_ANCHORS}.")
+    assert (
+        "seed 0: the anchor is the same after 0 and after 1 actions, 7, but 0 leads to reward 0 and anchor 7 from the "
+        "one and to reward 0 and anchor 8 from the other"
+    ) in message
+    assert "put all that step() reads into anchor()" in message
+
+
+async def test_anchor_that_tells_the_whole_state_is_kept() -> None:
+    report = await check_machine("11001", anchors=[0, 1, 2], **GRIPPER)
+    assert WHOLE_ANCHORS in report.checked
+
+
+@pytest.mark.parametrize(("name", "found"), [("rewards", "reward 5 and"), ("ends", "reward 0, an end and")])
+async def test_rewards_and_ends_that_an_anchor_does_not_tell_are_found(name: str, found: str) -> None:
+    chain: dict[str, Any] = {"table": [[1], [2], [3], [3]], "rewards": [0, 0, 0, 0], "anchors": [0, 0, 0, 0]}
+    chain[name] = {"rewards": [0, 5, 0, 0], "ends": [3]}[name]
+    with pytest.raises(EnvCheckError, match=rf"(?s)1 point.*{WHOLE_ANCHORS}.*{found}"):
+        await check_machine("000", **chain)
+
+
+async def test_what_cannot_be_said_about_anchors_is_skipped_with_the_reason() -> None:
+    report = await check_machine("000", anchors=[7, 7, 8], draws=True, **GRIPPER)
+    assert "draw random numbers" in report.skipped[WHOLE_ANCHORS]
+    chain = {"table": [[place + 1] for place in range(30)], "rewards": [0] * 30, "anchors": list(range(30))}
+    report = await check_machine("00", **chain)
+    assert report.skipped[WHOLE_ANCHORS] == "no anchor came twice in an episode"
+    report = await check_env("gymnasium:CartPole-v1", text=True, backends=("inline",), seeds=(0,), max_steps=3)
+    assert report.skipped[WHOLE_ANCHORS] == "its anchor is a digest of the observation"
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> dict[str, Any]:
+    count = draw(st.integers(1, 4))
+    states = st.integers(0, count - 1)
+    return {
+        "table": draw(st.lists(st.tuples(states, states), min_size=count, max_size=count)),
+        "rewards": draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)),
+        "anchors": draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)),
+    }
+
+
+def is_told_apart(machine: dict[str, Any], actions: str) -> bool:
+    """A reference: whether two places of an episode have one anchor, and three actions show a difference."""
+    table, rewards, anchors = machine["table"], machine["rewards"], machine["anchors"]
+    states = [0]
+    for action in actions:
+        states.append(table[states[-1]][int(action)])
+    for second in range(len(actions)):
+        earlier = [place for place in range(second) if anchors[states[place]] == anchors[states[second]]]
+        one, other = states[earlier[-1]] if earlier else states[second], states[second]
+        for action in actions[second : second + 3]:
+            earned = rewards[one] != rewards[other]
+            one, other = table[one][int(action)], table[other][int(action)]
+            if earned or anchors[one] != anchors[other]:
+                return True
+    return False
+
+
+def can_be_told_apart(machine: dict[str, Any]) -> bool:
+    """A reference: whether any two states have one anchor, and up to three actions show a difference."""
+    table, rewards, anchors = machine["table"], machine["rewards"], machine["anchors"]
+    alike = [pair for pair in itertools.combinations(range(len(table)), 2) if anchors[pair[0]] == anchors[pair[1]]]
+    for _ in range(3):
+        for one, other in alike:
+            after = [(table[one][action], table[other][action]) for action in (0, 1)]
+            if rewards[one] != rewards[other] or any(anchors[first] != anchors[second] for first, second in after):
+                return True
+        alike = [(table[one][action], table[other][action]) for one, other in alike for action in (0, 1)]
+    return False
+
+
+@given(machine=machines(), actions=st.text("01", min_size=1, max_size=6))
+@settings(max_examples=40)
+async def test_anchors_are_judged_as_by_a_reference(machine: dict[str, Any], actions: str) -> None:
+    broken = ""
+    try:
+        await check_machine(actions, **machine)
+    except EnvCheckError as error:
+        broken = str(error)
+    assert (f"1 point:\n- {WHOLE_ANCHORS}" in broken) == bool(broken)
+    if is_told_apart(machine, actions):
+        assert broken
+    if broken:
+        assert can_be_told_apart(machine)
 
 
 async def test_what_differs_between_processes_is_found() -> None:

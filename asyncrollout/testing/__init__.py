@@ -2,7 +2,7 @@
 
 `check.py` runs the points and reports the result, `cases.py` plays the episodes; the points themselves are in
 `closing.py` (the first one, as all others close envs), `pooled.py` (through the pool), `direct.py` (on the env object
-itself) and `text.py` (the text interface).
+itself), `text.py` (the text interface) and `anchors.py` (whether its anchors hold the whole state).
 """
 
 from asyncrollout.testing.cases import MethodCall

@@ -19,7 +19,7 @@ from asyncrollout.errors import (
 )
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import EnvRef, find_env
-from asyncrollout.testing import closing, direct, pooled, text
+from asyncrollout.testing import anchors, closing, direct, pooled, text
 from asyncrollout.testing.cases import Actions, Backend, Case, find_actions
 from asyncrollout.testing.compare import shown
 from asyncrollout.testing.points import Point, Skipped
@@ -40,6 +40,7 @@ POINTS = (
     text.parse_never_raises,
     text.describes,
     text.anchors,
+    anchors.whole_anchors,
     text.invalid_changes_nothing,
     text.solver,
     pooled.killed_worker,

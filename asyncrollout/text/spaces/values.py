@@ -13,6 +13,8 @@ _MOST_NUMBERS = 256
 _MOST_PARTS = 64
 _MOST_DIGESTED = 2**17  # bytes of an array; those of an Atari frame are fewer, and take 0.2 ms
 _SAMPLES = 2**14
+_DIGITS = 7
+_EXACT = 1e16  # beyond, a float's digits are not its own
 _SMALLEST_PICTURE = 32  # pixels; below, three channels of bytes are more likely a grid of codes
 
 
@@ -27,6 +29,8 @@ def describe(value: Any, space: Any, pictures: list[Any]) -> str:
         first, last = ends_of(space)
         return f"{int(value)} (of {first} to {last})"
     if isinstance(value, list | tuple) and kind != "Tuple" and _all_numbers(value):
+        if len(value) <= _MOST_NUMBERS:  # not as an array, which would make floats of whole numbers beside them
+            return _rows([item.item() if isinstance(item, np.generic) else item for item in value])
         value = np.array(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return _describe_array(value, pictures)
@@ -35,7 +39,7 @@ def describe(value: Any, space: Any, pictures: list[Any]) -> str:
         value = dict(zip(names, value, strict=True))
     if isinstance(value, Mapping):
         return _describe_parts(value, space, pictures)
-    return f"{value:.4g}" if isinstance(value, float) else short(value)
+    return _number(value) if isinstance(value, float) else short(value)
 
 
 def digest(value: Any) -> str:
@@ -71,7 +75,7 @@ def _describe_array(array: Array, pictures: list[Any]) -> str:
         return f"a picture, {array.shape[1]} wide and {array.shape[0]} high"
     if array.size <= _MOST_NUMBERS:
         return _rows(array.tolist())
-    low, mean, high = (f"{float(number):.4g}" for number in (array.min(), array.mean(), array.max()))
+    low, mean, high = (_number(number.item()) for number in (array.min(), array.mean(), array.max()))
     return f"an array of shape {array.shape} and type {array.dtype}: least {low}, mean {mean}, greatest {high}"
 
 
@@ -86,9 +90,16 @@ def _is_picture(array: Array) -> bool:
 
 def _rows(numbers: Any) -> str:
     if not isinstance(numbers, list):
-        return f"{numbers + 0.0:.4g}" if isinstance(numbers, float) else str(int(numbers))  # + 0.0 makes -0.0 plain
+        return _number(numbers)
     nested = bool(numbers) and isinstance(numbers[0], list)
     return "[" + (",\n" if nested else ", ").join(map(_rows, numbers)) + "]"
+
+
+def _number(number: float) -> str:
+    """Whole numbers exactly, others with a float32's 7 digits: what differs by a millionth reads differently."""
+    if isinstance(number, float) and not (number.is_integer() and abs(number) < _EXACT):
+        return f"{number:.{_DIGITS}g}"
+    return str(int(number))
 
 
 def _sample(array: Array) -> Array:

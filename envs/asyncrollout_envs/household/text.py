@@ -82,12 +82,13 @@ class HouseholdText(Projecting[Household]):
         return f"{math.hypot(ahead, aside):.1f} m, {side}"
 
     def anchor(self) -> str:
-        """Where everything is, to 10 cm and 15 degrees."""
+        """All that a step depends on but the steps left: the robot, its hands, things and doors, to a millimetre."""
         state = self._env.state
-        robot = round(state.x, 1), round(state.y, 1), round(state.yaw / math.radians(15))
-        things = [(put.on, round(put.at[0], 1), round(put.at[1], 1)) for put in state.things]
-        hands = [hand.holds for hand in state.hands]
-        return repr((self._env.room.activity.name, robot, things, hands, [door.wanted for _, door in state.doors]))
+        robot = _exact(state.x, state.y, math.cos(state.yaw), math.sin(state.yaw))
+        hands = [(*_exact(*hand.at), hand.is_open, hand.holds) for hand in state.hands]
+        things = [(put.on, *_exact(*put.at)) for put in state.things]
+        doors = [(door.wanted, *_exact(door.opened)) for _, door in state.doors]
+        return repr((self._env.room.activity.name, robot, hands, things, doors))
 
     def tell(self, action: object) -> str:
         return SKILLS[action - 1].name if isinstance(action, int) else "moves"
@@ -103,6 +104,11 @@ class HouseholdText(Projecting[Household]):
                 break
         told = f" {self._options.separator} ".join(names)
         return f"<think>{_thought(next_skill(room, self._env.state))}</think><answer>{told}</answer>"
+
+
+def _exact(*numbers: float) -> tuple[float, ...]:
+    """Without the last digits, in which two ways to the same place differ, and without a sign of 0."""
+    return tuple(round(number, 3) + 0.0 for number in numbers)
 
 
 def _thought(skill: Skill) -> str:

@@ -55,6 +55,17 @@ class Board:
             grown = (region | region << 1 | region >> 1 | region << width | region >> width) & free
         return region
 
+    def rings(self, player: int, boxes: int, most: int) -> list[int]:
+        """The cells that the player can walk to in 0, 1, 2, ... moves, up to `most` of them."""
+        free, width = self.floor & ~boxes, self.width
+        ring = region = 1 << player
+        rings: list[int] = []
+        while ring and len(rings) <= most:
+            rings.append(ring)
+            ring = (ring << 1 | ring >> 1 | ring << width | ring >> width) & free & ~region
+            region |= ring
+        return rings
+
     def walk(self, start: int, goal: int, boxes: int) -> list[int]:
         """The moves of a shortest walk; the goal must be reachable."""
         free = self.floor & ~boxes

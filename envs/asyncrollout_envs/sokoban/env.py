@@ -13,10 +13,11 @@ from asyncrollout_envs.grids import Cells
 from asyncrollout_envs.kwargs import check_whole
 from asyncrollout_envs.seeding import Split, check_split, fresh_seed
 from asyncrollout_envs.sokoban import boards
-from asyncrollout_envs.sokoban.rooms import Room, make_room
+from asyncrollout_envs.sokoban.rooms import Room, RoomSettings, make_room
 
 STEP, BOX_PLACED, SOLVED = -0.1, 1.0, 10.0
 _LARGEST = 64
+_USUAL_STEPS = 100
 
 _FLOOR = grids.framed(grids.plain((222, 214, 198)), (208, 199, 181))
 _WALL = grids.framed(grids.square(grids.plain((84, 72, 66)), (116, 101, 92), inset=3), (64, 54, 50), inset=11)
@@ -52,9 +53,10 @@ USUAL_VIEW = GridView(tuple(boards.SYMBOLS), _MEANINGS)
 class Sokoban:
     """Observations are the cells as codes 0 to 6 (`boards.SYMBOLS`); actions 1 to 4 are up, down, left, right.
 
-    A task is a room as text, in the same symbols; without one the room comes from the seed. `search_depth` is the
-    longest reverse play, in pulls, that a room is made by. `observation_format`, `symbols`, `meanings` and `images` say
-    how language models see a room.
+    A task is a room as text, in the same symbols; without one the room comes from the seed. The shortest solution of
+    such a room has `min_moves` to `max_moves` moves. `search_depth`, gym-sokoban's name for the longest reverse play in
+    moves, is a bound, too. Which room a seed gives does not depend on `max_steps`, so a room that may not fit it is an
+    error. `observation_format`, `symbols`, `meanings` and `images` say how language models see a room.
     """
 
     metadata: Mapping[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}
@@ -65,8 +67,10 @@ class Sokoban:
         *,
         dim_room: Sequence[int] = (6, 6),
         num_boxes: int = 1,
-        max_steps: int = 100,
+        max_steps: int = _USUAL_STEPS,
         search_depth: int = 300,
+        min_moves: int = 1,
+        max_moves: int | None = None,
         split: Split = "train",
         observation_format: Format = "grid",
         symbols: Sequence[str] | None = None,
@@ -77,7 +81,11 @@ class Sokoban:
             raise UsageError(f"sokoban: dim_room={dim_room!r} is not a height and a width, such as (6, 6)")
         height, width = dim_room
         check_whole("sokoban", least=4, most=_LARGEST, **{"dim_room[0]": height, "dim_room[1]": width})
-        check_whole("sokoban", num_boxes=num_boxes, max_steps=max_steps, search_depth=search_depth)
+        check_whole("sokoban", num_boxes=num_boxes, max_steps=max_steps, search_depth=search_depth, min_moves=min_moves)
+        self._chooses_moves = max_moves is None
+        if max_moves is None:
+            max_moves = min(int(num_boxes * (height + width - 2)), _USUAL_STEPS)
+        check_whole("sokoban", max_moves=max_moves)
         check_split("sokoban", split)
         self.view = make_view(
             "sokoban",
@@ -88,10 +96,19 @@ class Sokoban:
             images=images,
         )
         self.dim_room = int(height), int(width)
-        self.num_boxes, self.max_steps, self.search_depth, self.split = num_boxes, max_steps, search_depth, split
+        most = min(int(max_moves), search_depth)
+        self.settings = _checked(RoomSettings(self.dim_room, int(num_boxes), int(min_moves), most, split))
+        self.max_steps = max_steps
+        self._budget: int = max_steps  # moves of an episode
         self.steps = 0
         self.player, self.boxes = 0, 0
         self.room: Room
+
+    def limit_actions(self, most: int) -> None:
+        """Whoever plays ends episodes after so many actions; rooms are made for that, unless `max_moves` was given."""
+        self._budget = min(self.max_steps, most)
+        if self._chooses_moves:
+            self.settings = _checked(self.settings._replace(max_moves=min(self.settings.max_moves, most)))
 
     @property
     def action_space(self) -> Any:
@@ -118,15 +135,12 @@ class Sokoban:
     ) -> tuple[Cells, dict[str, Any]]:
         task = (options or {}).get("task")
         if task is None:
-            seed = fresh_seed() if seed is None else seed
-            self.room = make_room(
-                seed,
-                self.split,
-                dim_room=self.dim_room,
-                num_boxes=self.num_boxes,
-                search_depth=self.search_depth,
-                max_moves=self.max_steps,
-            )
+            if self.settings.max_moves > self._budget:
+                raise UsageError(
+                    f"sokoban: a room may need {self.settings.max_moves} moves, but an episode has {self._budget}: set "
+                    f"max_moves={self._budget}, or more max_steps and max_actions_per_traj"
+                )
+            self.room = make_room(fresh_seed() if seed is None else seed, self.settings)
         else:
             self.room = read_room(task, self.view.symbols)
         self.player, self.boxes, self.steps = self.room.player, self.room.boxes, 0
@@ -160,6 +174,15 @@ class Sokoban:
 
     def render(self) -> NDArray[np.uint8]:
         return grids.draw(self.cells, TILES)
+
+
+def _checked(settings: RoomSettings) -> RoomSettings:
+    if settings.min_moves > settings.max_moves:
+        raise UsageError(
+            f"sokoban: min_moves={settings.min_moves} is more than {settings.max_moves}, the most that max_moves, "
+            "search_depth, max_actions_per_traj and the room's size allow: set max_moves"
+        )
+    return settings
 
 
 def read_room(text: Any, symbols: Sequence[str] = boards.SYMBOLS) -> Room:

@@ -1,9 +1,9 @@
-"""A* over pushes: which moves bring every box to a target."""
+"""A* over pushes: which moves bring every box to a target, and how many are needed at least."""
 
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from asyncrollout_envs.sokoban.boards import ACTIONS, Board, Push, bits, shifted
 
@@ -17,12 +17,7 @@ State = tuple[int, int]
 def solve(board: Board, player: int, boxes: int, *, most_states: int = MOST_STATES) -> list[int] | None:
     """The moves of a solution with few pushes; None if there is none, or none was found within the limit."""
     distances = _push_distances(board)
-
-    def still_to_go(boxes: int) -> int | None:
-        steps = [distances.get(at) for at in bits(boxes)]
-        return None if None in steps else sum(step for step in steps if step is not None)
-
-    first = still_to_go(boxes)
+    first = _still_to_go(distances, boxes)
     if first is None:
         return None
     start = (boxes, player)
@@ -39,13 +34,44 @@ def solve(board: Board, player: int, boxes: int, *, most_states: int = MOST_STAT
             continue
         seen.add(key)
         for pushed, action in _pushes(board, state[0], region):
-            then = still_to_go(pushed[0])
+            then = _still_to_go(distances, pushed[0])
             if then is None or pushed in came_from or pushed == start:
                 continue
             came_from[pushed] = (state, action)
             region_then = board.reachable(pushed[1], pushed[0])
             heapq.heappush(waiting, (pushes + 1 + then, next(order), pushes + 1, pushed, region_then))
     return None
+
+
+def needs_moves(board: Board, player: int, boxes: int, moves: int, *, most_states: int = MOST_STATES) -> bool:
+    """Whether it is certain that every solution has at least so many moves; False also if the limit is too low."""
+    distances = _push_distances(board)
+    taken = {(boxes, player): 0}
+    waiting = [(0, 0, (boxes, player))]
+    looked_at = 0
+    while waiting:
+        _, so_far, state = heapq.heappop(waiting)
+        if state[0] == board.targets:
+            return so_far >= moves
+        if so_far > taken[state]:
+            continue
+        looked_at += 1
+        if looked_at > most_states:
+            return False
+        for walked, ring in enumerate(board.rings(state[1], state[0], moves - so_far - 2)):
+            for pushed, _ in _pushes(board, state[0], ring):
+                count = so_far + walked + 1
+                then = _still_to_go(distances, pushed[0])
+                if then is not None and count + then < min(moves, taken.get(pushed, moves) + then):
+                    taken[pushed] = count
+                    heapq.heappush(waiting, (count + then, count, pushed))
+    return True
+
+
+def _still_to_go(distances: Mapping[int, int], boxes: int) -> int | None:
+    """Pushes that are needed at least; None if a box is lost."""
+    steps = [distances.get(at) for at in bits(boxes)]
+    return None if None in steps else sum(step for step in steps if step is not None)
 
 
 def _pushes(board: Board, boxes: int, region: int) -> Iterator[tuple[State, int]]:

@@ -25,6 +25,8 @@ class SokobanText(GridText[Sokoban]):
 
     def __init__(self, env: Sokoban, options: TextOptions) -> None:
         super().__init__(env, options)
+        if options.max_actions_per_traj is not None:
+            env.limit_actions(options.max_actions_per_traj)
         self._plans: dict[tuple[Room, int, int], list[int]] = {}  # the moves to come, in each state on the way
         self._lost: tuple[Room, int] | None = None  # the room and the boxes that no solution was found for
 

@@ -5,7 +5,7 @@ import re
 import msgspec
 
 TAGS = ("watch", "retrieve", "answer", "action")
-LONGEST_ANSWER = 50  # characters of what is free-form; windows may take more
+LONGEST_ANSWER = 50  # characters of what is free-form, unless the solution has more; windows may take more
 LONGEST_TEXT = 500
 ROUNDING = 0.005
 """Seconds are told with two decimals: whoever repeats them means the same."""
@@ -79,6 +79,6 @@ def read_windows(text: str, seconds: float) -> tuple[tuple[float, float], ...]:
     for start, end in windows:
         if not start < end <= seconds + ROUNDING:
             raise ActionError(
-                f"format_error: {start:g}-{end:g} is no window of seconds from 0 to {round(seconds, 2):g}"
+                f"format_error: {start:g}-{end:g} is not a window of seconds from 0 to {round(seconds, 2):g}"
             )
     return windows

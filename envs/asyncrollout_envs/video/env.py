@@ -1,6 +1,6 @@
 """The video environment: watch parts of a video, and answer a question about it, or tell when something happens."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from asyncrollout_envs.video.embedders import Embedder, choose_embedder, similar
 from asyncrollout_envs.video.frames import Clips, Sampling, evenly
 from asyncrollout_envs.video.paths import video_file
 from asyncrollout_envs.video.questions import Question, read_answer
-from asyncrollout_envs.video.rewards import IOU_EPSILON, frame_iou, gain, score_answer
+from asyncrollout_envs.video.rewards import IOU_EPSILON, frame_iou, gain, look_share, score_answer
 from asyncrollout_envs.video.settings import ENV, SPLITS, PathLike, set_up
 
 PROMPT_FORMATS = ("free_think", "free_think_v2", "no_think")
@@ -101,7 +101,7 @@ class VideoEnv:
         self.sampling = Sampling.of(self._clips.info(self._path), self.rules.max_video_frames)
         self.relevant = self.sampling.relevant(question)
         self._show(evenly(0, self.sampling.last, self.rules.init_sample_num))
-        self._question = question
+        self._question = question.cut(self.sampling.seconds)
         self._measure()
         info = {
             "dataset": self._dataset,
@@ -157,7 +157,9 @@ class VideoEnv:
         action = read_action(kind, content)
         if action.kind == "answer":
             return Action("answer", read_answer(question, action.content, self.sampling.seconds))
-        check_range(action, self.sampling.seconds if action.kind == "watch" else self.sampling.last)
+        check_range(
+            action, max(self.sampling.seconds, question.seconds) if action.kind == "watch" else self.sampling.last
+        )
         return action
 
     def compute_reward(self) -> float:
@@ -184,7 +186,8 @@ class VideoEnv:
         return {"ok": True, "error": ""}
 
     def state_key(self) -> tuple[Hashable, ...]:
-        return (self.split, self.index, self.turn, self.over, *self.indices)
+        best = max(self._ious, default=0.0) if self._step_reward == "iou" else 0.0
+        return (self.split, self.index, self.turn, self.over, best, *self.indices)
 
     def render(self) -> NDArray[np.uint8]:
         """The frames that are shown, on a sheet whose size does not change in an episode."""
@@ -243,13 +246,20 @@ class VideoEnv:
         self._show(evenly(first, last, self.rules.max_turn_frames))
         self._measure()
         self._similarity = None
-        if self._step_reward == "iou" and len(self._ious) > 1:
-            before_iou, iou = self._ious[-2:]
-            return {"frames": self.rules.frame_reward * max(0, gain(before_iou, iou, IOU_EPSILON))}
+        if self._step_reward in ("iou", "last_iou") and self.relevant is not None:
+            return {"frames": self.rules.frame_reward * self._overlap_gain(self.relevant)}
         if before is not None:
             after = self._measured_similarity() or 0.0
             return {"frames": self.rules.frame_reward * gain(before, after, self.rules.similarity_epsilon)}
         return {}
+
+    def _overlap_gain(self, relevant: Sequence[int]) -> float:
+        """How much better the last look was than those before, from 0 to 1."""
+        *before, iou = self._ious
+        if self._step_reward == "last_iou":
+            return max(0, gain(before[-1], iou, IOU_EPSILON))
+        reachable = min(1.0, self.rules.max_turn_frames / len(relevant)) if relevant else 0.0
+        return look_share(max(before), iou, before[0], reachable)
 
     def _measured_similarity(self) -> float | None:
         """Of what is shown to what is asked; None if nobody wants to know."""
@@ -264,7 +274,7 @@ class VideoEnv:
 
     def _answered(self, question: Question, answer: str, info: dict[str, Any]) -> dict[str, float]:
         """What an answer earns; a multiple choice earns less with every turn."""
-        score = score_answer(question, answer)
+        score = score_answer(question, answer, self.sampling.seconds)
         info["success"] = score.right
         points = score.points
         if question.kind == "multiple choice" and score.right:

@@ -36,17 +36,25 @@ class Sampling(msgspec.Struct, frozen=True):
         return self.numbers[index] / self.fps
 
     def between(self, start: float, end: float) -> tuple[int, int]:
-        """The first and last frame shown from one second to another; if there is none, the one on the screen then."""
+        """The first and last frame shown from one second until before another; if there is none, the one on the screen.
+
+        A time as it is told, with two decimals, is that of its frame.
+        """
         times = np.array(self.numbers) / self.fps
-        first, beyond = np.searchsorted(times, (start - ROUNDING, end + ROUNDING))
+        first, beyond = (int(at) for at in np.searchsorted(times, (start - ROUNDING, end - ROUNDING)))
         if first >= beyond:
-            shown = max(0, int(beyond) - 1)
+            shown = max(0, int(np.searchsorted(times, start + ROUNDING)) - 1)
             return shown, shown
-        return int(first), int(beyond) - 1
+        return first, beyond - 1
 
     def relevant(self, question: Question) -> tuple[int, ...] | None:
         """The frames that matter for a question, if that is known."""
         if question.windows is not None:
+            if question.windows and min(start for start, _ in question.windows) >= self.seconds:
+                raise EnvError(
+                    f"`relevant_windows` of {question.problem[:80]!r} begin after the end of the video, at "
+                    f"{round(self.seconds, 2):g} s: is it the right file?"
+                )
             return tuple(
                 index
                 for index in range(len(self.numbers))

@@ -7,10 +7,11 @@ from typing import Any, Literal
 import msgspec
 
 from asyncrollout.validation import did_you_mean
-from asyncrollout_envs.video.actions import LONGEST_ANSWER, ActionError, read_windows
+from asyncrollout_envs.video.actions import LONGEST_ANSWER, LONGEST_TEXT, ActionError, read_windows
 
 Kind = Literal["multiple choice", "numerical", "free-form", "moment"]
-Windows = tuple[tuple[float, float], ...]
+Window = tuple[float, float]
+Windows = tuple[Window, ...]
 
 _KINDS: dict[str, Kind] = {
     "multiple choice": "multiple choice",
@@ -26,7 +27,10 @@ _DRESSING = " \t\r\n.,;:!\"'`*_()[]"
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One episode's task. `windows` are relevant seconds, `frames` relevant indices of sampled frames, where known."""
+    """One episode's task. `windows` are relevant seconds, `frames` relevant indices of sampled frames, where known.
+
+    A window is half open: a frame at its end is not in it. `seconds` is how long the video is, as far as its row says.
+    """
 
     name: str
     files: tuple[str, ...]
@@ -36,6 +40,20 @@ class Question(msgspec.Struct, frozen=True):
     solution: str | None = None
     windows: Windows | None = None
     frames: tuple[int, ...] | None = None
+    seconds: float = 0.0
+
+    @property
+    def longest_answer(self) -> int:
+        """In characters: in steps, so that it does not tell how long the solution is."""
+        steps = -(-len(self.solution or "") // LONGEST_ANSWER)
+        return min(max(1, steps) * LONGEST_ANSWER, LONGEST_TEXT)
+
+    def cut(self, seconds: float) -> "Question":
+        """The question about a file that ends at this time, some milliseconds earlier than its row says."""
+        if self.windows is None:
+            return self
+        windows = tuple((start, min(end, seconds)) for start, end in self.windows if start < seconds)
+        return msgspec.structs.replace(self, windows=windows)
 
 
 class Row(msgspec.Struct):
@@ -50,6 +68,7 @@ class Row(msgspec.Struct):
     problem_id: int | str | None = None
     options: list[str] | None = None
     solution: str | int | float | None = None
+    duration: Any = None
     relevant_windows: list[tuple[float, float]] | None = None
     relevant_sample_frames: list[int] | None = None
 
@@ -73,15 +92,25 @@ class Row(msgspec.Struct):
             solution=_solution(kind, options, self.solution),
             windows=_windows(self.relevant_windows),
             frames=None if self.relevant_sample_frames is None else tuple(self.relevant_sample_frames),
+            seconds=self._seconds(),
         )
         return video, question
 
+    def _seconds(self) -> float:
+        """How long the video is at least, as far as the row says."""
+        told = float(self.duration) if isinstance(self.duration, int | float) else 0.0
+        return max([told, *(end for _, end in self.relevant_windows or ())])
+
 
 def read_answer(question: Question, text: str, seconds: float) -> str:
-    """An answer in the one form that is compared; `ActionError` if the question cannot be answered with it."""
+    """An answer in the one form that is compared; `ActionError` if the question cannot be answered with it.
+
+    Windows may reach as far as the row says that the video does.
+    """
     text = text.strip()
     if question.kind == "moment":
-        return ", ".join(f"{start:.10g}-{end:.10g}" for start, end in read_windows(text, seconds))
+        windows = read_windows(text, max(seconds, question.seconds))
+        return ", ".join(f"{start:.10g}-{end:.10g}" for start, end in windows)
     if question.kind == "multiple choice":
         letter = _chosen(question.options, text)
         if letter is None:
@@ -93,8 +122,8 @@ def read_answer(question: Question, text: str, seconds: float) -> str:
         if not any(map(str.isdigit, plain)) or not _NUMBER.fullmatch(plain):
             raise ActionError(f"format_error: answer with a number, and not {text[:50]!r}")
         return plain.replace(",", "")
-    if len(text) > LONGEST_ANSWER:
-        raise ActionError(f"format_error: answer with at most {LONGEST_ANSWER} characters")
+    if len(text) > question.longest_answer:
+        raise ActionError(f"format_error: answer with at most {question.longest_answer} characters")
     return text
 
 
@@ -117,16 +146,26 @@ def _lettered(options: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _chosen(options: Sequence[tuple[str, str]], text: str) -> str | None:
+    """The letter of the option that is meant: a letter is one, even if another option's text is the same letter."""
     plain = text.strip(_DRESSING)
     lettered = _LETTERED.fullmatch(text)
-    said = [letter for letter, option in options if plain.upper() == letter or plain.casefold() == option.casefold()]
-    if lettered and not said:
-        said = [
+    ways = (
+        [letter for letter, _ in options if plain.upper() == letter],
+        [letter for letter, option in options if text == option],
+        [letter for letter, option in options if same_text(text, option)],
+        [
             letter
             for letter, option in options
-            if lettered[1].upper() == letter and lettered[2].strip(_DRESSING).casefold() in ("", option.casefold())
-        ]
+            if lettered and lettered[1].upper() == letter and (not lettered[2] or same_text(lettered[2], option))
+        ],
+    )
+    said = next(filter(None, ways), [])
     return said[0] if len(said) == 1 else None
+
+
+def same_text(text: str, option: str) -> bool:
+    """Without case and dressing; of what is dressing alone, such as "*", nothing is taken off."""
+    return (text.strip(_DRESSING) or text).casefold() == (option.strip(_DRESSING) or option).casefold()
 
 
 def _solution(kind: Kind, options: Sequence[tuple[str, str]], given: Any) -> str | None:

@@ -41,7 +41,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answer_reward: float = 1.0
     turn_cost: float = 0.1
     frame_reward: float = 0.5
-    step_frame_reward: Literal["iou", "similarity", "none"] = "iou"
+    step_frame_reward: Literal["iou", "last_iou", "similarity", "none"] = "iou"
     final_frame_reward: bool = False
     similarity_epsilon: Annotated[float, msgspec.Meta(ge=0)] = 0.04
     cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 2 * 2**30

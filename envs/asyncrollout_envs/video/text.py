@@ -13,7 +13,7 @@ from asyncrollout_envs.video.questions import Question
 _ANSWERS = {
     "multiple choice": "the letter of the right option",
     "numerical": "a number",
-    "free-form": "a few words, 50 characters at most",
+    "free-form": "a few words, {longest} characters at most",
     "moment": "the seconds in which it is to be seen, such as 4-8; several parts as 2-4, 10-12",
 }
 _EXAMPLES = {"watch": "0-5", "retrieve": "0,12", "answer": "your answer"}
@@ -57,7 +57,7 @@ class VideoText(Projecting[VideoEnv]):
             *(f"Frame {index} ({seconds:.2f} s): {IMAGE_MARK}" for index, seconds in shown),
             f"{'Find this moment' if question.kind == 'moment' else 'Question'}: {_unmarked(question.problem)}",
             *(f"{letter}. {_unmarked(option)}" for letter, option in question.options),
-            f"An answer is {_ANSWERS[question.kind]}.",
+            f"An answer is {_ANSWERS[question.kind].format(longest=question.longest_answer)}.",
             f"Turn {env.turn + 1} of {env.rules.max_turns}: "
             + ("watch or answer." if env.turns_left > 1 else "answer."),
         ]
@@ -71,8 +71,8 @@ class VideoText(Projecting[VideoEnv]):
             f"You answer a question about a video, of which you see {rules.init_sample_num} frames at first. In each "
             f"turn you may look closer at a part of it, of which you then see up to {rules.max_turn_frames} frames, or "
             f"answer, which ends the episode. You have {rules.max_turns} turns; answer in the last one at the latest.\n"
-            "<watch>a-b</watch> shows the part from second a to second b, <retrieve>a,b</retrieve> the part from frame "
-            "a to frame b of those that the video is sampled as.\n"
+            "<watch>a-b</watch> shows the part from second a until second b, <retrieve>a,b</retrieve> the part from "
+            "frame a to frame b of those that the video is sampled as.\n"
             f"Always reply in one of these forms:\n{forms}"
         )
 
@@ -109,9 +109,9 @@ def _known(question: Question, seconds: float) -> str:
     """The right answer; a guess, where the annotations withhold it."""
     if question.kind == "moment":
         windows = question.windows or ((0.0, seconds),)
-        return ", ".join(f"{start:g}-{min(end, seconds):g}" for start, end in windows[:20])
+        return ", ".join(f"{round(start, 3):.10g}-{round(end, 3):.10g}" for start, end in windows[:20])
     if question.solution is not None:
-        return question.solution[:50]
+        return question.solution[: question.longest_answer]
     if question.kind == "multiple choice":
         return question.options[0][0]
     return "0"
