@@ -1,7 +1,7 @@
 """Bandit: choose an arm. One of them pays much, but seldom; is it the better one?"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ RISKY_NAMES = {
 _LUCK = 1  # the number of the generator that the arms draw from
 _MOST_NUMBERS = 100
 _NUMBERED = re.compile(r"(?:\b(?:arm|number|arm number) ?#?|#)([0-9]{1,3})(?![\w-])", re.IGNORECASE)
+_LISTED = re.compile(r"((?:^|>)[\s*]*)([0-9]{1,3})(?=\s?[:.)]\s?\**[A-Za-z])", re.MULTILINE)
+"""The number of an arm as the list of arms has it, before the name."""
 
 
 class Bandit:
@@ -106,7 +108,7 @@ class Bandit:
         return self._task() if self.style == "ragen" else self._told("Choose an arm."), {}
 
     def step(self, action: str | int) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        arm = self._arm(action)
+        arm = self.arm_of(action)
         self.steps += 1
         lucky = self._luck.random() < self.high_probability
         reward = self.low_score if arm != self.risky else self.high_score if lucky else self.miss_score
@@ -114,7 +116,8 @@ class Bandit:
         news = f"{arm} paid {reward:g}."
         return news if self.style == "ragen" else self._told(news), reward, self.steps >= self.max_steps, False, info
 
-    def _arm(self, action: str | int) -> str:
+    def arm_of(self, action: str | int) -> str:
+        """The name of the arm that an action chooses."""
         if isinstance(action, str) and action in self.arms:
             return action
         is_number = isinstance(action, int | np.integer) and not isinstance(action, bool)
@@ -153,10 +156,12 @@ class BanditText:
     @staticmethod
     def project(reply: str, options: TextOptions) -> Parsed:
         """Every name that the env has of itself, and any number; whether this episode has it, the env knows."""
-        return _read(reply, options, _ALL_NAMES, _MOST_NUMBERS)
+        named = reply[:-LONGEST] + _LABELLED.sub("", reply[-LONGEST:])
+        return _read(named, options, _ALL_NAMES, _MOST_NUMBERS)
 
     def parse(self, reply: str) -> Parsed:
-        return _read(reply, self._options, self._env.arms, len(self._env.arms))
+        arms = self._env.arms
+        return _read(reply, self._options, arms, len(arms), self._env.arm_of)
 
     def describe(self, observation: str) -> str:
         return observation
@@ -183,15 +188,21 @@ class BanditText:
 
 
 _ALL_NAMES = (*PAIR, *(name for words in (STEADY_NAMES, RISKY_NAMES) for split in words.values() for name in split))
+_LABELLED = re.compile(
+    rf"\b(?:arm|number|arm number) ?#?[0-9]{{1,3}} ?[:.,(-] ?(?=(?:{'|'.join(_ALL_NAMES)})\b)", re.IGNORECASE
+)
+"""A number before a name: without the env nobody knows whether they agree, and the name says more."""
 
 
-def _read(reply: str, options: TextOptions, names: Sequence[str], numbers: int) -> Parsed:
-    """An arm by its name, by its number, or by its number with a word before it, as in "arm 2"."""
+def _read(
+    reply: str, options: TextOptions, names: Sequence[str], numbers: int, meaning: Callable[[Any], Any] = repr
+) -> Parsed:
+    """An arm by its name, by its number, by its number with a word before it, as in "arm 2", or by both."""
     counted = range(1, numbers + 1)
     choices: dict[str, str | int] = {str(number): number for number in counted}
     choices |= {f"arm-{number}": number for number in counted} | {name.lower(): name for name in names}
-    as_words = reply[:-LONGEST] + _NUMBERED.sub(r"arm-\1", reply[-LONGEST:])
-    return read_choice(as_words, options, choices)
+    as_words = reply[:-LONGEST] + _NUMBERED.sub(r"arm-\1", _LISTED.sub(r"\1arm-\2", reply[-LONGEST:]))
+    return read_choice(as_words, options, choices, meaning)
 
 
 def _checked_names(names: Any) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.text.replies import LONGEST, Projecting, find_answer, find_stated, turn_format
+from asyncrollout.text.replies import LONGEST, Projecting, find_answer, turn_format
+from asyncrollout.text.stated import find_stated
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.countdown import lenient
 from asyncrollout_envs.countdown.arithmetic import MOST_DIGITS, MOST_NUMBERS, Expression, evaluate
@@ -220,7 +221,9 @@ class CountdownText(Projecting[Countdown]):
         answer = find_answer(reply, strict=options.strict)
         if answer.reason:
             return Parsed((), valid=False, reason=answer.reason)
-        found = evaluate(answer.text if answer.tagged else find_stated(answer.text[-LONGEST:]) or "")
+        found = evaluate(answer.text if answer.tagged else "")
+        if not found.numbers and not options.strict:
+            found = evaluate(find_stated(answer.text[-LONGEST:], tagged=answer.tagged) or "")
         if not found.numbers:
             return Parsed((), valid=False, reason=f"not an expression: {found.reason}")
         if len(found.numbers) == 1 and not answer.tagged:

@@ -12,10 +12,11 @@ import msgspec
 
 from asyncrollout.registry import EnvSpec
 from asyncrollout.text.replies import LONGEST, Projecting, find_answer, turn_format
+from asyncrollout.text.stated import find_stated
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.datafiles import choose_row, load_split
 from asyncrollout_envs.kwargs import Style, check_style, check_whole
-from asyncrollout_envs.metamathqa.answers import answer_of, same_answer, same_letters, stated_answer
+from asyncrollout_envs.metamathqa.answers import answer_of, same_answer, same_letters
 from asyncrollout_envs.seeding import Split, check_split
 
 SPEC = EnvSpec(
@@ -100,8 +101,10 @@ class MetaMathQA:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if not isinstance(action, str):
             raise TypeError(f"{SPEC.name}: an action is an answer as text, not {action!r:.100}")
-        is_same = same_letters if self.style == "ragen" else same_answer
-        right = is_same(action, self.problem.answer)
+        if self.style == "ragen":
+            right = same_letters(action, self.problem.answer)
+        else:
+            right = same_answer(action, self.problem.answer, self.problem.question)
         reward = 0.5**self.attempts if right else 0.0
         self.attempts += 1
         info = {"action_is_effective": True, "success": right}
@@ -126,7 +129,7 @@ class MetaMathQAText(Projecting[MetaMathQA]):
         if options.strict:
             return Parsed((found.text,))
         text = found.text[-LONGEST:]
-        return Parsed((stated_answer(text) or (text if found.tagged else text.rpartition("\n")[2].strip()),))
+        return Parsed((find_stated(text, tagged=found.tagged) or text.rpartition("\n")[2].strip(),))
 
     def parse(self, reply: str) -> Parsed:
         """In the style "ragen", whatever stands in tags is the answer, word for word."""
