@@ -1,5 +1,6 @@
 """Bandit: choose an arm. One of them pays much, but seldom; is it the better one?"""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout.text.replies import LONGEST, read_choice, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.kwargs import Style, check_number, check_share, check_style, check_whole
@@ -20,6 +22,7 @@ SPEC = EnvSpec(
     runs="light",
     summary="choose the arm with the higher mean payoff",
     actions="an arm's name",
+    splits=SPLITS,
 )
 
 PAIR = ("phoenix", "dragon")
@@ -90,8 +93,10 @@ class Bandit:
     def best_arms(self) -> tuple[str, ...]:
         """Those of the highest mean, or in the style "ragen" the one that pays by chance."""
         mean = self.high_score * self.high_probability + self.miss_score * (1 - self.high_probability)
-        if self.style == "ragen" or mean > self.low_score:
+        if self.style == "ragen" or (mean > self.low_score and not math.isclose(mean, self.low_score)):
             return (self.risky,)
+        if math.isclose(mean, self.low_score):
+            return self.arms
         return tuple(arm for arm in self.arms if arm != self.risky)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout.text.replies import LONGEST, Projecting, find_answer, turn_format
 from asyncrollout.text.stated import find_led, find_stated
 from asyncrollout.types import Parsed, TextOptions
@@ -24,6 +25,7 @@ SPEC = EnvSpec(
     summary="answer a question from any reasoning-gym dataset",
     actions="the answer",
     requires={"reasoning_gym": INSTALL},
+    splits=SPLITS,
 )
 
 _SPLITS: tuple[str, ...] = get_args(Split)
