@@ -172,9 +172,9 @@ class BanditText:
         return observation
 
     def system_prompt(self) -> str:
+        first, second = (self._env.arms or self._env.names)[:2]  # before the first reset there are no arms
         if self._env.style == "ragen":
-            return turn_format(self._options, self._env.arms[0], most=self._env.max_steps)
-        first, second = self._env.arms[:2]
+            return turn_format(self._options, first, most=self._env.max_steps)
         return (
             "You are at a machine with several arms. Some arms pay a little every time, one pays a lot, but seldom. "
             f"Arms have names, such as {first} and {second}, and their meaning may tell which is which.\n"
