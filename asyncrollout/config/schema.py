@@ -114,7 +114,7 @@ class Chat(ConfigPart, frozen=True):
     """`ChatAgent`, as far as YAML can say it."""
 
     history: FromZero | None = None
-    template: Literal["plain", "ragen"] = "plain"
+    template: Literal["plain", "bare", "ragen"] = "plain"
     system_prompt: str | None = None
     sampling: Sampling = Sampling()
     seeded: bool = True
