@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm torch-venv ragen-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
+.PHONY: help install local-llm torch-venv ragen-venv verl-venv metarl-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,23 @@ ragen-venv: .venv-ragen/.installed  ## Install what RAGEN's environments import 
 	.venv-ragen/bin/python $(PIP_INSTALL) --requirement tests/ragen-requirements.txt --editable .
 	@touch $@
 
+verl-venv: .venv-verl/.installed  ## Install verl and what it imports into .venv-verl, for tests with verl and verl-agent
+
+# verl itself comes without what it lists: most of that is for GPUs and for its other programs.
+.venv-verl/.installed: tests/verl-requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-verl
+	grep '^torch=' tests/verl-requirements.txt | xargs .venv-verl/bin/python $(PIP_INSTALL)
+	grep -v '^verl=' tests/verl-requirements.txt | .venv-verl/bin/python $(PIP_INSTALL) --requirement /dev/stdin --editable .
+	grep '^verl=' tests/verl-requirements.txt | xargs .venv-verl/bin/python $(PIP_INSTALL) --no-deps
+	@touch $@
+
+metarl-venv: .venv-metarl/.installed  ## Install what pomdp-baselines needs into .venv-metarl, for its tests and benchmark
+
+.venv-metarl/.installed: tests/upstream/metarl-requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-metarl
+	.venv-metarl/bin/python $(PIP_INSTALL) --requirement tests/upstream/metarl-requirements.txt --editable '.[mujoco]'
+	@touch $@
+
 demo: $(DEMO_INSTALLED)  ## Play several environments in one run, live, and write its report; no server, GPU or key
 	@echo "Running: $(DEMO_VENV)/bin/asyncrollout demo"
 	@$(DEMO_VENV)/bin/asyncrollout demo
@@ -75,7 +92,7 @@ test-fast: $(INSTALLED)  ## Run the tests that start few processes, for the inne
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not heavy and not extended and not slow and not upstream and not wheel'
 
 test-all: $(INSTALLED)  ## Run what `make test` leaves out: second event loop, training examples, browser, long forms
-	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow and not upstream and not wheel'
 
 test-slow: $(INSTALLED)  ## Run soak and chaos tests in their full form
 	$(BIN)/python -m pytest -m slow
@@ -116,4 +133,4 @@ bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve min
 	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## Remove virtual environments, caches and build files
-	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-ragen .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-ragen .venv-verl .venv-metarl .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site

@@ -43,7 +43,7 @@ class Bamdp:
     """`episodes_per_task` episodes of a task as one: a Bayes-adaptive MDP, whose end is the end of the last episode.
 
     An observation is the env's own, then the task (with `oracle`), then 1.0 where an episode has just ended (if there
-    are several). `info["done_mdp"]` tells such an end, too, and `info["start_state"]` is what the next episode begins
+    are several). `info["done_mdp"]` marks such an end, too, and `info["start_state"]` is what the next episode begins
     with. Actions of a Box are given between -1 and 1, whatever the env's own bounds are.
     """
 
@@ -78,6 +78,11 @@ class Bamdp:
     @property
     def n_tasks(self) -> int | None:
         return self.env.n_tasks
+
+    @property
+    def unwrapped(self) -> Any:
+        """The env inside."""
+        return getattr(self.env, "unwrapped", self.env)
 
     @property
     def horizon_bamdp(self) -> int:

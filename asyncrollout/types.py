@@ -109,7 +109,10 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How replies are read and charged; `pool.open` takes these fields beside the env's own keyword arguments."""
+    """How replies are asked for, read and charged; `pool.open` takes these fields beside the env's own arguments.
+
+    With `think=False` the prompt asks for an answer without thoughts. `instruction` replaces the env's own rules.
+    """
 
     strict: bool = False
     format_penalty: float = 0.1
@@ -117,8 +120,12 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_actions_per_traj: Annotated[int, msgspec.Meta(ge=1)] | None = None
     separator: Annotated[str, msgspec.Meta(min_length=1)] = "||"
     action_history: Annotated[int, msgspec.Meta(ge=0)] = 0  # how many past actions a description ends with
+    think: bool = True
+    instruction: str | None = None
 
     def __post_init__(self) -> None:
+        if self.strict and not self.think:
+            raise ValueError("strict=True wants replies with <think>, and think=False without: drop one")
         if not math.isfinite(self.format_penalty):
             raise ValueError(f"format_penalty={self.format_penalty} must be finite")
 

@@ -142,7 +142,7 @@ def paced_rows(rounds):
 
 
 def rows(rounds=5):
-    """What there is to tell, one row after the other."""
+    """All rows, one after the other."""
     if find_spec("mujoco") is None:
         tell("meta-RL: AntDir is left out: pip install 'asyncrollout[mujoco]'")
     else:

@@ -37,6 +37,7 @@ HEAVY = frozenset({
     "test_dropin_metarl",
     "test_dropin_metarl_learner",
     "test_dropin_metarl_seed",
+    "test_dropin_metarl_ways",
     "test_dropin_metarl_workers",
     "test_dropin_portal",
     "test_dropin_ragen_container",

@@ -29,5 +29,8 @@ BY_CHANCE = ("frozen_lake-slippery",)
 SHARING = ("bandit", "bandit-many", "game_2048", "reasoning_gym")
 """Those whose splits may begin alike: the same two arms, words drawn anew, two tiles, short questions of a package."""
 
-ELSEWHERE = ("AntDir-v0", "HalfCheetahVel-v0", "PointRobot-v0", "PointRobotSparse-v0", "behavior")
+ELSEWHERE = (
+    *("AntDir-v0", "AntGoal-v0", "CheetahDir-v0", "HalfCheetahVel-v0", "HumanoidDir-v0"),
+    *("PointRobot-v0", "PointRobotSparse-v0", "Wind-v0", "behavior"),
+)
 """Those with tests of their own: robots that are no text, and one whose simulator is not here."""

@@ -1,6 +1,7 @@
 """RAGEN's keys mean what RAGEN means by them."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from asyncrollout.dropin.ragen.env_keys import ENV_TYPES, KNOWN_TAGS, REFUSED_TY
 from asyncrollout.registry import env_names
 
 parse_config = functools.partial(config.parse_config, dialect=RAGEN_KEYS)
+read_config = functools.partial(config.read_config, dialect=RAGEN_KEYS)
 
 PARALLEL = """
 es_manager:
@@ -105,7 +107,7 @@ agent_proxy: {max_turn: 5, max_actions_per_turn: 2, action_sep: "||", enable_thi
 """)
     assert config.seed == 10_000
     assert config.limits == ar.Limits(turns=5, tokens=100)
-    assert config.env_kwargs == {"max_actions_per_turn": 2, "separator": "||"}
+    assert config.env_kwargs == {"max_actions_per_turn": 2, "separator": "||", "think": True}
 
 
 def test_what_an_env_has_of_its_own_comes_first() -> None:
@@ -130,6 +132,14 @@ custom_envs:
         {"num_boxes": 2, "dim_room": [6, 8], "observation_format": "grid"},
         {"low_score": 0.2, "high_score": 2, "high_probability": 0.5, "style": "ragen"},
     ]
+
+
+def test_what_a_tag_says_of_states_is_played() -> None:
+    config = parse_config("""
+es_manager: {train: {env_configs: {tags: [S]}}}
+custom_envs: {S: {env_type: sokoban, observation_format: coord, env_config: {num_boxes: 1}}}
+""")
+    assert config.entries[0].env_kwargs == {"num_boxes": 1, "observation_format": "coord"}
 
 
 def test_tables_name_envs_that_there_are() -> None:
@@ -349,7 +359,7 @@ def test_filters_that_are_not_valid(keys: str, error: str) -> None:
 def test_notes_say_what_became_of_each_key() -> None:
     notes = notes_of(
         {
-            "es_manager": {"train": {"group_size": 3, "env_group": 8}, "val": {"env_groups": 1}, "max_workers": 2},
+            "es_manager": {"train": {"group_size": 3}, "val": {"env_groups": 1}, "max_workers": 2},
             "use_parallel_envs": False,
             "sequential_env_types": ["webshop"],
             "trainer": {"a": {"b": 1}},
@@ -361,14 +371,13 @@ def test_notes_say_what_became_of_each_key() -> None:
         note.key: note
         for note in [
             Note("es_manager.train.group_size", "group_size"),
-            Note("es_manager.train.env_group", why="not used: did you mean 'es_manager.train.env_groups'?"),
             Note("es_manager.val", why="a run has no validation"),
             Note("es_manager.max_workers", why="there are no workers with backend: inline"),
             Note("use_parallel_envs", "backend"),
             Note("sequential_env_types", why="no entry of env is of these types"),
-            Note("trainer", why="not used"),
+            Note("trainer", why="for the trainer"),
             Note("algorithm.adv_estimator", why="'gae' is not one of ours: set advantage, if one is wanted"),
-            Note("algorithm.lam", why="not used"),
+            Note("algorithm.lam", why="for the trainer"),
         ]
     }
 
@@ -380,12 +389,36 @@ def test_what_became_of_the_keys_is_logged() -> None:
     (event,) = events
     assert event["event"] == "foreign_keys"
     assert event["mapped"] == ["es_manager.train.group_size -> group_size"]
-    assert event["unused"] == ["trainer: not used"]
+    assert event["unused"] == ["trainer: for the trainer"]
 
 
-def test_a_misspelt_key_of_a_part_that_is_used_names_the_right_one() -> None:
-    translated = translate({"agent_proxy": {"max_turns": 3}})
-    assert translated.notes == [Note("agent_proxy.max_turns", why="not used: did you mean 'agent_proxy.max_turn'?")]
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("agent_proxy: {max_turns: 3}", "agent_proxy.max_turns: not a known key: did you mean 'agent_proxy.max_turn'?"),
+        (
+            "es_manager: {train: {env_group: 8}}",
+            "es_manager.train.env_group: not a known key: did you mean 'es_manager.train.env_groups'?",
+        ),
+        (
+            "actor_rollout_ref: {rollout: {temprature: 0.5}}",
+            "actor_rollout_ref.rollout.temprature: not a known key: did you mean 'actor_rollout_ref.rollout.temp",
+        ),
+        ("actor_rollout_ref: {rollout: {best_of: 4}}", "actor_rollout_ref.rollout.best_of: not a known key"),
+        ("algorithm: {filter_groups: {enabled: true}}", "algorithm.filter_groups.enabled: not a known key"),
+        ("es_manager: {use_threads: true}", "es_manager.use_threads: not a known key"),
+        ("seed: {train: 1, test: 2}", "seed.test: not a known key"),
+    ],
+)
+def test_a_key_that_is_neither_used_nor_the_trainers_is_refused(line: str, error: str) -> None:
+    assert f"line 2: {error}" in error_of(f"env: bandit\n{line}")
+
+
+def test_a_key_of_a_tag_that_is_not_known_is_refused() -> None:
+    told = error_of(
+        "es_manager: {train: {env_configs: {tags: [A]}}}\ncustom_envs: {A: {env_type: bandit, max_action: 3}}"
+    )
+    assert "custom_envs.A.max_action: not a known key: did you mean 'max_tokens' or 'max_actions_per_traj'" in told
 
 
 def test_values_are_left_as_they_are() -> None:
@@ -467,3 +500,228 @@ def test_a_key_that_contradicts_an_override_says_which_is_the_override() -> None
 def test_native_configurations_know_none_of_these_keys() -> None:
     with pytest.raises(ar.UsageError, match="unknown key 'es_manager'"):
         config.parse_config("env: bandit\nes_manager: {train: {group_size: 4}}")
+
+
+# Upstream's own files. Each key below is one of them; with `val` and the lists of tags left out.
+
+JUNE_2025 = """
+system: {CUDA_VISIBLE_DEVICES: "0"}
+micro_batch_size_per_gpu: 4
+ppo_mini_batch_size: 32
+model_path: Qwen/Qwen2.5-0.5B-Instruct
+enable_response_mask: true
+grpo_advantage_length_weight: false
+lora: {rank: 0, alpha: 16, target_modules: all-linear}
+actor_rollout_ref:
+  model: {path: "${model_path}", lora_rank: "${lora.rank}"}
+  actor: {ppo_mini_batch_size: "${ppo_mini_batch_size}", use_ref: true, optim: {betas: [0.9, 0.999]}}
+  ref: {log_prob_micro_batch_size_per_gpu: 4}
+  rollout:
+    log_prob_micro_batch_size_per_gpu: 4
+    tensor_model_parallel_size: 1
+    max_model_len: 3600
+    prompt_length: 1
+    response_length: 400
+    gpu_memory_utilization: 0.5
+    max_num_batched_tokens: 8192
+    temperature: 1
+    rollout_filter_ratio: 0.25
+    rollout_filter_type: std
+    enforce_eager: true
+    free_cache_engine: true
+    val_kwargs: {do_sample: true, temperature: 0.5}
+    tp_size_check: true
+critic: {ppo_mini_batch_size: 32, model: {path: "${model_path}"}}
+data: {max_prompt_length: null, max_response_length: null, train_batch_size: null}
+algorithm:
+  {gamma: 1.0, lam: 1.0, high_level_gamma: 0.95, adv_estimator: gae, bi_level_gae: false, kl_penalty: kl,
+   kl_ctrl: {type: fixed, kl_coef: 0.0}}
+trainer: {project_name: p, total_training_steps: 200, logger: [console, wandb]}
+agent_proxy:
+  max_turn: 5
+  action_sep: "||"
+  max_actions_per_turn: 5
+  use_turn_scores: false
+  enable_think: true
+  reward_normalization: {grouping: state, method: identity}
+es_manager:
+  format_penalty: -0.1
+  train: {env_groups: 8, group_size: 16, env_configs: {tags: [SimpleSokoban], n_groups: [8]}}
+  val: {env_groups: 256, group_size: 1, env_configs: {tags: [SimpleSokoban], n_groups: [256]}}
+ctx_manager: {generation: {gen_config: {top_p: "${actor_rollout_ref.rollout.top_p}", kwargs: null}}}
+"""
+APRIL_2026 = """
+seed: {train: 10000, val: 123}
+log_prob_micro_batch_size_per_gpu: "${micro_batch_size_per_gpu}"
+micro_batch_size_per_gpu: 1
+actor_rollout_ref:
+  actor: {filter_loss_scaling: none, loss_agg_mode: token-mean}
+  rollout:
+    name: vllm
+    load_format: auto
+    rollout_filter_ratio: null
+    rollout_filter_value: 1.0
+    rollout_filter_strategy: top_p
+    rollout_filter_type: largest
+    rollout_filter_include_zero: true
+    rollout_filter_top_p_prob_mode: linear
+    rollout_filter_selection_eps: 0.01
+    rollout_filter_empty_stop_steps: 5
+    rollout_filter_metric: reward_variance
+    gradient_analysis_num_buckets: 6
+    gradient_analysis_bucket_mode: quantile
+algorithm: {zero_task_advantage: false, norm_adv_by_std_in_grpo: true, soft_advantage_reweight: false}
+agent_proxy: {context_window_mode: full, max_context_window: -1, batch_adjust_mode: copy, max_actions_per_turn: 2}
+collapse_detection: {compute_freq: 5, first_turn_enabled: true, multi_turn_enabled: true, num_samples: 64}
+trainer: {local_log_dir: results/, gradient_analysis_mode: false}
+es_manager: {train: {env_configs: {tags: [CoordSokoban]}}}
+"""
+
+
+@pytest.fixture
+def upstream_files(tmp_path: Path) -> Path:
+    """A folder with files as upstream's, each on top of another; verl's own file is not there, as in a checkout."""
+    (tmp_path / "base.yaml").write_text(f"defaults: [ppo_trainer, envs]\n{JUNE_2025}")
+    (tmp_path / "envs.yaml").write_text(
+        "custom_envs: {SimpleSokoban: {env_type: sokoban, max_actions_per_traj: 10, max_tokens: 100,\n"
+        "  env_instruction: 'Push the boxes to their targets.', env_config: {dim_x: 6, dim_y: 6, num_boxes: 1}}}"
+    )
+    (tmp_path / "april.yaml").write_text(
+        f"defaults: [base]\nhydra: {{searchpath: [pkg://verl.trainer.config]}}\n{APRIL_2026}"
+    )
+    (tmp_path / "run.yaml").write_text("defaults: [base]\ntrainer: {experiment_name: mine}\n")
+    return tmp_path
+
+
+def test_files_that_a_file_builds_on_are_read(upstream_files: Path) -> None:
+    config = read_config(upstream_files / "run.yaml")
+    assert (config.groups, config.group_size, config.limits.turns) == (8, 16, 5)
+    assert config.keep == schema.TopStd(0.25)
+    (entry,) = config.entries
+    assert {key: entry.env_kwargs[key] for key in ("format_penalty", "dim_room", "max_actions_per_turn")} == {
+        "format_penalty": 0.1,
+        "dim_room": [6, 6],
+        "max_actions_per_turn": 5,
+    }
+    assert config.agent.sampling == ar.Sampling(temperature=1, max_tokens=400)
+
+
+def test_the_newer_files_are_read_too(upstream_files: Path) -> None:
+    config = read_config(upstream_files / "april.yaml", ["es_manager.train.group_size=4"])
+    assert (config.seed, config.groups, config.group_size) == (10_000, 8, 4)
+    assert config.keep == schema.TopP(1.0)
+    assert config.agent.history is None
+    assert [entry.tag for entry in config.entries] == ["CoordSokoban"]
+
+
+def test_a_file_that_is_not_there_is_an_error(upstream_files: Path) -> None:
+    (upstream_files / "base.yaml").unlink()
+    with pytest.raises(ar.UsageError, match=r"run.yaml: defaults: 'base': there is no base.yaml in .*: add"):
+        read_config(upstream_files / "run.yaml")
+
+
+def test_what_of_verl_is_missing_is_logged(upstream_files: Path) -> None:
+    with capture_logs() as events:
+        read_config(upstream_files / "run.yaml")
+    (event,) = events
+    assert [line for line in event["unused"] if line.startswith("defaults: ppo_trainer.yaml")]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "sampling"),
+    [
+        ("temperature: 0.7, top_p: 0.9, response_length: 64", ar.Sampling(temperature=0.7, top_p=0.9, max_tokens=64)),
+        ("top_k: -1", ar.Sampling()),
+        ("top_k: 20", ar.Sampling(extra={"top_k": 20})),
+        ("do_sample: false, temperature: 1", ar.Sampling(temperature=0)),
+        ("do_sample: true, temperature: 1", ar.Sampling(temperature=1)),
+        ("val_kwargs: {temperature: 0.1}", ar.Sampling()),
+    ],
+)
+def test_how_the_model_samples(rollout: str, sampling: ar.Sampling) -> None:
+    assert parse_config(f"env: bandit\nactor_rollout_ref: {{rollout: {{{rollout}}}}}").agent.sampling == sampling
+
+
+def test_references_are_followed_where_a_value_counts() -> None:
+    config = parse_config("""
+env: bandit
+lora: {rank: 3}
+es_manager: {train: {group_size: "${lora.rank}"}}
+ctx_manager: {generation: {top_p: "${actor_rollout_ref.rollout.top_p}"}}
+""")
+    assert config.group_size == 3
+    told = error_of("env: bandit\nes_manager: {train: {group_size: '${lora.rank}'}}")
+    assert "es_manager.train.group_size: found '${lora.rank}'" in told
+    assert "refers to a key that is not there" in told
+
+
+@pytest.mark.parametrize(
+    ("keys", "history"),
+    [
+        ("context_window_mode: full, max_context_window: -1", None),
+        ("context_window_mode: full, max_context_window: 3", None),
+        ("context_window_mode: limited_multi_turn, max_context_window: 3", 2),
+        ("context_window_mode: limited_multi_turn, max_context_window: -1", None),
+        ("context_window_mode: limited_multi_turn", 0),
+        ("max_context_window: 2", 1),
+    ],
+)
+def test_how_many_turns_the_model_sees(keys: str, history: int | None) -> None:
+    assert parse_config(f"env: bandit\nagent_proxy: {{{keys}}}").agent.history == history
+
+
+def test_a_context_window_that_a_run_does_not_have_is_refused() -> None:
+    told = error_of("env: bandit\nagent_proxy: {context_window_mode: single_turn}")
+    assert "agent_proxy.context_window_mode: found 'single_turn', expected full or limited_multi_turn" in told
+
+
+def test_without_workers_everything_runs_one_after_the_other() -> None:
+    config = parse_config("env: bandit\nes_manager: {max_workers: 0}")
+    assert (config.backend, config.workers) == ("inline", None)
+    assert parse_config("env: bandit\nes_manager: {use_parallel_execution: false}").backend == "inline"
+
+
+def test_models_of_ragens_evaluations_are_named_as_policies() -> None:
+    models = "env: bandit\nmodel_config: {model_name: gpt-4o}\nmodel_info: {gpt-4o: {provider_name: openai}}"
+    assert "model_config: name the model as a policy instead" in error_of(models)
+    assert parse_config(f"{models}\npolicy: solver").env == "bandit"
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_prompts_of_a_tag_carry_its_instruction(thinks: bool) -> None:
+    config = parse_config(f"""
+es_manager: {{train: {{env_configs: {{tags: [A]}}}}}}
+agent_proxy: {{enable_think: {thinks}, action_sep: "&&"}}
+custom_envs:
+  A:
+    env_type: sokoban
+    max_actions_per_traj: 7
+    max_tokens: 90
+    env_instruction: Bring every box home.
+    env_config: {{num_boxes: 1}}
+""")
+    (entry,) = config.entries
+    async with ar.EnvPool(backend="inline") as pool, pool.open(entry.env, **entry.env_kwargs) as env:
+        prompt = (await env.reset(seed=1)).info["system_prompt"]
+    pieces = ["Bring every box home.", "#: wall", "Up, Down, Left, Right", "7 actions", "&&", "90 words", "<answer>"]
+    assert [piece for piece in pieces if piece not in prompt] == []
+    assert sorted(pieces, key=prompt.index) == pieces
+    assert ("<think>" in prompt) == thinks
+    assert config.agent.template == "ragen"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "actor_rollout_ref: {model: {api_key: canary-in-clear}}",
+        "actor_rollout_ref:\n  rollout:\n    engine_kwargs:\n      api_key: |\n        canary-in-clear",
+        "trainer: {wandb: {api_key: canary-in-clear}}",
+        "trainer: {notes: [hf_canarycanarycanarycanary]}",
+        "custom_envs: {Unused: {env_type: bandit, env_config: {api_key: canary-in-clear}}}",
+        "policy: solver\nmodel_info: {gpt: {api_key: canary-in-clear}}",
+    ],
+)
+def test_a_secret_below_their_names_is_refused_and_not_repeated(place: str) -> None:
+    told = error_of(f"env: bandit\n{place}")
+    assert "a key is never written into a file" in told
+    assert "canary" not in told

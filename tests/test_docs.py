@@ -17,7 +17,7 @@ from tests.docs_page import EXCEPTIONS, PAGES, ROOT, blocks, reason_to_skip
 
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 RUNNABLE = [page for page in PAGES if any(not reason_to_skip(page, block) for block in blocks(page))]
-SUBPACKAGES = ("video", "config", "dropin.ragen", "dropin.vagen", "dropin.rlinf", "dropin.metarl")
+SUBPACKAGES = ("video", "config", "dropin.ragen", "dropin.verl_agent", "dropin.vagen", "dropin.rlinf", "dropin.metarl")
 
 
 def name_of(page: Path) -> str:

@@ -20,7 +20,18 @@ from asyncrollout import ClosedError, EnvCrashed, EnvError, UsageError, register
 from asyncrollout.dropin import metarl, portal
 from asyncrollout.dropin.metarl import ParallelEnvManager, VariBadWrapper, make_env, make_parallel_env
 from tests.envs import meta as meta_envs
-from tests.envs.meta import Choosing, Exchange, Meeting, OldEnv, in_thread
+from tests.envs.meta import (
+    Around,
+    Choosing,
+    Exchange,
+    Global,
+    Meeting,
+    OldEnv,
+    Seeded,
+    SeededByName,
+    TaskedByReset,
+    in_thread,
+)
 from tests.playing import PATIENCE
 
 TASKS: dict[str, Any] = {"num_train_tasks": 4, "num_eval_tasks": 2}
@@ -109,7 +120,7 @@ def test_an_env_that_tells_no_horizon_or_takes_no_task() -> None:
     class Endless(OldEnv):
         _max_episode_steps = 0
 
-    with pytest.raises(UsageError, match="Endless tells no horizon: it needs an attribute _max_episode_steps"):
+    with pytest.raises(UsageError, match="Endless has no horizon: it needs an attribute _max_episode_steps"):
         VariBadWrapper(Endless(), 1)
     with pytest.raises(UsageError, match="get_current_task"):
         VariBadWrapper(gymnasium.make("Pendulum-v1"), 1, oracle=True)
@@ -124,6 +135,55 @@ def test_an_env_that_tells_no_horizon_or_takes_no_task() -> None:
         make_parallel_env("HalfCheetah-v9", 1, 2)
 
 
+def test_all_episodes_of_a_task_are_of_that_task() -> None:
+    env = VariBadWrapper(TaskedByReset(), 3)
+    seen = [env.reset(task=4)[1]]
+    for step in range(1, 15):
+        _, _, done, info = env.step([0.0])
+        seen += [info["start_state"][1]] if step % 5 == 0 else []
+        assert not done
+    assert seen == [4.0, 4.0, 4.0]
+    env.reset()
+    for _ in range(4):
+        env.step([0.0])
+    with pytest.raises(UsageError, match=r"TaskedByReset began another task.*give a task to reset\(\)"):
+        env.step([0.0])
+
+
+@pytest.mark.parametrize("make", [Seeded, SeededByName, lambda: Around(Seeded()), lambda: Around(Around(OldEnv()))])
+def test_the_seed_reaches_the_env(make: Any) -> None:
+    starts = [VariBadWrapper(make(), 1).reset(task=1, seed=seed)[0] for seed in (7, 8, 7)]
+    assert starts == [7.0, 8.0, 7.0]
+    manager = ParallelEnvManager([make, make], seeds=[3, 3])
+    first, second = manager.reset_all([1, 1])
+    assert as_lists(first) == as_lists(second)
+    assert first[0] >= 0
+    manager.close()
+
+
+def test_a_task_that_the_env_draws_follows_from_the_seed() -> None:
+    class Drawing(Seeded):
+        def reset_task(self, task: int | None) -> None:
+            self.task = int(self.tag) if task is None else task
+
+    env = VariBadWrapper(Drawing(), 2)
+    assert [env.reset(seed=seed)[1] for seed in (5, 6, 5)] == [5.0, 6.0, 5.0]
+
+
+def test_what_an_env_draws_from_global_generators_follows_from_its_seed() -> None:
+    def played(processes: int) -> list[Any]:
+        manager = ParallelEnvManager([Global] * 3, seeds=[1, 2, 1], processes=processes)
+        seen = [manager.reset_all(), [manager.step_all([[0.0]] * 3)[1] for _ in range(5)]]
+        manager.close()
+        return seen
+
+    together, apart = played(1), played(3)
+    assert as_lists(together) == as_lists(apart)
+    starts, rewards = together
+    assert as_lists(starts[0]) == as_lists(starts[2]) != as_lists(starts[1])
+    assert len({reward for row in rewards for reward in row}) == 10
+
+
 # many envs
 
 
@@ -133,14 +193,19 @@ def test_the_calls_of_a_manager() -> None:
     assert manager.observation_space.shape == (5,)
     assert manager.action_space == gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     assert (manager.n_tasks, manager.horizon_bamdp) == (6, 6)
-    goals = manager.get_attr("unwrapped.goals")
+    goals = [manager.get_attr("unwrapped", rank, ["goals"]) for rank in range(3)]
+    assert as_lists(manager.get_attr("unwrapped.goals")) == as_lists(goals[0])
     assert as_lists(goals[0]) == as_lists(goals[1]) == as_lists(goals[2])
     starts = manager.reset_all(tasks=[4, 0, 2])
     assert [as_lists(start[2:4]) for start in starts] == as_lists([goals[0][k].astype(np.float32) for k in (4, 0, 2)])
-    assert as_lists(manager.reset(1, task=4)[2:4]) == as_lists(starts[0][2:4])  # task k is one goal in every worker
+    again = manager.reset(env_idx=1, task=4)
+    assert as_lists(again[2:4]) == as_lists(starts[0][2:4])  # task k is one goal in every worker
     for _ in range(2):
-        assert [step[2] for step in manager.step_all([np.zeros(2)] * 3)] == [False] * 3
-    state, _, done, info = manager.step(0, np.zeros(2))
+        observations, rewards, dones, infos = manager.step_all([np.zeros(2)] * 3)
+        assert as_lists(observations) == as_lists([starts[0], again, starts[2]])
+        assert [type(reward) for reward in rewards] == [float] * 3
+        assert (dones, [info["done_mdp"] for info in infos]) == ([False] * 3, [False] * 3)
+    state, _, done, info = manager.step(env_idx=0, action=np.zeros(2))
     assert (state[-1], done, info["done_mdp"]) == (1.0, False, True)
     with pytest.raises(UsageError, match="2 actions for 3 envs"):
         manager.step_all([np.zeros(2)] * 2)
@@ -160,7 +225,7 @@ def test_env_i_is_seeded_with_seed_plus_i() -> None:
         actions = [np.array([0.5, -0.2]), np.array([-1.0, 0.7])]
         for _ in range(6):
             played = [env.step(action) for env, action in zip(alone, actions, strict=True)]
-            assert as_lists(manager.step_all(actions)) == as_lists(played)
+            assert as_lists(manager.step_all(actions)) == as_lists([*zip(*played, strict=True)])
     manager.seed([5, 5])
     first, second = manager.reset_all()
     assert as_lists(first) == as_lists(second)
@@ -200,6 +265,43 @@ def test_pipes() -> None:
     manager.close()
 
 
+def test_what_is_inside_of_the_envs() -> None:
+    manager = ParallelEnvManager([OldEnv, OldEnv])
+    manager.reset_all([0, 3])
+    manager.step_all([[2.0], [2.0]])
+    assert manager.unwrapped.total == 2.0
+    assert manager.unwrapped.get_current_task() == [0.0]
+    assert [manager.unwrapped.is_goal_state(rank) for rank in range(2)] == [False, True]
+    assert "is_goal_state" in dir(manager.unwrapped)
+    assert manager.call("unwrapped.is_goal_state", env_idx=1)
+    assert manager.get_attr("unwrapped", env_idx=1, subattrs=["total"]) == 5.0
+    with pytest.raises(UsageError, match=r"no attribute 'unwrapped\.speed'"):
+        _ = manager.unwrapped.speed
+    assert [(worker.worker_id, worker.is_alive()) for worker in manager.workers] == [(0, True), (1, True)]
+    assert {worker.pid for worker in manager.workers} == {process.pid for process in workers()}
+    manager.close()
+    assert [(worker.pid, worker.is_alive()) for worker in manager.workers] == [(None, False)] * 2
+
+
+def test_a_pipe_is_closed() -> None:
+    manager = point_robots(2)
+    one, other = manager.remotes
+    one.send(("reset", {"task": 1}))
+    one.send(("close", None))
+    assert one.poll(PATIENCE)
+    assert one.recv()[0] == "obs"
+    assert not one.poll()
+    with pytest.raises(EOFError, match=r"PointRobot-v0\[0\]: its pipe was closed"):
+        one.recv()
+    with pytest.raises(ClosedError, match="its pipe was closed"):
+        one.send(("reset", None))
+    with pytest.raises(UsageError, match="closed"):
+        manager.reset(0)
+    other.send(("reset", None))
+    assert other.recv()[0] == "obs"
+    manager.close()
+
+
 @pytest.mark.parametrize("way", ["pipes", "step_all"])
 def test_all_envs_step_at_the_same_time(way: str, tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
@@ -208,7 +310,7 @@ def test_all_envs_step_at_the_same_time(way: str, tmp_path: Path) -> None:
 
     def step() -> list[Any]:
         if way == "step_all":
-            return manager.step_all([np.zeros(1)] * 4)
+            return manager.step_all([np.zeros(1)] * 4)[0]
         for remote in manager.remotes:
             remote.send(("step", np.zeros(1)))
         return [remote.recv() for remote in manager.remotes]
@@ -230,8 +332,8 @@ def test_functions_of_any_kind_make_envs_and_processes_are_spawned(monkeypatch: 
         n_tasks = tasks
 
     manager = ParallelEnvManager([lambda: OldEnv(), Local, lambda: VariBadWrapper(Choosing(), 2)], "fork")
-    assert manager.get_attr("origin") == ["imported"] * 3
-    assert manager.get_attr("n_tasks") == [4, 7, 4]
+    assert [manager.get_attr("origin", rank) for rank in range(3)] == ["imported"] * 3
+    assert [manager.get_attr("n_tasks", rank) for rank in range(3)] == [4, 7, 4]
     assert (manager.n_tasks, manager.horizon_bamdp) == (4, None)
     assert manager.reset(0, task=1)[1] == 1.0
     assert manager.step(0, [2.0])[:2][1] == 3.0
@@ -262,7 +364,7 @@ def test_an_env_that_was_registered_here_is_known_in_workers() -> None:
 def test_after_a_killed_worker_episodes_go_on_as_if_nothing_had_been() -> None:
     def played(kill: bool) -> list[Any]:
         manager = point_robots(2)
-        seen = [manager.reset_all([1, 2])]
+        seen: list[Any] = [manager.reset_all([1, 2])]
         for turn in range(6):
             if kill and turn in (1, 4):
                 for worker in workers():
@@ -299,7 +401,7 @@ def test_what_a_worker_cannot_import_is_told_with_its_traceback() -> None:
 def test_the_end_of_a_manager() -> None:
     manager = point_robots(2)
     manager.reset_all()
-    with pytest.raises(UsageError, match="idx=2: there are 2 envs"):
+    with pytest.raises(UsageError, match="env_idx=2: there are 2 envs"):
         manager.reset(2)
     manager.remotes[0].send(("step", np.zeros(2)))
     manager.close()
@@ -327,8 +429,8 @@ if __name__ == "__main__":
     given = {"processes": int(sys.argv[1])} if sys.argv[1:] else {}
     manager = make_parallel_env("PointRobot-v0", 2, 256, seed=1, num_train_tasks=4, num_eval_tasks=2, **given)
     starts = manager.reset_all([number % 6 for number in range(256)])
-    steps = manager.step_all([[0.0, 0.0]] * 256)
-    print(len(starts), sum(step[0].shape == (3,) for step in steps), len(manager.envs))
+    observations = manager.step_all([[0.0, 0.0]] * 256)[0]
+    print(len(starts), sum(one.shape == (3,) for one in observations), len(manager.envs))
 """
 
 

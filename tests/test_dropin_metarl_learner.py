@@ -135,7 +135,7 @@ def test_shares(count: int, shares: list[int]) -> None:
     manager = managed(6, processes=1)
     made = learner(Chance(2, 1))
     made.collect_rollouts_parallel(count, parallel_env=manager)
-    assert manager.get_attr("resets") == shares
+    assert [manager.get_attr("resets", rank) for rank in range(6)] == shares
     manager.close()
 
 

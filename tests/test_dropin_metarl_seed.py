@@ -185,7 +185,7 @@ def test_settings(tmp_path: Path) -> None:
     [
         ("env:\n  env_nam: x\n", r"env\.env_nam: no such key: did you mean 'env_name'"),
         ("env:\n  env_type: meta\n", "missing required field `env_name`"),
-        ("train:\n  num_rollouts_per_iter: 1\n", "there is no part 'env'"),
+        ("train:\n  num_rollouts_per_iter: 1\n", "the part 'env' is missing"),
         (SETTINGS.replace("workers: 6", "workers: -1"), r"`int` >= 0 - at `\$.num_parallel_workers`"),
         (SETTINGS.replace("iter: 12", "iter: many"), r"Expected `int`, got `str` - at `\$.num_rollouts_per_iter`"),
         ("env: 3\n", "found 3, expected a mapping"),

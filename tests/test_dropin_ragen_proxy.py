@@ -194,7 +194,8 @@ def test_turn_scores_stand_at_the_ends_of_turns() -> None:
 def test_replies_become_actions(text: str, actions: list[str]) -> None:
     context = ContextManager(config("walk"))
     (asked,) = context.get_env_inputs(DataProto(None, {"env_ids": [3], "response_texts": [text]}))
-    assert (asked["env_id"], asked["actions"], asked["llm_raw_response"]) == (3, actions, text)
+    raw = text if "<think>" in text else f"<think>{text}"  # which the prompt ended with
+    assert (asked["env_id"], asked["actions"], asked["llm_raw_response"]) == (3, actions, raw)
     if actions:
         assert asked["llm_response"].endswith(f"<answer>{' || '.join(actions)}</answer>")
 
@@ -212,6 +213,32 @@ def test_a_template_that_changes_the_past_is_refused() -> None:
     )
     with pytest.raises(UsageError, match="chat template changes what came before"):
         proxy.rollout(DataProto())
+
+
+def test_the_proxys_parts_can_be_reached() -> None:
+    settings = config("walk", use_multiprocessing=False)
+    proxy = LLMAgentProxy(settings, Actor(walker))
+    assert proxy.config is settings
+    for mode, states, context in (
+        ("train", proxy.train_es_manager, proxy.train_ctx_manager),
+        ("val", proxy.val_es_manager, proxy.val_ctx_manager),
+    ):
+        assert (states.mode, context.mode) == (mode, mode)
+        assert states.sys_config is settings
+        assert context.config is settings
+    outputs = proxy.val_es_manager.reset()
+    replies = proxy.generate_sequences(proxy.val_ctx_manager.get_lm_inputs(outputs, prepare_for_update=False))
+    assert len(proxy.val_es_manager.step(proxy.val_ctx_manager.get_env_inputs(replies))) == 2
+    proxy.close()
+
+
+def test_worker_groups_get_rows_that_they_can_share_evenly() -> None:
+    actor = Actor(walker)
+    actor.world_size = 4  # type: ignore[attr-defined]
+    proxy = LLMAgentProxy(config("walk", groups=3, size=2, use_multiprocessing=False), actor)
+    assert len(proxy.rollout(DataProto())) == 6
+    assert actor.asked[0] == 8
+    proxy.close()
 
 
 # Rollouts of the collector
@@ -432,7 +459,7 @@ def test_wrong_answers_of_a_model_are_told(answers: DataProto, told: str) -> Non
 def test_a_batch_is_cut_joined_and_repeated() -> None:
     data = DataProto({"x": [[1], [2], [3]]}, {"name": [["a"], ["b"], ["c"]]}, {"about": "it"})
     assert len(data) == 3
-    assert data[1].non_tensor_batch["name"].tolist() == [["b"]]
+    assert data[1].non_tensor_batch["name"] == ["b"]
     assert data[np.array([True, False, True])].batch["x"].tolist() == [[1], [3]]
     assert data.repeat(2).batch["x"].ravel().tolist() == [1, 1, 2, 2, 3, 3]
     assert data.repeat(2, interleave=False).batch["x"].ravel().tolist() == [1, 2, 3] * 2

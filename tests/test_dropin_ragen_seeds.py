@@ -198,7 +198,7 @@ INPUTS = [
 
 
 def test_basic_usage_and_forced_sequential_processing() -> None:
-    config = read("parallel_envs 4", "state_manager 0")
+    config = read("parallel_envs 4", "state_manager 0") | {"use_parallel_envs": True}
     config["es_manager"]["max_workers"] = 2
     names = {"EnvStateManager": EnvStateManager, "config": config, "all_env_inputs": INPUTS}
     parallel = run("state_manager 1", **names)
@@ -220,7 +220,7 @@ def test_basic_usage_and_forced_sequential_processing() -> None:
 
 
 def test_webshop_can_be_sequential_alone() -> None:
-    settings = read("parallel_envs 4", "state_manager 3")
+    settings = read("parallel_envs 4", "state_manager 3") | {"use_parallel_envs": True}
     settings["es_manager"]["train"]["env_configs"] = {"tags": ["SokobanEnv", "WebShop"], "n_groups": [1, 1]}
     settings["es_manager"]["max_workers"] = 1
     manager = EnvStateManager(settings)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,8 @@ from asyncrollout.dropin.ragen import (
     AsyncEnvStateManager,
     EnvStateManager,
 )
-from asyncrollout.dropin.ragen.context import _total
+from asyncrollout.dropin.ragen.scores import total_reward
+from asyncrollout.dropin.ragen.settings import Mode
 from asyncrollout.pool.wire import codec
 from tests.envs.ragen import (
     WORKER_TYPES,
@@ -147,6 +149,7 @@ def test_a_format_penalty_of_either_sign_costs(amount: float) -> None:
     [
         ({"env_id": 9, "actions": []}, "env_id=9: there are 2 environments"),
         ({"env_id": 0, "actions": "up"}, "actions='up' is not a list"),
+        ({"env_id": 0, "actions": None}, "actions=None is not a list"),
         ({"env_id": 0, "llm_response": "up"}, "needs 'env_id' and 'actions'"),
         ("up", "'up' is not the input of an environment"),
     ],
@@ -189,6 +192,29 @@ def test_validation_has_its_own_seed_and_split_and_repeats() -> None:
     assert training.reset(seed=123)[0]["history"] != first[0]["history"]
 
 
+@pytest.mark.parametrize("kind", ["walk", "bandit"])
+def test_training_never_plays_the_seeds_of_validation(kind: str) -> None:
+    settings = config(kind, groups=4, size=2, use_multiprocessing=False) | {"seed": {"train": 90, "val": 103}}
+    seeds: dict[Mode, list[int]] = {"train": [], "val": []}
+    for mode, played in seeds.items():
+        with closing(EnvStateManager(settings, mode)) as manager:
+            for _ in range(20):
+                manager.reset()
+                played += [entry["status"].seed for entry in manager.envs[::2]]
+    assert set(seeds["val"]) == {103, 104, 105, 106}
+    assert seeds["train"][:16] == [*range(90, 102), *range(107, 111)]
+    assert len({*seeds["train"]} - {*seeds["val"]}) == len(seeds["train"]) == 80
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_character_of_a_reply_divides_it_into_more_actions(workers: int) -> None:
+    with closing(EnvStateManager(config("sokoban", size=1, max_workers=workers))) as manager:
+        manager.reset()
+        manager.step([{"env_id": 0, "actions": ["up\x1fup\x1fup", "down"]}])
+        assert manager.rollout_cache[0]["history"][0]["actions"] == [2]
+        assert manager.rollout_cache[0]["penalty"] == -manager.format_penalty
+
+
 def test_members_of_a_group_have_their_own_luck() -> None:
     manager = EnvStateManager(config("bandit", groups=1, size=64))
     manager.reset(seed=1)
@@ -200,7 +226,7 @@ def test_members_of_a_group_have_their_own_luck() -> None:
 
 
 def test_parallel_equals_sequential_for_every_env_and_number_of_workers() -> None:
-    settings = config(*WORKER_TYPES, groups=2)
+    settings = config(*WORKER_TYPES, groups=3)
     expected = sequential(settings)
     assert len({turn["state"] for cache in expected for turn in cache["history"]}) > 30
     for workers in (1, 2, 3):
@@ -412,12 +438,20 @@ def test_any_object_with_the_keys_is_a_config() -> None:
     ("path", "value", "told"),
     [
         ("es_manager.train.env_configs.tags", ["SokobanEmv"], r"tags\[0\]: custom_envs does not define 'SokobanEmv'"),
+        ("custom_envs.SokobanEnv", None, "Expected 'object', got 'null' - at 'custom_envs.SokobanEnv'"),
         ("custom_envs.SokobanEnv.env_type", "sokobann", "no env type is called 'sokobann': did you mean 'soko"),
         ("es_manager.train.env_configs.n_groups", [3], "env_configs.n_groups: found .3., 3 in all, but env_gr"),
         ("es_manager.train.env_configs.n_groups", [1, 1], "n_groups: found 2 entries, but tags has 1"),
         ("es_manager.train.env_groups", "four", "es_manager.train.env_groups"),
         ("custom_envs.SokobanEnv.max_actions_per_traj", None, "custom_envs.SokobanEnv.max_actions_per_traj is missing"),
         ("es_manager", {}, "train"),
+        ("es_manager.fromat_penalty", 0.1, "es_manager.fromat_penalty: 'fromat_penalty' is not a known key of es_man"),
+        ("es_manager.train.groups", 4, "es_manager.train.groups: 'groups' is not a known key .* or 'env_groups'"),
+        ("custom_envs.SokobanEnv.env_configs", {}, "SokobanEnv.env_configs: .* did you mean 'env_config'"),
+        ("agent_proxy", {"max_turns": 3}, "agent_proxy.max_turns: .* did you mean 'max_turn'"),
+        ("seed", {"training": 1}, "seed.training: .* did you mean 'train'"),
+        ("use_parallel_env", False, "'use_parallel_env' is not a known key: did you mean 'use_parallel_envs'"),
+        ("es_manager.max_workers", -1, "es_manager.max_workers"),
     ],
 )  # fmt: skip
 def test_wrong_keys_are_named(path: str, value: Any, told: str) -> None:
@@ -435,6 +469,76 @@ def test_wrong_keys_are_named(path: str, value: Any, told: str) -> None:
         EnvStateManager(settings)
     with pytest.raises(UsageError, match="es_manager is missing"):
         EnvStateManager({})
+
+
+def upstreams(**more: Any) -> dict[str, Any]:
+    """Nulls, parts of the trainer and a reference to nothing, as in RAGEN's own `base.yaml`."""
+    return {
+        **config("walk"),
+        "seed": {"train": 7, "val": 123},
+        "data": {"max_prompt_length": None, "max_response_length": None, "train_batch_size": None},
+        "actor_rollout_ref": {"rollout": {"response_length": 400, "max_model_len": 3600, "dtype": "bfloat16"}},
+        "ctx_manager": {"generation": {"gen_config": {"top_p": "${actor_rollout_ref.rollout.top_p}"}}},
+        "algorithm": {"adv_estimator": "gae", "filter_groups": {"enable": False, "max_num_gen_batches": 0}},
+        "trainer": {"logger": ["console"]},
+        "mine": {"anything": 1},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("amount", [0.5, 0.3])
+def test_one_penalty_is_given(amount: float) -> None:
+    settings = config("bandit", format_penalty=-0.3) | {"agent_proxy": {"format_penalty": amount}}
+    if amount == 0.3:
+        assert EnvStateManager(settings).format_penalty == 0.3
+        return
+    with pytest.raises(UsageError, match=r"agent_proxy\.format_penalty=0\.5 and es_manager\.format_penalty=-0\.3 mean"):
+        EnvStateManager(settings)
+
+
+def test_a_whole_configuration_of_ragens_is_read() -> None:
+    settings = upstreams()
+    manager = EnvStateManager(settings)
+    assert manager.sys_config is settings
+    assert manager.config is settings["es_manager"]["train"]
+    assert (manager.base_seed, manager.env_type, manager.use_parallel) == (7, "walk", True)
+    assert EnvStateManager(settings, "val").base_seed == 123
+    manager.use_multiprocessing = False
+    assert manager.use_parallel is False
+    manager.reset()
+    assert [entry["status"].seed for entry in manager.envs] == [7, 7]
+    manager.reset()
+    assert [entry["status"].seed for entry in manager.envs] == [8, 8]
+    manager.close()
+
+
+def test_several_types_are_mixed() -> None:
+    assert EnvStateManager(config("walk", "bandit")).env_type == "mixed"
+
+
+@pytest.mark.parametrize(
+    "switch", [{"use_parallel_envs": False}, {"use_parallel_execution": False}, {"use_multiprocessing": False}]
+)
+def test_each_switch_makes_it_sequential(switch: dict[str, bool]) -> None:
+    settings = config("walk")
+    (settings if "use_parallel_envs" in switch else settings["es_manager"]).update(switch)
+    assert EnvStateManager(settings).use_parallel is False
+
+
+def test_without_workers_it_continues_sequentially_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    settings = config("worker_bandit", max_workers=0)
+    manager = EnvStateManager(settings)
+    with caplog.at_level(logging.WARNING):
+        manager.reset(seed=1)
+    assert pids(manager) == []
+    assert len(manager.step([{"env_id": 0, "actions": ["1"]}])) == 0
+    manager.close()
+
+
+def test_groups_follow_from_their_shares() -> None:
+    settings = config("walk", "bandit", size=3)
+    settings["es_manager"]["train"] = {"group_size": 3, "env_configs": {"tags": ["walk", "bandit"], "n_groups": [2, 1]}}
+    assert [entry["tag"] for entry in EnvStateManager(settings).envs] == ["walk"] * 6 + ["bandit"] * 3
 
 
 def test_a_closed_manager_says_so() -> None:
@@ -472,4 +576,4 @@ def test_equal_scores_are_equal_however_actions_are_split() -> None:
     earned = [[turn["reward"] for turn in cache["history"] if "reward" in turn] for cache in manager.rollout_cache]
     assert [len(rewards) for rewards in earned] == [10, 2]
     assert sum(earned[0]) != sum(earned[1])
-    assert [_total(cache) for cache in manager.rollout_cache] == [-1.0, -1.0]
+    assert [total_reward(cache) for cache in manager.rollout_cache] == [-1.0, -1.0]

@@ -18,8 +18,8 @@ from asyncrollout.testing import check_env
 from asyncrollout_envs.meta import make
 
 needs_mujoco = pytest.mark.skipif(find_spec("mujoco") is None, reason="needs pip install 'asyncrollout[mujoco]'")
-NUMERIC = ("AntDir-v0", "HalfCheetahVel-v0", "PointRobot-v0", "PointRobotSparse-v0")
-ROBOTS = ("AntDir-v0", "HalfCheetahVel-v0")
+ROBOTS = ("AntDir-v0", "AntGoal-v0", "CheetahDir-v0", "HalfCheetahVel-v0", "HumanoidDir-v0")
+NUMERIC = (*ROBOTS, "PointRobot-v0", "PointRobotSparse-v0", "Wind-v0")
 EACH = [pytest.param(name, marks=needs_mujoco if name in ROBOTS else ()) for name in NUMERIC]
 TASKS = {"num_train_tasks": 4, "num_eval_tasks": 2}
 
@@ -64,13 +64,17 @@ import json, sys
 from asyncrollout import find_env
 from asyncrollout_envs.meta import make
 for name in sys.argv[1:]:
-    env = make(**find_env(name).kwargs, num_train_tasks=8, num_eval_tasks=3)
-    print(json.dumps(env.env.goals.tolist()))
+    env, goals = make(**find_env(name).kwargs, num_train_tasks=8, num_eval_tasks=3), []
+    for task in range(11):
+        env.reset(seed=task, options={"task": task})
+        goals.append(env.get_current_task().tolist())
+    print(json.dumps(goals))
 """
 
 
 def test_a_task_is_the_same_in_every_process_and_however_many_there_are(opened: list[Bamdp]) -> None:
     names = [name for name in NUMERIC if name not in ROBOTS or find_spec("mujoco")]
+    known = {"CheetahDir-v0": 2}  # forward and backward
     command = [sys.executable, "-c", GOALS, *names]
     told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     for name, line in zip(names, told.stdout.splitlines(), strict=True):
@@ -79,7 +83,7 @@ def test_a_task_is_the_same_in_every_process_and_however_many_there_are(opened: 
         for task in range(6):
             env.reset(seed=task * 17, options={"task": task})
             goals.append(env.get_current_task().tolist())
-        assert len({tuple(goal) for goal in goals}) == 6
+        assert len({tuple(goal) for goal in goals}) == known.get(name, 6)
         assert json.loads(line)[:6] == goals
 
 
@@ -188,6 +192,33 @@ def test_a_sparse_goal_pays_only_where_it_is_reached(opened: list[Bamdp]) -> Non
     assert seen == {True, False}
 
 
+def test_a_wind_adds_to_every_step(opened: list[Bamdp]) -> None:
+    env = made(opened, "Wind-v0", **TASKS)
+    assert (env.horizon_bamdp, env.unwrapped.goal_radius) == (75, 0.03)
+    state, _ = env.reset(seed=2, options={"task": 1})
+    wind = env.get_current_task()
+    assert (np.abs(wind) <= 0.08).all()
+    assert (env.unwrapped.winds[1] == wind).all()
+    seen, ended = set(), False
+    while not ended:
+        want = np.array([0.0, 1.0]) - state - wind
+        before = state
+        state, reward, _, ended, info = env.step(want * 10)
+        assert state - before == pytest.approx(np.clip(want, -0.1, 0.1) + wind, abs=1e-6)
+        near = bool(np.hypot(*(state - [0.0, 1.0])) <= 0.03)
+        assert (reward, info["is_goal_state"], env.unwrapped.is_goal_state()) == (float(near), near, near)
+        seen.add(near)
+    assert seen == {True, False}
+    assert env.reset(seed=3)[0].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "has_goal"), [("PointRobotSparse-v0", True), ("Wind-v0", True), ("PointRobot-v0", False)]
+)
+def test_the_goal_is_visible_on_the_env_inside(name: str, has_goal: bool, opened: list[Bamdp]) -> None:
+    assert ("is_goal_state" in dir(made(opened, name).unwrapped)) == has_goal
+
+
 def test_pictures_show_goal_way_and_robot(opened: list[Bamdp]) -> None:
     env = made(opened, "PointRobot-v0")
     env.reset(seed=1)
@@ -269,6 +300,77 @@ def test_cheetah_is_paid_for_its_speed(opened: list[Bamdp], tmp_path: Path, monk
     paid = -abs(told["x_velocity"] - speed) - 0.05 * np.square(action).sum()
     assert env.step(action)[1] == pytest.approx(paid, abs=1e-6)
     cheetah.close()
+
+
+@needs_mujoco
+def test_ant_is_paid_for_being_near_its_place(opened: list[Bamdp]) -> None:
+    env, ant = made(opened, "AntGoal-v0", **TASKS), raw("Ant-v5")
+    state, _ = env.reset(seed=3, options={"task": 1})
+    ant.reset(seed=3)
+    goal = env.get_current_task()
+    assert np.hypot(*goal) <= 3.0
+    assert env.observation_space.shape == state.shape == (113,)
+    assert state[:29] == pytest.approx([*ant.data.qpos, *ant.data.qvel], abs=1e-6)
+    for turn in range(40):
+        action = np.full(8, (-1.0) ** turn)
+        ant.step(action)
+        state, reward, terminated, _, _ = env.step(action)
+        forces = np.clip(ant.data.cfrc_ext, -1, 1)
+        away = np.abs(ant.data.body("torso").xpos[:2] - goal).sum()
+        paid = -away - 0.1 * np.square(action).sum() - 0.5e-3 * np.square(forces).sum()
+        assert reward == pytest.approx(paid, abs=1e-5)
+        assert state[29:] == pytest.approx(forces.ravel(), abs=1e-5)
+        assert not terminated  # even where it lies on its back
+    ant.close()
+
+
+@needs_mujoco
+def test_cheetah_is_paid_for_its_direction(
+    opened: list[Bamdp], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log of what is old in Gymnasium's files
+    env, cheetah = made(opened, "CheetahDir-v0"), raw("HalfCheetah-v5")
+    directions = set()
+    for seed in range(8):
+        state, _ = env.reset(seed=seed)
+        cheetah.reset(seed=seed)
+        (direction,) = env.get_current_task()
+        action = np.linspace(-1, 1, 6)
+        info = cheetah.step(action)[4]
+        paid = direction * info["x_velocity"] - 0.05 * np.square(action).sum()
+        state, reward, *_ = env.step(action)
+        assert reward == pytest.approx(paid, abs=1e-6)
+        data = cheetah.data
+        assert state == pytest.approx([*data.qpos[1:], *data.qvel, *data.body("torso").xpos], abs=1e-5)
+        directions.add(float(direction))
+    assert directions == {-1.0, 1.0}
+    cheetah.close()
+
+
+@needs_mujoco
+def test_humanoid_is_paid_for_its_way_in_a_direction(opened: list[Bamdp]) -> None:
+    env, body = made(opened, "HumanoidDir-v0", **TASKS, oracle=True), raw("Humanoid-v5")
+    state, _ = env.reset(seed=3, options={"task": 1})
+    body.reset(seed=3)
+    way = env.get_current_task()
+    assert np.hypot(*way) == pytest.approx(1.0)
+    assert state.shape == (378,)
+    assert state[376:] == pytest.approx(way)
+
+    def centre() -> Any:
+        return body.model.body_mass @ body.data.xipos[:, :2] / body.model.body_mass.sum()
+
+    chance, fell = np.random.default_rng(0), False
+    while not fell:
+        action, before = chance.uniform(-1, 1, 17), centre()
+        body.step(action * 0.4)  # its torques
+        forward = 0.25 * (centre() - before) @ way / body.model.opt.timestep
+        impacts = min(0.5e-6 * np.square(body.data.cfrc_ext).sum(), 10)
+        paid = forward - 0.1 * np.square(action * 0.4).sum() - impacts + 5.0
+        state, reward, fell, _, _ = env.step(action)
+        assert reward == pytest.approx(paid, abs=1e-4)
+        assert fell == (not 1.0 < body.data.qpos[2] < 2.0)
+    body.close()
 
 
 @needs_mujoco

@@ -7,7 +7,11 @@ from pathlib import Path
 import asyncrollout
 
 PACKAGE = Path(asyncrollout.__file__).parent
-FACADES = {"EnvService", "VideoEnvService"}  # VAGEN's own names for its synchronous form of ours
+FACADES = {
+    *("EnvService", "VideoEnvService"),  # VAGEN's own names for its synchronous form of ours
+    *("FrozenLakeEnv", "SokobanEnv"),  # RAGEN's and VAGEN's own names for theirs
+    "Placement",  # RLinf's own name for where a process runs
+}
 SAME = {
     "__init__": "",
     "bodies": "of HTTP: of responses that a policy gets, of requests that a service gets",

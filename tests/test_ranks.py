@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import UsageError
-from asyncrollout.dropin.rlinf.ranks import EnvSlot, RankedWorker, parse_placement, parse_ranks, spread, visible_devices
+from asyncrollout.dropin.rlinf.placement import place_components
+from asyncrollout.dropin.rlinf.ranks import EnvSlot, PlacementError, RankedWorker, parse_ranks, spread, visible_devices
 
 
 def gpus_of(text: str | int, **kwargs: Any) -> list[tuple[int, ...]]:
@@ -54,11 +55,11 @@ def test_texts(text: str | int, gpus: list[tuple[int, ...]]) -> None:
         ("0-1-2", "'0-1-2' is neither"),
         ("0.5", "'0.5' is neither"),
         ("3-1", "a range is ascending: write 1-3"),
-        ("0,0", "GPUs must be in ascending order, but 0 comes after 0"),
-        ("2,1", "GPUs must be in ascending order, but 1 comes after 2"),
-        ("all,3", "GPUs must be in ascending order, but 3 comes after 3"),
-        ("0-2:0-1", "2 processes and 3 GPUs cannot share evenly"),
-        ("0-1:1-2", "processes are numbered from 0 without a gap, but 1 comes where 0 should"),
+        ("0,0", "Resource ranks must be unique, but 0 comes after 0"),
+        ("2,1", "Resource ranks must be in ascending order, but 1 comes after 2"),
+        ("all,3", "Resource ranks must be unique, but 3 comes after 3"),
+        ("0-2:0-1", "2 processes and 3 resources cannot share evenly"),
+        ("0-1:1-2", "Process ranks must be in ascending order from 0 without a gap, but 1 comes where 0 should"),
         ("0:0-1,1:3-4", "3 comes where 2 should"),
         ("0:", "a part of it is empty"),
         ("0-999999", "more than 4096"),
@@ -78,12 +79,12 @@ def test_bad_texts_are_shown_with_the_reason(text: Any, why: str) -> None:
 @given(st.text(alphabet="0123456789-,: al", max_size=20))
 def test_any_text_is_read_or_refused(text: str) -> None:
     workers: tuple[RankedWorker, ...] = ()
-    message = ""
+    told = ""
     try:
         workers = parse_ranks(text, gpus=2)
     except UsageError as error:
-        message = str(error)
-    assert bool(workers) != (repr(text) in message)
+        told = str(error)
+    assert bool(workers) != (repr(text) in told)
     assert [worker.rank for worker in workers] == [*range(len(workers))]
     on = [gpu for worker in workers for gpu in worker.gpus]
     assert on == sorted(on)
@@ -106,25 +107,67 @@ def test_what_is_written_is_read(parts: list[tuple[int, int, bool]]) -> None:
     assert parse_ranks(",".join(written)) == tuple(expected)
 
 
+def placed(given: dict[str, Any], **cluster: Any) -> dict[str, tuple[RankedWorker, ...]]:
+    components = place_components({"component_placement": given, **cluster})
+    return {name: component.workers for name, component in components.items()}
+
+
 def test_components_share_keys() -> None:
-    placed = parse_placement({"actor,inference": "0-1", "env": 2, "rollout": "3"})
-    assert placed["actor"] == placed["inference"] == (RankedWorker(0, (0,)), RankedWorker(1, (1,)))
-    assert placed["env"] == (RankedWorker(0, (2,)),)
-    assert placed.keys() == {"actor", "inference", "env", "rollout"}
+    found = placed({"actor,inference": "0-1", "env": 2, "rollout": "3"})
+    assert found["actor"] is found["inference"]
+    assert found["actor"] == (RankedWorker(0, (0,)), RankedWorker(1, (1,)))
+    assert found["env"] == (RankedWorker(0, (2,)),)
+    assert found.keys() == {"actor", "inference", "env", "rollout"}
+
+
+GROUPS: list[Any] = [
+    {"label": 4090, "node_ranks": "0-0"},
+    {"label": "franka", "node_ranks": "1-2", "hardware": {"type": "Franka", "configs": [{"node_rank": 1}] * 2}},
+    {"label": "bare", "node_ranks": "0-1", "ignore_hardware": True},
+]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "ranks", "on_nodes"),
+    [
+        ({"node_group": "4090", "placement": 0}, [(0,)], False),
+        ({"node_group": 4090, "placement": "0:0-1"}, [(0,), (0,)], False),
+        ({"node_group": "franka", "placement": "0-1"}, [(0,), (1,)], False),
+        ({"node_group": "franka", "placement": "all"}, [(0,), (1,)], False),
+        ({"node_group": "node", "placement": "0-2:0-5"}, [(0,), (0,), (1,), (1,), (2,), (2,)], True),
+        ({"node_group": "bare", "placement": "all"}, [(0,), (1,)], True),
+        ({"node_group": "franka, bare", "placement": "3"}, [(3,)], True),
+        ({"node_group": ["franka", "4090"], "placement": "2-9"}, [(gpu,) for gpu in range(2, 10)], False),
+        ({"placement": "0-1"}, [(0,), (1,)], False),
+    ],
+)
+def test_node_groups(given: Any, ranks: list[tuple[int, ...]], on_nodes: bool) -> None:
+    cluster = {"component_placement": {"env": given}, "num_nodes": 3, "node_groups": GROUPS}
+    found = place_components(cluster)["env"]
+    assert [worker.gpus for worker in found.workers] == ranks
+    assert found.on_nodes is on_nodes
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
     [
         ({"env,env": 0}, "'env' is placed twice"),
         ({"env": 0, "rollout, env": 1}, "'env' is placed twice"),
         ({"env,": 0}, "has no name"),
         ({"env": "4-2"}, r"env: found '4-2': a range is ascending"),
+        ({"env": {"node_group": "franca", "placement": 0}}, "no node group 'franca': did you mean 'franka'"),
+        ({"env": {"node_group": "franka"}}, "'placement' must be specified"),
+        ({"env": {"node_groups": "franka", "placement": 0}}, "no key 'node_groups': did you mean 'node_group'"),
+        ({"env": {"node_group": "franka", "placement": "0-2"}}, "2 is out of range: there are 2"),
+        ({"env": {"node_group": "node", "placement": "0-2:0"}}, "a process cannot run on several nodes"),
+        ({"env": {"node_group": "node", "placement": 3}}, "3 is out of range: there are 3"),
     ],
 )
-def test_bad_components(given: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        parse_placement(given)
+def test_bad_components(given: Any, why: str) -> None:
+    """An error that code written for RLinf catches as its own, too."""
+    for kind in (UsageError, AssertionError, ValueError, PlacementError):
+        with pytest.raises(kind, match=why):
+            placed(given, num_nodes=3, node_groups=GROUPS)
 
 
 @given(envs=st.integers(0, 200), workers=st.integers(1, 40))

@@ -13,11 +13,12 @@ from cyclopts import Parameter
 from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.cli.terminal.output import STOPPED, WHOLE, OutputParam
 from asyncrollout.concurrency import task_group
+from asyncrollout.dropin.vagen.allowed_envs import VagenAdmission
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.registry import allowed_env
 from asyncrollout.service.access import gather_tokens
-from asyncrollout.service.allowed_envs import Admission, registered_env
+from asyncrollout.service.allowed_envs import registered_env
 from asyncrollout.service.server import Caps, EnvServer
 
 _CAPS = Caps()
@@ -88,7 +89,7 @@ async def serve(
         port,
         tokens=tokens,
         allow_hosts=allow_host,
-        admission=Admission(find=find, data_dir=data_dir, allow_import=allow_import),
+        admission=VagenAdmission(find=find, data_dir=data_dir, allow_import=allow_import),
         caps=Caps(max_envs, max_requests, max_body, idle_seconds),
         grace=grace,
     )

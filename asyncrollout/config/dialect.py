@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.config.checking import Problem
-from asyncrollout.config.document import Path
+from asyncrollout.config.document import Document, Path
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -26,12 +26,20 @@ class Translation(msgspec.Struct, frozen=True):
     problems: list[Problem] = []
 
 
+def _alone(document: Document, where: str) -> Document:  # noqa: ARG001
+    return document
+
+
 class Dialect(msgspec.Struct, frozen=True):
-    """The keys of one other system: its names at the top level, and how values are translated."""
+    """The keys of one other system: its names at the top level, and how values are translated.
+
+    `compose` adds the values of other files that a file names; it is given the file's own path.
+    """
 
     name: str
     top_level: list[str]
     translate: Callable[[dict[Any, Any]], Translation]
+    compose: Callable[[Document, str], Document] = _alone
 
 
 NATIVE = Dialect("native", [], Translation)

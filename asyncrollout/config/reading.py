@@ -1,7 +1,7 @@
 """From a file to a `Config`, and back."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -36,7 +36,8 @@ def parse_config(
     text: str, overrides: Sequence[str] = (), where: str = "config.yaml", *, dialect: Dialect = NATIVE
 ) -> Config:
     """As `read_config`; `where` is the file's name, for errors and for paths that are relative to it."""
-    return _checked(load_mapping(text, overrides, where, least=_LEAST), where, dialect)
+    document = load_mapping(text, overrides, where, least=_LEAST, compose=dialect.compose)
+    return _checked(document, where, dialect)
 
 
 def as_config(
@@ -65,7 +66,14 @@ def _checked(document: Document, where: str, dialect: Dialect) -> Config:
     return config
 
 
-def load_mapping(text: str, overrides: Sequence[str], where: str, *, least: str) -> Document:
+def load_mapping(
+    text: str,
+    overrides: Sequence[str],
+    where: str,
+    *,
+    least: str,
+    compose: Callable[[Document, str], Document] = NATIVE.compose,
+) -> Document:
     """The values of a file with overrides; `least` is the hint for an empty file."""
     document = load(text, where)
     if document.value is None:
@@ -74,7 +82,7 @@ def load_mapping(text: str, overrides: Sequence[str], where: str, *, least: str)
         document = Document({}, {})
     if not isinstance(document.value, dict):
         raise UsageError(f"{where}: found no mapping of keys to values: {least}")
-    document = undotted(document, where)
+    document = compose(undotted(document, where), where)
     for assignment in overrides:
         document = override(document, assignment)
     return document

@@ -8,6 +8,9 @@ from asyncrollout.config.checking import Problem, found
 from asyncrollout.config.dialect import Note
 from asyncrollout.config.document import Path
 from asyncrollout.config.suggestions import shown
+from asyncrollout.dropin.hydra_defaults import interpolate
+from asyncrollout.errors import UsageError
+from asyncrollout.redaction import hide_looks, is_secret, may_be_secret
 
 
 class KeyMapping:
@@ -34,7 +37,11 @@ class KeyMapping:
                 return None
             here = here[part]
         self._taken.add(path)
-        return here
+        try:
+            return interpolate(here, self._theirs, path)
+        except UsageError as error:
+            self.problems.append(Problem(path, f"found {found(here)}: {error}"))
+            return None
 
     def put(self, path: Path, value: Any, source: Path) -> None:
         """Set a value of ours, which may not have another one."""
@@ -65,16 +72,24 @@ class KeyMapping:
         self.notes.append(Note(shown(path), became, why))
 
     def ignore(self, path: Path, why: str) -> None:
-        if self.take(path) is not None:
+        """Take a value that makes no difference."""
+        here: Any = self._theirs
+        for part in path:
+            here = here.get(part) if isinstance(here, dict) else None
+        self._taken.add(path)
+        if here is not None:
             self.note(path, why=why)
 
-    def ignored(self, used: Collection[str | int]) -> Iterator[Path]:
-        """What nobody took; a whole part of theirs is one key, unless it is `used` for something."""
+    def unknown(self) -> Iterator[Path]:
+        """What nobody took."""
         for name, value in self._theirs.items():
-            if name in used or any(path[0] == name for path in self._taken):
-                yield from (path for path in _leaves(value, (name,)) if not self._is_taken(path))
-            else:
-                yield (name,)
+            yield from (path for path in _leaves(value, (name,)) if not self._is_taken(path))
+
+    def secrets(self, checked: Collection[Path]) -> Iterator[Path]:
+        """Where a value has the name or the looks of a secret, but for what is checked elsewhere."""
+        for path in _secrets(self._theirs, ()):
+            if not any(path[: len(other)] == other for other in checked):
+                yield path
 
     def _is_taken(self, path: Path) -> bool:
         return any(path[: len(taken)] == taken for taken in self._taken)
@@ -85,4 +100,16 @@ def _leaves(value: Any, path: Path) -> Iterator[Path]:
         for key, item in value.items():
             yield from _leaves(item, (*path, key if isinstance(key, str) else str(key)))
     else:
+        yield path
+
+
+def _secrets(value: Any, path: Path) -> Iterator[Path]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            below = (*path, key if isinstance(key, str) else str(key))
+            yield from [below] if is_secret(key) and may_be_secret(item) else _secrets(item, below)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _secrets(item, (*path, index))
+    elif isinstance(value, str) and hide_looks(value, ()) != value:
         yield path

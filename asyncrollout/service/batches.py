@@ -86,12 +86,16 @@ class EnvService:
             raise UsageError(f"Expected environment type {self.env_name!r}, got {name!r}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
             raise UsageError(f"env_config={kwargs!r:.100} is not a dict of the env's options")
-        env = ServedEnv(env_id, await self._open(name, kwargs), kwargs)
+        env = ServedEnv(env_id, await self._open(*self.resolve(name, kwargs)), kwargs)
         replaced, self.environments[env_id] = self.environments.get(env_id), env
         self.env_configs[env_id] = dict(kwargs)
         self.failures.pop(env_id, None)
         if replaced is not None:
             await replaced.handle.close()
+
+    def resolve(self, name: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """What the pool opens for a name, and with which options; a service with names of its own overrides it."""
+        return name, kwargs
 
     async def _open(self, name: Any, kwargs: Mapping[str, Any]) -> EnvHandle:
         """Open an env; one without an option `seed` gets the seed at each reset instead."""

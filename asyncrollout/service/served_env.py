@@ -19,6 +19,9 @@ log = get_logger(__name__)
 Shown = tuple[dict[str, Any], dict[str, Any]]
 Stepped = tuple[dict[str, Any], float, bool, dict[str, Any]]
 
+FINAL_REWARD = "compute_reward"
+"""The key in an env's info of what `compute_reward` returns, if that is not the sum of its rewards."""
+
 _LONGEST_LOGGED = 200
 
 
@@ -29,10 +32,11 @@ class ServedEpisode:
         self.trouble = trouble
         self.prompt: str | None = None
         self.earned: list[tuple[float, dict[str, Any]]] = []
+        self.final: float | None = None
 
 
 class ServedEnv:
-    """An env with its id. `reward` is the sum since the reset; `idle_since` is None while it works."""
+    """An env with its id. `reward` is the sum since the reset, or its own; `idle_since` is None while it works."""
 
     def __init__(self, env_id: Any, handle: EnvHandle, config: Mapping[str, Any]) -> None:
         self.id = env_id
@@ -43,7 +47,8 @@ class ServedEnv:
 
     @property
     def reward(self) -> float:
-        return total_reward(self._episode.earned)
+        final = self._episode.final
+        return total_reward(self._episode.earned) if final is None else final
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -66,6 +71,7 @@ class ServedEnv:
             seed, task = given.get("seed"), given.get("extra_info")
         outcome = await self.handle.reset(seed=self._own_seed if seed is None else seed, task=task)
         shown = await _shown(outcome)
+        episode.final = shown[1].pop(FINAL_REWARD, None)
         episode.trouble, episode.prompt = "", outcome.info.get("system_prompt")
         self._episode = episode  # another reset may have failed meanwhile
         return shown
@@ -84,7 +90,7 @@ class ServedEnv:
         outcome = await self.handle.step(reply)
         episode.trouble = "its last step failed: call reset first"
         observation, info = await _shown(outcome)
-        episode.trouble = ""
+        episode.trouble, episode.final = "", info.pop(FINAL_REWARD, None)
         episode.earned.append((outcome.reward, {STEP_REWARDS: outcome.info.get(STEP_REWARDS)}))
         if verbose:
             clipped = str(reply)[:_LONGEST_LOGGED]

@@ -121,7 +121,7 @@ def read_choice(
 
 def turn_format(options: TextOptions, example: str = "your action", *, most: int | None = None) -> str:
     """The paragraph of a system prompt that says how to reply; `most` caps the number of actions."""
-    shape = f"<think> your reasoning </think><answer> {example} </answer>"
+    shape = f"{'<think> your reasoning </think>' if options.think else ''}<answer> {example} </answer>"
     most = min(limit for limit in (options.max_actions_per_turn, options.max_actions_per_traj, most) if limit)
     if most == 1:
         return f"Always reply in this form: {shape}"

@@ -67,6 +67,62 @@ class Choosing(OldEnv):
     action_space = Discrete(3)
 
 
+class TaskedByReset(OldEnv):
+    """Takes its task in its reset, which draws one without it."""
+
+    reset_task = None  # type: ignore[assignment]
+
+    def reset(self, task: int | None = None) -> np.ndarray[Any, Any]:
+        self.task = 100 + self.resets if task is None else task
+        return super().reset()
+
+
+class Seeded(OldEnv):
+    """Its first state tells the seed of its reset."""
+
+    seed = None  # type: ignore[assignment]
+
+    def reset(self, seed: int | None = None) -> np.ndarray[Any, Any]:
+        self.tag = -1.0 if seed is None else float(seed)
+        return super().reset()
+
+
+class SeededByName(Seeded):
+    def reset(self, **kwargs: Any) -> np.ndarray[Any, Any]:  # type: ignore[override]
+        return super().reset(kwargs["seed"])
+
+
+class Around:
+    """A wrapper as Gym had them: its reset takes what the env inside takes."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action)
+
+
+class Global(OldEnv):
+    """Draws from everybody's generators, at its reset and at its steps."""
+
+    def reset(self) -> np.ndarray[Any, Any]:
+        super().reset()
+        self.tag = float(np.random.uniform())  # noqa: NPY002
+        return np.array([self.tag, self.total])
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        state, _, ended, info = super().step(action)
+        return state, float(np.random.uniform()), ended, info  # noqa: NPY002
+
+
 class Unequal(OldEnv):
     """The first of them stands still at its first step until somebody lets it go on; all tell when an episode ends."""
 

@@ -1,8 +1,8 @@
 """A learner's own agent as a policy of ours: what it is given, and what becomes of its actions and its memory."""
 
 import inspect
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent
+from asyncrollout.dropin.metarl.chance import seed_generators
+from asyncrollout.dropin.metarl.row_rng import RowGenerator
 from asyncrollout.policies.batched import BatchedPolicy
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.types import Generation, Request
@@ -48,6 +50,33 @@ def direct_agent(agent: Any, arch: AGENT_ARCHS, *, discrete: bool) -> Agent:
     return _agent(arch, _DirectAgent(AgentPolicy(agent, arch, discrete=discrete)))
 
 
+def is_torch_module(agent: Any) -> bool:
+    """By its method `parameters`: torch is then installed."""
+    return callable(getattr(agent, "parameters", None))
+
+
+def device_of(agent: Any) -> Any:
+    """Where the parameters of a torch module are; None where it has none."""
+    first = next(iter(agent.parameters()), None)
+    return None if first is None else first.device
+
+
+@contextmanager
+def one_torch_thread(agent: Any) -> Iterator[None]:
+    """A torch module on the CPU acts on one thread: workers would compete, and sums may depend on the number."""
+    if not is_torch_module(agent):
+        yield
+        return
+    import torch  # noqa: PLC0415
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _agent(arch: AGENT_ARCHS, policy: Policy) -> Agent:
     return MemoryAgent(policy) if arch is AGENT_ARCHS.Memory else MarkovAgent(policy)
 
@@ -66,8 +95,10 @@ class AgentPolicy:
     """Asks `act(obs, deterministic=False)`; a memory with `prev_internal_state`, `prev_action`, `reward` and `obs`.
 
     All have a batch axis. The first of what `act` gives is the action (one-hot, or a number, where actions are
-    discrete); a memory gives `((action, ...), state)`. A torch module is given tensors on its device. An `act` that
-    takes `rng` is given a generator that depends on the rollout's seed and the turn alone.
+    discrete); a memory gives `((action, ...), state)`. A torch module is given tensors on its device.
+
+    What `act` draws follows from the rollout's seed and the turn: from `rng`, if it takes one, also in a batch; from
+    the global generators, if it is asked for one rollout at a time.
     """
 
     def __init__(self, agent: Any, arch: AGENT_ARCHS, *, discrete: bool) -> None:
@@ -76,26 +107,27 @@ class AgentPolicy:
         self._discrete = discrete
         self._takes_rng = "rng" in inspect.signature(agent.act).parameters
         self._torch: Any = None
-        if callable(getattr(agent, "parameters", None)):  # a module of torch, which is then installed
+        if is_torch_module(agent):
             import torch  # noqa: PLC0415
 
             self._torch = torch
-            first = next(iter(agent.parameters()), None)
-            self._device = None if first is None else first.device
+            self._device = device_of(agent)
 
     def __call__(self, requests: list[Request]) -> list[Generation]:
-        chance = {"rng": np.random.default_rng(requests[0].sampling.seed)} if self._takes_rng else {}
+        seeds = [request.sampling.seed or 0 for request in requests]
+        seed_generators(seeds[0])
+        chance = {"rng": _generator(seeds)} if self._takes_rng else {}
         with self._no_grad():
             if self.arch is not AGENT_ARCHS.Memory:
                 seen = self._given(_stacked([request.data for request in requests]))
-                told = self._agent.act(seen, deterministic=False, **chance)
-                actions = told[0] if isinstance(told, tuple) else told
+                result = self._agent.act(seen, deterministic=False, **chance)
+                actions = result[0] if isinstance(result, tuple) else result
                 return [Generation("", action=action) for action in self._played(actions)]
             return self._recall([request.data for request in requests], chance)
 
     def _recall(self, recalled: Sequence[Any], chance: dict[str, Any]) -> list[Generation]:
         before = [self._before(one) for one in recalled]
-        told, states = self._agent.act(
+        result, states = self._agent.act(
             prev_internal_state=self._joined([state for _, _, state in before], _BATCH_AXIS),
             prev_action=self._joined([action for action, _, _ in before], 0),
             reward=self._joined([reward for _, reward, _ in before], 0),
@@ -103,7 +135,7 @@ class AgentPolicy:
             deterministic=False,
             **chance,
         )
-        raw = told[0] if isinstance(told, tuple) else told
+        raw = result[0] if isinstance(result, tuple) else result
         alone = len(recalled) == 1
         return [
             Generation("", action=action, state=(raw if alone else raw[at : at + 1], _part(states, at, alone=alone)))
@@ -126,8 +158,10 @@ class AgentPolicy:
         return [int(row.argmax()) if row.size > 1 else int(row.item()) for row in rows]
 
     def _given(self, values: np.ndarray[Any, Any]) -> Any:
-        values = values.astype(np.float32)  # a copy: an agent may change what it is given
-        return values if self._torch is None else self._torch.as_tensor(values, device=self._device)
+        """A copy: an agent may change what it is given, and torch's own memory is aligned alike in every process."""
+        if self._torch is None:
+            return values.astype(np.float32)
+        return self._torch.tensor(values, dtype=self._torch.float32, device=self._device)
 
     def _joined(self, parts: Sequence[Any], axis: int) -> Any:
         if len(parts) == 1:
@@ -140,6 +174,11 @@ class AgentPolicy:
         """Which a thread does not inherit."""
         manager: AbstractContextManager[Any] = nullcontext() if self._torch is None else self._torch.no_grad()
         return manager
+
+
+def _generator(seeds: Sequence[int]) -> Any:
+    generators = [np.random.default_rng(seed) for seed in seeds]
+    return generators[0] if len(generators) == 1 else RowGenerator(generators)
 
 
 def _stacked(observations: Sequence[Any]) -> np.ndarray[Any, Any]:

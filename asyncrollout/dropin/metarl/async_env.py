@@ -33,20 +33,33 @@ class AsyncEnv:
 
     async def step(self, action: Any) -> Transition:
         async with self._turn:
-            told = await self.handle.step(action)
-        return as_transition(told.observation, told.reward, told.terminated, told.truncated, told.info)
+            outcome = await self.handle.step(action)
+        return as_transition(outcome.observation, outcome.reward, outcome.terminated, outcome.truncated, outcome.info)
 
     async def get_attr(self, name: str) -> Any:
         async with self._turn:
             return await self.handle.call("get_attr", name, keep=False)
 
+    async def is_method(self, path: str) -> bool:
+        async with self._turn:
+            return bool(await self.handle.call("is_method", path, keep=False))
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """A method of the env, which may change it."""
+        async with self._turn:
+            return await self.handle.call("call_method", method, args)
+
+    async def close(self) -> None:
+        async with self._turn:
+            await self.handle.close()
+
     async def described(self) -> dict[str, Any]:
         async with self._turn:
-            told: dict[str, Any] = await self.handle.call("described", keep=False)
-        return told
+            description: dict[str, Any] = await self.handle.call("described", keep=False)
+        return description
 
     def obeying(self, command: tuple[str, Any]) -> Callable[[], Awaitable[tuple[str, Any]]]:
-        """What a command asks for, as something to run; one that makes no sense is told at once."""
+        """What a command asks for, as something to run; an invalid one raises at once."""
         if not isinstance(command, tuple) or len(command) != 2:
             raise UsageError(f"{self.name}: a command is a tuple of its name and its data, and not {command!r:.100}")
         name, data = command

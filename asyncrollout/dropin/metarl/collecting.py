@@ -1,5 +1,6 @@
 """Rollouts for a learner: each env plays its share at its own pace, and what was played goes into the storage."""
 
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,15 +10,16 @@ import numpy as np
 
 from asyncrollout.concurrency import task_group
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS
-from asyncrollout.dropin.metarl.serving import MetaEnv
-from asyncrollout.pool.wire.codec import detach
+from asyncrollout.dropin.metarl.agent_rollout import AgentRollout, Steps
+from asyncrollout.dropin.metarl.chance import PlayedEnv
+from asyncrollout.errors import EnvError
 from asyncrollout.protocols import Agent, Playable
 from asyncrollout.rollouts.episode.episode import run_rollout
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import Limits, StopReason
-from asyncrollout.types import Outcome
 
-_NO_LIMITS = Limits(invalid=None)  # actions of numbers are none that could not be read
+_NO_LIMITS = Limits(invalid=None)  # numeric actions are always readable
+_ALONE_SECONDS = 0.05  # between two moments at which a rollout can be cancelled
 
 
 class RolloutStart(msgspec.Struct, frozen=True):
@@ -39,33 +41,16 @@ def drawn_plays(seed: int, first: int, count: int, tasks: Sequence[Any]) -> list
     ]
 
 
-class LocalEnv:
-    """A learner's own env, to be played where the event loop runs."""
-
-    worked: float | None = None
-
-    def __init__(self, env: Any) -> None:
-        self.name = type(env).__name__
-        self._env = MetaEnv(env)
-
-    async def reset(self, *, seed: int, task: Any, member: int) -> Outcome:  # noqa: ARG002
-        observation, info = self._env.reset(seed=seed, options=None if task is None else {"task": task})
-        return Outcome(detach(observation), info=info)
-
-    async def step(self, action: Any) -> Outcome:
-        await anyio.lowlevel.checkpoint()  # who never waits could not be cancelled
-        observation, reward, terminated, truncated, info = self._env.step(detach(action))
-        return Outcome(detach(observation), reward, terminated, truncated, info)  # as from a worker: nobody else's
-
-
 class CollectedRollout(NamedTuple):
     """A rollout: what was seen, from its start to its end, and of each step the action, its reward, and the goal."""
 
     seen: np.ndarray[Any, Any]
     actions: np.ndarray[Any, Any]
     rewards: np.ndarray[Any, Any]
-    reached: list[bool | None]  # None where the env tells no goal
+    reached: list[bool | None]  # None where the env reports no goal
     terminated: bool
+    worked: float
+    """Seconds of agent and env, without the way between them."""
 
 
 PlayOne = Callable[[Playable, RolloutStart], Awaitable[CollectedRollout]]
@@ -99,6 +84,37 @@ async def play_asked(agent: Agent, env: Playable, play: RolloutStart) -> Collect
         np.array([turn.reward for turn in turns]),
         [turn.info.get("is_goal_state") for turn in turns],
         trajectory.stop_reason is StopReason.TERMINATED,
+        sum(turn.policy_seconds + (turn.env_work_seconds or 0.0) for turn in turns),
+    )
+
+
+async def play_alone(agent: Agent, envs: Sequence[PlayedEnv], plays: Sequence[RolloutStart]) -> list[CollectedRollout]:
+    """One rollout after the other, where the event loop runs; env i of n plays the rollouts i, i + n, i + 2n, ..."""
+    return [
+        await _play_one(AgentRollout(env, agent, play.seed, play.task))
+        for env, play in zip(itertools.cycle(envs), plays, strict=False)
+    ]
+
+
+async def _play_one(rollout: AgentRollout) -> CollectedRollout:
+    parts: list[Steps] = []
+    while not rollout.outcome.done:
+        await anyio.lowlevel.checkpoint()  # who never waits could not be cancelled
+        parts.append(rollout.play(_ALONE_SECONDS))
+    return joined_steps(rollout.start, parts, terminated=rollout.outcome.terminated)
+
+
+def joined_steps(start: Any, parts: Sequence[Steps], *, terminated: bool) -> CollectedRollout:
+    """The rollout of which these are the parts."""
+    if not parts:
+        raise EnvError("the episode was over at its reset")
+    return CollectedRollout(
+        np.concatenate([np.asarray(start)[None], *(part.seen for part in parts)]),
+        np.concatenate([part.actions for part in parts]),
+        np.concatenate([part.rewards for part in parts]),
+        [goal for part in parts for goal in part.reached],
+        terminated,
+        sum(part.seconds for part in parts),
     )
 
 

@@ -1,48 +1,48 @@
 """What a learner collects with: give it an `agent`, and it has the methods that the training loop calls."""
 
+import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from asyncrollout.agents.numeric import RandomAgent
-from asyncrollout.dropin import portal
-from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, as_arch, batched_agent, direct_agent
-from asyncrollout.dropin.metarl.collecting import (
-    CollectedRollout,
-    LocalEnv,
-    RolloutStart,
-    drawn_plays,
-    play_asked,
-    play_shares,
-    store,
+from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, as_arch
+from asyncrollout.dropin.metarl.collecting import CollectedRollout, RolloutStart, drawn_plays, store
+from asyncrollout.dropin.metarl.collector import (
+    ActingAgent,
+    Collection,
+    PoolCollector,
+    collect_alone,
+    collect_here,
+    collect_in_workers,
 )
 from asyncrollout.dropin.metarl.making import make_env, make_parallel_env
 from asyncrollout.dropin.metarl.parallel import POOL_OPTIONS, ParallelEnvManager
-from asyncrollout.dropin.metarl.remote_agent import play_in_worker, ship_agent
+from asyncrollout.dropin.metarl.remote_agent import ship_agent
 from asyncrollout.dropin.metarl.storage import SeqReplayBuffer, SimpleReplayBuffer
+from asyncrollout.dropin.metarl.ways import Way
 from asyncrollout.errors import ClosedError, UsageError
-from asyncrollout.protocols import Agent, Playable
 from asyncrollout.validation import check_int
 
 
 class Learner:
     """To inherit from. `agent`, `agent_arch` and `policy_storage` are yours; so is all of the learning.
 
-    Rollout n of a learner has a seed and a task that follow from `seed` and n alone: who plays it, one env or many
-    in processes, makes no difference.
+    Rollout n of a learner has a seed and a task that follow from `seed` and n alone, and so does what is drawn in it:
+    who plays it, one env or many in processes, makes no difference.
 
-    The agent acts in this process, one env at a time. With `acts_in_batches` it is asked once for all envs that wait:
-    faster for a large network, and the last bit of a number may differ. With `acts_in_workers` it is sent to the worker
-    processes, which play whole rollouts with copies of it: fastest for a small agent. What acting changes in a copy is
-    lost, and a copy on a GPU needs its share of it.
+    With a pool, rollouts are played in the way that was fastest so far: by the workers with copies of the agent, by
+    the agent here in the workers' envs, or in one env here. An agent that cannot be sent, that is on a GPU, or that
+    acting changes, stays here. `acts_in_workers` True or False, or `acts_in_batches`, fixes the way instead.
+    `acts_in_batches` asks the agent once for all envs that wait: for a large network. The last bit of a number may then
+    differ, and what is drawn from a global generator depends on who waits together. `last_collection` has the way.
     """
 
     seed: int = 0
     agent: Any = None
     agent_arch: Any = AGENT_ARCHS.Markov
     policy_storage: Any = None
-    acts_in_workers = False
+    acts_in_workers: bool | None = None
     acts_in_batches = False
+    last_collection: Collection | None = None
     train_tasks: Any = ()
     train_env: Any = None
     train_env_parallel: ParallelEnvManager | None = None
@@ -50,6 +50,7 @@ class Learner:
     _n_env_steps_total = 0
     _n_rollouts_total = 0
     _successes_in_buffer = 0
+    _clock: Callable[[], float] = time.perf_counter
 
     def init_env(  # noqa: PLR0917 (as it is documented)
         self,
@@ -110,49 +111,41 @@ class Learner:
         self._check_ready(env, random_actions=random_actions)
         tasks = self.train_tasks if env.n_tasks is not None else ()
         plays = drawn_plays(self.seed, self._n_rollouts_total, num_rollouts, tasks)
-        if random_actions:
-            make_agent: Callable[[], Agent] = partial(RandomAgent, env.action_space)
-        else:
-            make_agent = partial(direct_agent, self.agent, arch, discrete=_is_discrete(env.action_space))
-        played = self._played(env, plays, None if random_actions else arch, make_agent)
-        steps = sum(len(one.rewards) for one in played)
+        acting = ActingAgent(self.agent, None if random_actions else arch, env.action_space)
+        played, self.last_collection = self._played(acting, env, plays)
         self._successes_in_buffer += sum(store(one, self.policy_storage, arch) for one in played)
-        self._n_env_steps_total += steps
+        self._n_env_steps_total += self.last_collection.steps
         self._n_rollouts_total += num_rollouts
-        return steps
+        return self.last_collection.steps
 
     def _check_ready(self, env: Any, *, random_actions: bool) -> None:
         """Before anything is played, which may take long."""
         if env is None:
-            raise UsageError("there is no train_env to play in: call init_env() first, or set it")
+            raise UsageError("train_env is missing: call init_env() first, or set it")
         if isinstance(env, ParallelEnvManager) and env.closed:
             raise ClosedError("parallel_env was closed: make another one")
         if self.policy_storage is None:
-            raise UsageError("there is no policy_storage for rollouts: call init_storage() first, or set it")
+            raise UsageError("policy_storage is missing: call init_storage() first, or set it")
         if not random_actions and not callable(getattr(self.agent, "act", None)):
             raise UsageError(f"agent={self.agent!r:.100} has no act(): set one that has, or use random_actions=True")
         if self.acts_in_workers and self.acts_in_batches:
             raise UsageError("acts_in_workers and acts_in_batches are both True: an agent acts in one way")
 
     def _played(
-        self, env: Any, plays: list[RolloutStart], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]
-    ) -> list[CollectedRollout]:
-        """By the workers, or by the agent here; without an `arch`, at random."""
-        if not (self.acts_in_workers and isinstance(env, ParallelEnvManager)):
-            return portal.run(self._play_here, env, plays, arch, make_agent)
-        with ship_agent(make_agent) as agent:
-            play_one = partial(play_in_worker, agent, env.step_timeout)
-            return portal.run(play_shares, [each.handle for each in env.envs], plays, play_one)
-
-    async def _play_here(
-        self, env: Any, plays: list[RolloutStart], arch: AGENT_ARCHS | None, make_agent: Callable[[], Agent]
-    ) -> list[CollectedRollout]:
+        self, acting: ActingAgent, env: Any, plays: list[RolloutStart]
+    ) -> tuple[list[CollectedRollout], Collection]:
         is_pool = isinstance(env, ParallelEnvManager)
-        envs: list[Playable] = [one.handle for one in env.envs] if is_pool else [LocalEnv(env)]
-        if arch is None or not self.acts_in_batches:
-            return await play_shares(envs, plays, partial(play_asked, make_agent()))
-        async with batched_agent(self.agent, arch, discrete=_is_discrete(env.action_space)) as agent:
-            return await play_shares(envs, plays, partial(play_asked, agent))
+        if is_pool and self.acts_in_workers is None and not self.acts_in_batches:
+            return PoolCollector(acting, env, self._clock).collect(plays)
+        began = self._clock()
+        if not is_pool:
+            way, played = Way.SEQUENTIAL, collect_alone(acting, [env], plays)
+        elif self.acts_in_workers:
+            with ship_agent(acting.make, is_checked=False) as agent:
+                way, played = Way.WORKERS, collect_in_workers(agent, env, plays)
+        else:
+            way, played = Way.HERE, collect_here(acting, env, plays, in_batches=self.acts_in_batches)
+        return played, Collection(way, sum(len(one.rewards) for one in played), self._clock() - began)
 
     def close(self) -> None:
         """Close the envs and end their processes; a second time does nothing."""

@@ -1,16 +1,17 @@
 """An agent sent to the worker processes, and the rollouts that these play with it."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import cloudpickle
 import msgspec
-import numpy as np
 
-from asyncrollout.dropin.metarl.collecting import CollectedRollout, RolloutStart
-from asyncrollout.dropin.metarl.worker_rollout import AgentRef
+from asyncrollout.concurrency import task_group
+from asyncrollout.dropin.metarl.agent_rollout import Steps
+from asyncrollout.dropin.metarl.collecting import CollectedRollout, RolloutStart, joined_steps
+from asyncrollout.dropin.metarl.worker_rollout import ASKED_FOR, AgentRef
 from asyncrollout.errors import EnvDiverged, ProviderError, UsageError
 from asyncrollout.protocols import Agent, Playable
 
@@ -20,19 +21,31 @@ _TRIES = 3
 
 
 @contextmanager
-def ship_agent(make_agent: Callable[[], Agent]) -> Iterator[AgentRef]:
+def ship_agent(make_agent: Callable[[], Agent], *, is_checked: bool) -> Iterator[AgentRef]:
     """A file with the agent, for workers to read."""
     try:
         content = cloudpickle.dumps(make_agent)
     except Exception as error:  # pickle raises all sorts
-        raise UsageError(f"acts_in_workers=True: the agent cannot be sent to a worker process: {error}") from error
+        raise UsageError(f"{ASKED_FOR}the agent cannot be sent to a worker process: {error}") from error
     with ExitStack() as stack:
         try:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncrollout-agent-"))) / "agent"
             path.write_bytes(content)
         except OSError as error:
-            raise UsageError(f"acts_in_workers=True: the agent's file cannot be written: {error}") from error
-        yield AgentRef(str(path))
+            raise UsageError(f"{ASKED_FOR}the agent's file cannot be written: {error}") from error
+        yield AgentRef(str(path), is_checked)
+
+
+async def load_in_workers(agent: AgentRef, envs: Sequence[Playable]) -> None:
+    """Have the envs' workers load the agent, and with it the packages that it needs."""
+    only_loaded = msgspec.structs.replace(agent, only_loaded=True)
+
+    async def load(env: Playable) -> None:
+        await env.reset(seed=0, task=only_loaded, member=0)
+
+    async with task_group() as tasks:
+        for env in envs:
+            tasks.start_soon(load, env)
 
 
 async def play_in_worker(agent: AgentRef, step_timeout: float, env: Playable, play: RolloutStart) -> CollectedRollout:
@@ -56,11 +69,5 @@ async def _play_once(agent: AgentRef, seconds: float, env: Playable, play: Rollo
     start, parts = outcome.observation, []
     while not outcome.done:
         outcome = await env.step(seconds)
-        parts.append(outcome.observation)
-    return CollectedRollout(
-        np.concatenate([np.asarray(start)[None], *(part["seen"] for part in parts)]),
-        np.concatenate([part["actions"] for part in parts]),
-        np.concatenate([part["rewards"] for part in parts]),
-        [goal for part in parts for goal in part["reached"]],
-        outcome.terminated,
-    )
+        parts.append(Steps(**outcome.observation))
+    return joined_steps(start, parts, terminated=outcome.terminated)

@@ -5,8 +5,9 @@ from typing import Any
 
 import cloudpickle
 
+from asyncrollout.dropin.metarl.chance import PlayedEnv, SeededEnv
 from asyncrollout.dropin.metarl.gym_compat import GymCompatEnv
-from asyncrollout.dropin.metarl.worker_rollout import AgentRef, WorkerRollout
+from asyncrollout.dropin.metarl.worker_rollout import AgentRef, WorkerRollout, load_agent
 from asyncrollout.dropin.metarl.wrapper import VariBadWrapper
 from asyncrollout.errors import UsageError
 
@@ -18,7 +19,7 @@ class MetaEnv:
 
     def __init__(self, env: Any) -> None:
         self._own = env
-        self._env = env.bamdp if isinstance(env, VariBadWrapper) else GymCompatEnv(env)
+        self.played = _as_played(env)
         self._alone: WorkerRollout | None = None
 
     @property
@@ -30,19 +31,22 @@ class MetaEnv:
         self._alone = None
         task = (options or {}).get("task")
         if not isinstance(task, AgentRef):
-            return self._env.reset(seed=seed, options=options)
-        self._alone = WorkerRollout(self._env, task, seed or 0)
+            return self.played.reset(seed=seed, options=options)
+        if task.only_loaded:
+            load_agent(task.path)
+            return None, {}
+        self._alone = WorkerRollout(self.played, task, seed or 0)
         return self._alone.start, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """An action; or, in a rollout that is played here, for how many seconds to continue."""
-        return self._env.step(action) if self._alone is None else self._alone.play(action)
+        return self.played.step(action) if self._alone is None else self._alone.play(action)
 
     def render(self) -> Any:
         return self._own.render()
 
     def close(self) -> None:
-        self._env.close()
+        self.played.close()
 
     def get_attr(self, path: str) -> Any:
         """An attribute of the env or of what it wraps, also of another attribute: "unwrapped.goals"."""
@@ -54,9 +58,23 @@ class MetaEnv:
             owner = getattr(owner, name)
         return owner
 
+    def is_method(self, path: str) -> bool:
+        return callable(self.get_attr(path))
+
+    def call_method(self, path: str, args: tuple[Any, ...]) -> Any:
+        """What a method of the env, or of what it wraps, returns."""
+        return self.get_attr(path)(*args)
+
     def described(self) -> dict[str, Any]:
-        """What a manager tells of all its envs; None for what this one has not."""
+        """The attributes that a manager reads once for all its envs; None for what this one lacks."""
         return {name: getattr(self._own, name, None) for name in _TOLD}
+
+
+def _as_played(env: Any) -> PlayedEnv:
+    """With Gymnasium's calls; anybody's env may draw from the global generators."""
+    inner = env.bamdp if isinstance(env, VariBadWrapper) else GymCompatEnv(env)
+    is_compat = isinstance(inner, GymCompatEnv) or isinstance(inner.env, GymCompatEnv)
+    return SeededEnv(inner) if is_compat else inner
 
 
 def pickled(make: Callable[[], Any]) -> bytes:

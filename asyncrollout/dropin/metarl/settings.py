@@ -32,7 +32,7 @@ _CLOSE = 0.8
 def read_settings(source: str | Path) -> dict[str, Any]:
     """A file, or the text of one, as a dict: `settings["env"]` is what `init_env` takes.
 
-    Keys that are not known here are kept; one that is nearly another is taken for a slip.
+    Unknown keys are kept; one that is close to a known key is an error.
     """
     is_text = isinstance(source, str) and "\n" in source
     where = "settings" if is_text else str(source)
@@ -42,7 +42,7 @@ def read_settings(source: str | Path) -> dict[str, Any]:
         raise UsageError(f"{where}: cannot be read: {error.strerror}") from None
     settings = load(text, where).value
     if not isinstance(settings, dict) or "env" not in settings:
-        raise UsageError(f"{where}: there is no part 'env': the least is a line 'env:' with env_name below it")
+        raise UsageError(f"{where}: the part 'env' is missing: add a line 'env:' with env_name below it")
     for part, kind in _PARTS.items():
         if part in settings:
             settings[part] = _checked(settings[part], kind, f"{where}: {part}")

@@ -60,7 +60,7 @@ class VariBadWrapper:
 def as_transition(
     observation: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]
 ) -> Transition:
-    """As Gym told it: one end, of which the info says if it was a matter of time."""
+    """As Gym had it: one end, and the info says whether the time limit caused it."""
     if truncated:
         info = {**info, "TimeLimit.truncated": True}
     return observation, reward, terminated or truncated, info

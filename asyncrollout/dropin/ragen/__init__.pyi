@@ -22,6 +22,7 @@ from asyncrollout.dropin.ragen.managers import FrozenLakeEnvironmentManager as F
 from asyncrollout.dropin.ragen.managers import MetaMathQAEnvironmentManager as MetaMathQAEnvironmentManager
 from asyncrollout.dropin.ragen.managers import SokobanEnvironmentManager as SokobanEnvironmentManager
 from asyncrollout.dropin.ragen.managers import WebShopEnvironmentManager as WebShopEnvironmentManager
+from asyncrollout.dropin.ragen.prompts import PromptTemplates as PromptTemplates
 from asyncrollout.dropin.ragen.proxy import LLMAgentProxy as LLMAgentProxy
 from asyncrollout.dropin.ragen.states import AsyncEnvStateManager as AsyncEnvStateManager
 from asyncrollout.dropin.ragen.states import EnvStateManager as EnvStateManager

@@ -5,77 +5,44 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from asyncrollout.dropin.configs import plain
-from asyncrollout.dropin.ragen.data import DataProto, objects
+from asyncrollout.dropin.ragen.collected import CollectedEpisode, gather
+from asyncrollout.dropin.ragen.collector_settings import read_collector_settings
+from asyncrollout.dropin.ragen.data import (
+    DataProto,
+    from_any,
+    merged,
+    objects,
+    pad_dataproto_to_divisor,
+    unpad_dataproto,
+)
 from asyncrollout.dropin.ragen.managers import EnvironmentManagerBase, Observations
-from asyncrollout.dropin.ragen.settings import Algorithm, Count, Data
-from asyncrollout.dropin.ragen.tokens import prompt_arrays
+from asyncrollout.dropin.ragen.tensors import is_verls, to_verl
+from asyncrollout.dropin.ragen.tokens import encode_prompts, row_arrays
+from asyncrollout.dropin.ragen.vision import picture_columns
 from asyncrollout.errors import ExhaustedError, UsageError
 from asyncrollout.filters import varies
-from asyncrollout.types import total_reward
 
 logger = logging.getLogger(__name__)
 
-_MOST_TURNS = 50
-
-
-class _CollectorEnv(msgspec.Struct, frozen=True):
-    max_steps: Count | None = None
-
-
-class _Turns(msgspec.Struct, frozen=True):
-    max_turn: Count | None = None
-
-
-class _CollectorSettings(msgspec.Struct, frozen=True):
-    env: _CollectorEnv = _CollectorEnv()
-    agent_proxy: _Turns = _Turns()
-    algorithm: Algorithm = Algorithm()
-    data: Data = Data()
-
-    @property
-    def turns(self) -> int:
-        return self.env.max_steps or self.agent_proxy.max_turn or _MOST_TURNS
-
-
-class CollectedEpisode(msgspec.Struct):
-    """One environment's turns, as rows of a batch to be: `arrays` of its numbers, `rows` of its objects.
-
-    `kept` is false for one that only fills the batch up, `failed` is true for one whose environment gave an error.
-    """
-
-    group: str
-    uid: str
-    arrays: list[dict[str, Any]]
-    rows: list[dict[str, Any]]
-    infos: list[dict[str, Any]]
-    success: float = 0.0
-    kept: bool = True
-    failed: bool = False
-
-    @property
-    def reward(self) -> float:
-        """The exact sum over single steps: that of equal ones is equal, however they were split into turns."""
-        rewards = (float(row["rewards"]) for row in self.rows)
-        return total_reward(zip(rewards, self.infos, strict=True))
+_FOR_VERL = ("raw_prompt_ids", "raw_prompt", "multi_modal_data")
+"""The columns of objects that verl's rollout workers read."""
 
 
 class TrajectoryCollector:
     """`config` is RAGEN's or verl-agent's; the tokenizer may be None for models that read `messages_list`.
 
     Environments that are done are neither prompted nor stepped again. Dynamic sampling gives exactly the groups asked
-    for (`data.train_batch_size`, or one from each of the environments' groups); what is beyond comes first next time.
+    for (`data.train_batch_size`, or one from each of the environments' groups); surplus groups come first next time.
+
+    With a `gen_batch` of verl's own class, the model is given verl's, with tensors, and so is the caller. Prompts are
+    padded to a multiple of the model's `world_size`, if it has one.
     """
 
     def __init__(self, config: Any, tokenizer: Any = None, processor: Any = None) -> None:
-        try:
-            self._settings = msgspec.convert(plain(config), _CollectorSettings)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"config: {error}".replace("$.", "").replace("`", "'")) from error
+        self._settings = read_collector_settings(config)
+        self.config = config
         self.tokenizer = tokenizer
         self.processor = processor
         self.carried: list[list[CollectedEpisode]] = []
@@ -83,17 +50,22 @@ class TrajectoryCollector:
     def multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase, is_train: bool = True
     ) -> DataProto:
-        """A row for each turn that was played. Validation never samples dynamically."""
+        """A row for each turn that was played, in verl's own class or ours. Validation never samples dynamically."""
         dynamic = is_train and self._settings.algorithm.filter_groups.enable
         loop = self.dynamic_multi_turn_loop if dynamic else self.vanilla_multi_turn_loop
-        return _gathered([episode for group in loop(gen_batch, actor_rollout_wg, envs) for episode in group])
+        episodes = [episode for group in loop(gen_batch, actor_rollout_wg, envs) for episode in group]
+        ours = gather(episodes, self._settings.scoring, self._pad_token)
+        batch: DataProto = to_verl(ours) if is_verls(gen_batch) else ours
+        return batch
 
     def vanilla_multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase
     ) -> list[list[CollectedEpisode]]:
         """Groups of episodes, one from each environment."""
-        observations, infos = envs.reset()
-        episodes = _episodes(len(observations["text"]), envs.envs.group_n)
+        observations, infos = _reset(envs, gen_batch)
+        size = envs.envs.group_n
+        episodes = _episodes(envs.envs.tags, size)
+        _check_rows(gen_batch, len(episodes), size)
         done = np.array(["error" in info for info in infos])
         for index in np.flatnonzero(done):
             episodes[index].failed = True
@@ -101,27 +73,26 @@ class TrajectoryCollector:
             playing = np.flatnonzero(~done)
             if not playing.size:
                 break
-            batch = self.preprocess_batch(gen_batch, observations, playing)
-            answers = actor_rollout_wg.generate_sequences(batch)
+            batch = self._prompts(gen_batch, observations, playing, size)
+            answered = self._answered(batch, actor_rollout_wg, as_verl=is_verls(gen_batch))
             said: list[str | None] = [None] * len(done)
-            for index, text in zip(playing, self._texts(answers, len(playing)), strict=True):
+            for index, text in zip(playing, self._texts(answered, len(playing)), strict=True):
                 said[index] = text
             observations, rewards, ends, infos = envs.step(said)
-            answered = batch.union(answers)
             for row, index in enumerate(playing):
                 turn = {"rewards": rewards[index], "is_action_valid": infos[index]["is_action_valid"]}
-                _add(episodes[index], answered, row, turn, infos[index])
+                episodes[index].add(answered, row, turn, infos[index])
             done |= ends
-        success = envs.success_evaluator(total_infos=[episode.infos for episode in episodes])["success_rate"]
-        for episode, solved in zip(episodes, success, strict=True):
-            episode.success = float(solved)
-        size = envs.envs.group_n
+        _evaluate(envs, episodes)
         return [episodes[start : start + size] for start in range(0, len(episodes), size)]
 
     def dynamic_multi_turn_loop(
         self, gen_batch: Any, actor_rollout_wg: Any, envs: EnvironmentManagerBase
     ) -> list[list[CollectedEpisode]]:
-        """Groups without failures whose rewards are not all equal, until there are enough, or the tries are used up."""
+        """Groups without failures whose rewards are not all equal, until there are enough, or the tries are used up.
+
+        Rewards are minus the penalties of format, as scores are.
+        """
         rules = self._settings.algorithm.filter_groups
         target = self._settings.data.train_batch_size or envs.envs.num_processes // envs.envs.group_n
         kept = self.carried  # what is kept from here on is there for the next call, if this one fails
@@ -130,28 +101,62 @@ class TrajectoryCollector:
             if len(kept) >= target:
                 break
             for group in self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs):
-                (kept if _is_kept(group) else dropped).append(group)
+                (kept if self._is_kept(group) else dropped).append(group)
             logger.info("%d of %d groups after %d tries; %d were dropped", len(kept), target, tries, len(dropped))
         if len(kept) < target:
             return self._exhausted(kept, dropped, target)
         self.carried = kept[target:]
         return kept[:target]
 
-    def preprocess_batch(self, gen_batch: Any, obs: Observations, rows: Iterable[int] | None = None) -> DataProto:
+    def preprocess_batch(self, gen_batch: Any, obs: Observations, rows: Iterable[int] | None = None) -> Any:
         """What a model is asked for some environments (or all): messages, and with a tokenizer their tokens."""
-        chosen = [*range(len(obs["text"]))] if rows is None else [*map(int, rows)]
+        chosen = range(len(obs["text"])) if rows is None else rows
+        batch = self._prompts(gen_batch, obs, chosen, 1)
+        return to_verl(batch) if is_verls(gen_batch) else batch
+
+    @property
+    def _pad_token(self) -> int:
+        return getattr(self.tokenizer, "pad_token_id", None) or 0
+
+    def _prompts(self, gen_batch: Any, obs: Observations, rows: Iterable[int], group_n: int) -> DataProto:
+        chosen = [*map(int, rows)]
         messages = [[{"role": "user", "content": obs["text"][row]}] for row in chosen]
+        sources = _data_sources(gen_batch, len(obs["text"]), group_n)
         columns = {
             "messages_list": objects(messages),
             "anchor_obs": objects([obs["anchor"][row] for row in chosen]),
             "index": objects(chosen),
-            "data_source": objects([_data_source(gen_batch, row) for row in chosen]),
+            "data_source": objects([sources[row] for row in chosen]),
         }
-        if obs["image"] is not None:
-            columns["multi_modal_data"] = objects([{"image": [obs["image"][row]]} for row in chosen])
-        width = self._settings.data.max_prompt_length
-        arrays = {} if self.tokenizer is None else prompt_arrays(self.tokenizer, messages, width=width)
-        return DataProto(arrays, columns, getattr(gen_batch, "meta_info", None) or {})
+        pictures = None if obs["image"] is None else [obs["image"][row] for row in chosen]
+        if pictures is not None:
+            columns["multi_modal_data"] = objects([{"image": [picture]} for picture in pictures])
+        if self._settings.data.return_raw_chat:
+            columns["raw_prompt"] = objects(messages)
+        meta_info = getattr(gen_batch, "meta_info", None) or {}
+        if self.tokenizer is None:
+            return DataProto(None, columns, meta_info)
+        width, truncation = self._settings.longest_prompt, self._settings.data.truncation
+        if pictures is not None and is_verls(gen_batch):
+            arrays, more = picture_columns(
+                self.tokenizer, self.processor, messages, pictures, width=width, truncation=truncation
+            )
+            return DataProto(arrays, {**columns, **more}, meta_info)
+        ids = encode_prompts(self.tokenizer, messages, width=width, truncation=truncation)
+        return DataProto(row_arrays(self.tokenizer, ids, width), {**columns, "raw_prompt_ids": objects(ids)}, meta_info)
+
+    def _answered(self, batch: DataProto, actor_rollout_wg: Any, *, as_verl: bool) -> DataProto:
+        """Prompts with a model's answers; what only its workers read stays with them."""
+        asked = batch.select(non_tensor_batch_keys=_FOR_VERL) if as_verl else batch
+        padded, extra = pad_dataproto_to_divisor(asked, int(getattr(actor_rollout_wg, "world_size", None) or 1))
+        answers = actor_rollout_wg.generate_sequences(to_verl(padded) if as_verl else padded)
+        found = unpad_dataproto(from_any(answers), extra)
+        if not as_verl:
+            known = batch.select(non_tensor_batch_keys=batch.non_tensor_batch.keys() - {"raw_prompt_ids"})
+            return _joined(known, found)
+        left_out = {"messages_list", *_FOR_VERL}
+        known = batch.select((), batch.non_tensor_batch.keys() - left_out)
+        return _joined(known, found.select(non_tensor_batch_keys=found.non_tensor_batch.keys() - left_out))
 
     def _texts(self, answers: Any, expected: int) -> list[str]:
         texts = response_texts(answers, self.tokenizer)
@@ -159,20 +164,26 @@ class TrajectoryCollector:
             raise UsageError(f"generate_sequences gave {len(texts)} replies for {expected} prompts")
         return texts
 
+    def _is_kept(self, group: Sequence[CollectedEpisode]) -> bool:
+        if any(episode.failed for episode in group):
+            return False
+        penalty = self._settings.penalty
+        return len(group) == 1 or varies([episode.reward - penalty * episode.unreadable for episode in group])
+
     def _exhausted(
         self, kept: list[list[CollectedEpisode]], dropped: list[list[CollectedEpisode]], target: int
     ) -> list[list[CollectedEpisode]]:
         rules = self._settings.algorithm.filter_groups
-        told = (
+        reason = (
             f"{len(kept)} of {target} groups were kept in {rules.max_num_gen_batches} tries "
             f"(algorithm.filter_groups.max_num_gen_batches); {len(dropped)} had equal rewards or failed"
         )
         if rules.on_exhausted == "raise" or (rules.on_exhausted == "short" and not kept):
-            raise ExhaustedError(told)
+            raise ExhaustedError(reason)
         self.carried = []
         dropped.sort(key=lambda group: any(episode.failed for episode in group))  # these come last
         fill = dropped[: target - len(kept)] if rules.on_exhausted == "fill" else []
-        logger.warning("%s: %s", told, f"{len(fill)} of these fill the batch" if fill else "the batch is short")
+        logger.warning("%s: %s", reason, f"{len(fill)} of these fill the batch" if fill else "the batch is short")
         for episode in (episode for group in fill for episode in group):
             episode.kept = False
         return kept + fill
@@ -191,62 +202,48 @@ def response_texts(answers: Any, tokenizer: Any) -> list[str]:
     return list(tokenizer.batch_decode(answers.batch["responses"], skip_special_tokens=True))
 
 
-def _is_kept(group: Sequence[CollectedEpisode]) -> bool:
-    if any(episode.failed for episode in group):
-        return False
-    return len(group) == 1 or varies([episode.reward for episode in group])
+def _reset(envs: EnvironmentManagerBase, gen_batch: Any) -> tuple[Observations, list[dict[str, Any]]]:
+    """With the `env_kwargs` of the rows, which verl-agent's managers take, if there are any."""
+    given = (getattr(gen_batch, "non_tensor_batch", None) or {}).get("env_kwargs")
+    return envs.reset() if given is None else envs.reset(kwargs=given)
 
 
-def _episodes(count: int, group_n: int) -> list[CollectedEpisode]:
-    groups = [str(uuid.uuid4()) for _ in range(count // group_n)]
-    return [CollectedEpisode(groups[index // group_n], str(uuid.uuid4()), [], [], []) for index in range(count)]
+def _check_rows(gen_batch: Any, count: int, group_n: int) -> None:
+    """verl's trainer gives a row for each group in training, and for each environment in validation."""
+    if is_verls(gen_batch) and len(gen_batch) not in (0, count, count // group_n):
+        raise UsageError(
+            f"gen_batch has {len(gen_batch)} rows for {count // group_n} groups of {group_n} environments: "
+            "make data.train_batch_size and data.val_batch_size the number of groups"
+        )
 
 
-def _add(episode: CollectedEpisode, batch: DataProto, row: int, turn: dict[str, Any], info: dict[str, Any]) -> None:
-    episode.arrays.append({key: column[row] for key, column in batch.batch.items()})
-    episode.rows.append({**{key: column[row] for key, column in batch.non_tensor_batch.items()}, **turn})
-    episode.infos.append(info)
-    episode.failed |= "error" in info
+def _joined(known: DataProto, answers: DataProto) -> DataProto:
+    if len(answers) and len(known) != len(answers):
+        raise UsageError(f"generate_sequences gave {len(answers)} replies for {len(known)} prompts")
+    return merged(known, answers)
 
 
-def _data_source(gen_batch: Any, row: int) -> Any:
-    sources = (getattr(gen_batch, "non_tensor_batch", None) or {}).get("data_source", ())
-    return sources[row] if row < len(sources) else "default"
-
-
-def _gathered(episodes: Sequence[CollectedEpisode]) -> DataProto:
-    rows = [
-        {
-            **row,
-            "uid": episode.group,
-            "traj_uid": episode.uid,
-            "active_masks": True,
-            "turn": turn,
-            "episode_rewards": episode.reward,
-            "episode_lengths": len(episode.rows),
-            "success_rate": episode.success,
-            "kept": episode.kept,
-            "failed": episode.failed,
-        }
-        for episode in episodes
-        for turn, row in enumerate(episode.rows)
-    ]
-    arrays = [row for episode in episodes for row in episode.arrays]
-    return DataProto(
-        {key: _padded([row[key] for row in arrays]) for key in (arrays[0] if arrays else ())},
-        {key: _column([row[key] for row in rows]) for key in (rows[0] if rows else ())},
+def _evaluate(envs: EnvironmentManagerBase, episodes: list[CollectedEpisode]) -> None:
+    """Ask the manager how each episode ended."""
+    found = envs.success_evaluator(
+        total_infos=[episode.infos for episode in episodes],
+        total_batch_list=[episode.rows for episode in episodes],
+        episode_rewards=np.array([episode.reward for episode in episodes]),
+        episode_lengths=np.array([len(episode.rows) for episode in episodes]),
     )
+    for name, values in found.items():
+        for episode, value in zip(episodes, values, strict=True):
+            episode.outcomes[name] = float(value)
 
 
-def _column(values: list[Any]) -> NDArray[Any]:
-    return np.array(values) if isinstance(values[0], bool | int | float | np.number | np.bool_) else objects(values)
+def _episodes(tags: Sequence[str], group_n: int) -> list[CollectedEpisode]:
+    groups = [str(uuid.uuid4()) for _ in range(len(tags) // group_n)]
+    return [CollectedEpisode(groups[index // group_n], str(uuid.uuid4()), tag) for index, tag in enumerate(tags)]
 
 
-def _padded(values: list[Any]) -> NDArray[Any]:
-    """Rows of different shapes, filled up at their ends."""
-    longest = np.max([np.shape(value) for value in values], axis=0)
-    padded = np.zeros((len(values), *map(int, longest)), dtype=values[0].dtype)
-    for place, value in enumerate(values):
-        corner: tuple[int | slice, ...] = (place, *map(slice, np.shape(value)))
-        padded[corner] = value
-    return padded
+def _data_sources(gen_batch: Any, count: int, group_n: int) -> list[Any]:
+    """Of each environment: of its group if there are as many sources as groups, else of its own row."""
+    sources = [*((getattr(gen_batch, "non_tensor_batch", None) or {}).get("data_source", ()))]
+    if len(sources) * group_n == count:
+        return [sources[index // group_n] for index in range(count)]
+    return [sources[index] if index < len(sources) else "default" for index in range(count)]

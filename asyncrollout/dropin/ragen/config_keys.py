@@ -1,22 +1,28 @@
 """RAGEN's keys, mapped onto ours."""
 
 import difflib
+from pathlib import Path as FilePath
 from typing import Any
 
 from asyncrollout.config.checking import Problem, found
 from asyncrollout.config.dialect import Dialect, Translation
-from asyncrollout.config.document import Path
+from asyncrollout.config.document import Document, Path
 from asyncrollout.config.suggestions import shown
+from asyncrollout.dropin.hydra_defaults import compose_document
 from asyncrollout.dropin.key_mapping import KeyMapping
-from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, REFUSED_TYPES, our_env, our_kwargs, shares_problem
-from asyncrollout.errors import UsageError
+from asyncrollout.dropin.ragen.config_envs import (
+    CUSTOM,
+    ENV_GROUPS,
+    N_GROUPS,
+    OF_EVERY_ENV,
+    TAGS,
+    map_envs,
+    map_sequential,
+    map_text_options,
+)
+from asyncrollout.dropin.ragen.trainer_keys import IRRELEVANT
 from asyncrollout.validation import did_you_mean
 
-_TRAIN: Path = ("es_manager", "train")
-_TAGS: Path = (*_TRAIN, "env_configs", "tags")
-_N_GROUPS: Path = (*_TRAIN, "env_configs", "n_groups")
-_ENV_GROUPS: Path = (*_TRAIN, "env_groups")
-_CUSTOM: Path = ("custom_envs",)
 _ENABLE: Path = ("algorithm", "filter_groups", "enable")
 _BUDGET: Path = ("algorithm", "filter_groups", "max_num_gen_batches")
 _ESTIMATOR: Path = ("algorithm", "adv_estimator")
@@ -25,30 +31,32 @@ _NORMALIZATION: Path = ("agent_proxy", "reward_normalization")
 
 _RENAMED: dict[Path, Path] = {
     ("seed", "train"): ("seed",),
-    _ENV_GROUPS: ("groups",),
-    (*_TRAIN, "group_size"): ("group_size",),
+    ENV_GROUPS: ("groups",),
+    ("es_manager", "train", "group_size"): ("group_size",),
     ("agent_proxy", "max_turn"): ("limits", "turns"),
     (*_NORMALIZATION, "grouping"): ("reward_normalization", "grouping"),
     (*_NORMALIZATION, "method"): ("reward_normalization", "method"),
 }
-_OF_EVERY_ENV: dict[Path, str] = {
-    ("es_manager", "format_penalty"): "format_penalty",
-    ("agent_proxy", "format_penalty"): "format_penalty",
-    ("agent_proxy", "max_actions_per_turn"): "max_actions_per_turn",
-    ("agent_proxy", "action_sep"): "separator",
-}
-_MAPPED = (*_RENAMED, *_OF_EVERY_ENV, _TAGS, _N_GROUPS, _ENABLE, _BUDGET)
+_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "response_length": "max_tokens"}
+_WINDOW_MODE: Path = ("agent_proxy", "context_window_mode")
+_WINDOW: Path = ("agent_proxy", "max_context_window")
+_MAPPED = (
+    *(*_RENAMED, *OF_EVERY_ENV, TAGS, N_GROUPS, _ENABLE, _BUDGET, _WINDOW_MODE, _WINDOW),
+    *((*_ROLLOUT, name) for name in (*_SAMPLING, "top_k", "do_sample")),
+    *IRRELEVANT,
+)
 _ADVANTAGES = {"grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_pp", "gigpo": "gigpo"}
 _FILTER_KEYS = ("strategy", "value", "metric", "include_zero", "selection_eps", "top_p_prob_mode", "ratio", "type")
+_VERLS = ("ppo_trainer",)
 _LARGEST, _SMALLEST = ("largest", "std"), ("smallest", "std_rev")
 
-TOP_LEVEL = [
-    *("actor_rollout_ref", "agent_proxy", "algorithm", "collapse_detection", "critic", "ctx_manager", "custom_envs"),
-    *("custom_reward_function", "data", "defaults", "enable_response_mask", "es_manager", "global_profiler"),
-    *("grpo_advantage_length_weight", "hydra", "log_prob_micro_batch_size_per_gpu", "lora", "max_workers"),
-    *("micro_batch_size_per_gpu", "model_path", "ppo_mini_batch_size", "ray_init", "ray_kwargs", "reward_model"),
-    *("sequential_env_types", "system", "trainer", "transfer_queue", "use_parallel_envs"),
-]
+TOP_LEVEL = sorted(
+    {
+        *("actor_rollout_ref", "agent_proxy", "algorithm", "custom_envs", "defaults", "es_manager", "max_workers"),
+        *("model_config", "model_info", "sequential_env_types", "use_parallel_envs"),
+        *(str(path[0]) for path in IRRELEVANT if path[0] != "seed"),
+    }
+)
 """The names of RAGEN's and verl's configs; `seed` is one, too, if it is a mapping."""
 
 
@@ -62,112 +70,75 @@ def translate(values: dict[Any, Any]) -> Translation:
     for source, ours in _RENAMED.items():
         if (value := keys.take(source)) is not None:
             keys.put(ours, value, source)
-    _map_envs(keys)
-    _map_text_options(keys)
+    map_envs(keys)
+    map_text_options(keys)
+    _map_sampling(keys)
+    _map_context_window(keys)
     _map_workers(keys)
-    _map_sequential(keys)
+    map_sequential(keys)
     _map_dapo(keys)
     _map_ranking(keys)
     _map_advantage(keys)
-    keys.ignore(("es_manager", "val"), "a run has no validation")
-    keys.ignore(("seed", "val"), "a run has no validation")
-    for path in keys.ignored({path[0] for path in _MAPPED}):
-        keys.note(path, why=f"not used{_meant(path)}")
+    _map_model(keys)
+    for name in keys.take(("defaults",)) or ():
+        keys.note(("defaults",), why=f"{name}.yaml, verl's own, is not there: RAGEN's files have all that matters here")
+    for path, why in IRRELEVANT.items():
+        keys.ignore(path, why)
+    for path in keys.unknown():
+        keys.problems.append(Problem(path, f"{shown(path)}: not a known key{_meant(path)}", names_key=True))
+    tags = keys.take(TAGS)
+    checked = [(*CUSTOM, tag, "env_config") for tag in (tags if isinstance(tags, list) else ())]
+    for path in keys.secrets(checked):
+        keys.problems.append(Problem(path, "a key is never written into a file: set an environment variable"))
     return Translation(keys.ours, keys.notes, keys.origins, keys.problems)
 
 
-def _map_envs(keys: KeyMapping) -> None:
-    """Tags, of which `custom_envs` says what they are."""
-    tags, n_groups = keys.take(_TAGS), keys.take(_N_GROUPS)
-    if tags is None:
-        return
-    defined = keys.take(_CUSTOM) or {}
-    if not isinstance(tags, list) or not tags or not all(isinstance(tag, str) for tag in tags):
-        keys.refuse(_TAGS, tags, "a list of tags")
-    elif not isinstance(defined, dict):
-        keys.refuse(_CUSTOM, defined, "a mapping of tags to envs")
-    else:
-        shares = _shares(keys, n_groups, len(tags))
-        entries = [_entry(keys, index, tag, defined) for index, tag in enumerate(tags)]
-        keys.put(("env",), [{**entry, "share": share} for entry, share in zip(entries, shares, strict=True)], _TAGS)
-        for tag in defined:
-            if tag not in tags:
-                keys.note((*_CUSTOM, str(tag)), why=f"not in {shown(_TAGS)}")
+def _map_sampling(keys: KeyMapping) -> None:
+    """How RAGEN's training samples; validation has its own `val_kwargs`."""
+    if keys.take((*_ROLLOUT, "do_sample")) is False:
+        keys.put(("agent", "sampling", "temperature"), 0, (*_ROLLOUT, "do_sample"))
+        keys.ignore((*_ROLLOUT, "temperature"), "do_sample is false")
+    for name, ours in _SAMPLING.items():
+        if (value := keys.take((*_ROLLOUT, name))) is not None and ("agent", "sampling", ours) not in keys.origins:
+            keys.put(("agent", "sampling", ours), value, (*_ROLLOUT, name))
+    most = keys.take((*_ROLLOUT, "top_k"))
+    if isinstance(most, int) and most < 1:
+        keys.note((*_ROLLOUT, "top_k"), why="no limit")
+    elif most is not None:
+        keys.put(("agent", "sampling", "extra", "top_k"), most, (*_ROLLOUT, "top_k"))
 
 
-def _entry(keys: KeyMapping, index: int, tag: str, defined: dict[Any, Any]) -> dict[str, Any]:
-    known = {**KNOWN_TAGS, **defined}
-    if tag not in known:
-        text = f"found {tag!r}, which custom_envs does not define{did_you_mean(tag, map(str, known))}"
-        keys.problems.append(Problem((*_TAGS, index), text))
-        return {"env": tag}
-    here, custom = (*_CUSTOM, tag), known[tag]
-    config = (custom.get("env_config") or {}) if isinstance(custom, dict) else None
-    if not isinstance(config, dict):
-        keys.refuse(here, custom, "a mapping with env_type and with env_config, a mapping")
-        return {"env": tag}
-    env = our_env(custom.get("env_type", tag))
-    if env in REFUSED_TYPES:
-        place = (*here, "env_type") if tag in defined else (*_TAGS, index)
-        keys.problems.append(Problem(place, f"env type {env!r} is not shipped: {REFUSED_TYPES[env]}"))
-        return {"env": tag}
-    try:
-        kwargs, unused = our_kwargs(env, config)
-    except UsageError as error:
-        keys.problems.append(Problem(here if tag in defined else (*_TAGS, index), str(error)))
-        return {"env": tag}
-    if custom.get("max_actions_per_traj") is not None:
-        kwargs["max_actions_per_traj"] = custom["max_actions_per_traj"]
-    if tag in defined:
-        keys.origins[("env", index, "env")] = (*here, "env_type")
-        keys.origins[("env", index, "env_kwargs")] = (*here, "env_config")
-        keys.origins[("env", index, "env_kwargs", "max_actions_per_traj")] = (*here, "max_actions_per_traj")
-        used = ("env_type", "env_config", "max_actions_per_traj")
-        for path in [*((key,) for key in custom if key not in used), *(("env_config", key) for key in unused)]:
-            keys.note((*here, *path), why="our envs decide it themselves")
-    return {"env": env, "tag": tag, "env_kwargs": kwargs}
+def _map_context_window(keys: KeyMapping) -> None:
+    mode, window = keys.take(_WINDOW_MODE), keys.take(_WINDOW)
+    is_bounded = isinstance(window, int) and window > 0
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
+        keys.refuse(_WINDOW, window, "a whole number, -1 for no limit")
+    elif mode not in (None, "full", "limited_multi_turn"):
+        keys.refuse(_WINDOW_MODE, mode, "full or limited_multi_turn: a run has conversations of several messages")
+    elif mode == "full" and is_bounded:
+        keys.note(_WINDOW, why="context_window_mode is full")
+    elif window is not None and is_bounded:
+        keys.put(("agent", "history"), window - 1, _WINDOW)
+    elif mode == "limited_multi_turn" and window is None:
+        keys.put(("agent", "history"), 0, _WINDOW_MODE)
 
 
-def _shares(keys: KeyMapping, n_groups: Any, tags: int) -> list[int]:
-    """The share of each tag; equal ones without `n_groups`."""
-    if n_groups is None:
-        return [1] * tags
-    if not isinstance(n_groups, list) or not all(map(_is_count, n_groups)):
-        keys.refuse(_N_GROUPS, n_groups, f"a list of whole numbers from 1, one for each of {tags} tags")
-        return [1] * tags
-    groups = keys.take(_ENV_GROUPS)
-    if problem := shares_problem(n_groups, tags, groups if _is_count(groups) else None):
-        keys.problems.append(Problem(_N_GROUPS, problem))
-        return [1] * tags
-    is_exact = groups == sum(n_groups)
-    keys.note(_N_GROUPS, became="env.*.share", why="" if is_exact else f"shares of {shown(_ENV_GROUPS)}")
-    return n_groups
-
-
-def _map_text_options(keys: KeyMapping) -> None:
-    for source, name in _OF_EVERY_ENV.items():
-        value = keys.take(source)
-        if value is None:
-            continue
-        if name == "format_penalty" and isinstance(value, int | float) and not isinstance(value, bool):
-            value = abs(value)  # of either sign, it is subtracted
-        env = keys.ours.get("env")
-        if not isinstance(env, list):
-            keys.put(("env_kwargs", name), value, source)
-            continue
-        for index, entry in enumerate(env):
-            own = entry.get("env_kwargs") if isinstance(entry, dict) else None
-            if (
-                ("env",) in keys.origins
-                and name in (own or {})
-                and ("env", index, "env_kwargs", name) not in keys.origins
-            ):
-                continue  # of its own, which custom_envs says
-            keys.put(("env", index, "env_kwargs", name), value, source)
+def _map_model(keys: KeyMapping) -> None:
+    """RAGEN's models by name, for evaluations."""
+    for part in ("model_config", "model_info"):
+        if keys.take((part,)) is not None and "policy" not in keys.ours:
+            example = "policy: {kind: openai, base_url: https://api.openai.com/v1, model: gpt-4o}"
+            keys.problems.append(Problem((part,), f"name the model as a policy instead, such as {example}"))
+        else:
+            keys.ignore((part,), "policy names the model")
 
 
 def _map_workers(keys: KeyMapping) -> None:
-    for source in (("use_parallel_envs",), ("es_manager", "use_multiprocessing")):
+    switches: tuple[Path, ...] = (
+        *(("use_parallel_envs",), ("es_manager", "use_multiprocessing")),
+        ("es_manager", "use_parallel_execution"),
+    )
+    for source in switches:
         parallel = keys.take(source)
         if parallel is False:
             keys.put(("backend",), "inline", source)
@@ -178,35 +149,23 @@ def _map_workers(keys: KeyMapping) -> None:
     for source in (("max_workers",), ("es_manager", "max_workers")):
         if keys.ours.get("backend") == "inline":
             keys.ignore(source, "there are no workers with backend: inline")
-        elif (count := keys.take(source)) is not None:
+        elif (count := keys.take(source)) == 0 and count is not False:
+            keys.put(("backend",), "inline", source)
+        elif count is not None:
             keys.put(("workers",), count, source)
 
 
-def _map_sequential(keys: KeyMapping) -> None:
-    for source in (("sequential_env_types",), ("es_manager", "sequential_env_types")):
-        types, env = keys.take(source), keys.ours.get("env")
-        if types is not None and not isinstance(types, list):
-            keys.refuse(source, types, "a list of env types")
-            continue
-        names = [our_env(name) for name in types or []]
-        entries = [*enumerate(env)] if isinstance(env, list) else []
-        found_here = [index for index, entry in entries if isinstance(entry, dict) and entry.get("env") in names]
-        for index in found_here:
-            keys.put(("env", index, "runs"), "light", source)
-        if types and not found_here:
-            keys.note(source, why="no entry of env is of these types")
-
-
 def _map_dapo(keys: KeyMapping) -> None:
-    enabled = keys.take(_ENABLE)
+    enabled, budget = keys.take(_ENABLE), keys.take(_BUDGET)
     if enabled is True:
         keys.put(("keep",), {"name": "reward_varies"}, _ENABLE)
-        if (budget := keys.take(_BUDGET)) is not None:
+        if budget is not None:
             is_bounded = not isinstance(budget, int) or budget > 0  # verl's 0 is no bound
             keys.put(("max_num_gen_batches",), budget if is_bounded else None, _BUDGET)
     elif enabled not in (None, False):
         keys.refuse(_ENABLE, enabled, "true or false")
-    keys.ignore(("algorithm", "filter_groups", "metric"), "rewards are what is compared")
+    elif budget is not None:
+        keys.note(_BUDGET, why="dynamic sampling is off")
 
 
 def _map_ranking(keys: KeyMapping) -> None:
@@ -247,8 +206,11 @@ def _meant(path: Path) -> str:
     return f": did you mean {close[0]!r}?" if close and path not in _MAPPED else ""
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _compose(document: Document, where: str) -> Document:
+    """With the files that `defaults` names; verl's own may be missing, and is then all that stays of `defaults`."""
+    missing: list[str] = []
+    composed = compose_document(document, FilePath(where), optional=_VERLS, missing=missing)
+    return Document({**composed.value, "defaults": missing}, composed.places) if missing else composed
 
 
-RAGEN_KEYS = Dialect("ragen", TOP_LEVEL, translate)
+RAGEN_KEYS = Dialect("ragen", TOP_LEVEL, translate, _compose)

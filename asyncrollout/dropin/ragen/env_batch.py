@@ -26,7 +26,8 @@ class EnvBatch:
     """An async context manager. Envs are opened at the first reset, and keep their places.
 
     With `parallel`, which can be changed at any time, envs that are not light live in `workers` processes, else all of
-    them on the event loop. Where that cannot be, `falls_back` lets them come to the loop; else it is an error.
+    them on the event loop, as with no workers at all. Where no worker can be started, or an env cannot be sent to one,
+    `falls_back` runs it on the loop; else that is an error.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class EnvBatch:
         self._pool: EnvPool | None = None
         self._pools = Background()
         self._is_open = False
-        self._is_alone = False  # no workers could be started
+        self._is_alone = workers == 0  # else: no workers could be started
+        if self._is_alone and parallel:
+            logger.warning("max_workers is 0: environments run one after the other, without worker processes")
         self._settled_as: tuple[bool, bool] | None = None  # by these two, envs are where they should be
 
     async def __aenter__(self) -> Self:
@@ -88,7 +91,7 @@ class EnvBatch:
     async def step(
         self, actions: Mapping[int, Any], on_result: Callable[[int, Result], None] | None = None
     ) -> list[Result]:
-        """Step some envs; results are in the order of the actions, and `on_result` is told each when it comes."""
+        """Step some envs; results are in the order of the actions, and `on_result` receives each when it comes."""
         await self._settle()
         return await call_all((partial(self._begin_step, *one) for one in actions.items()), on_result)
 
@@ -113,7 +116,7 @@ class EnvBatch:
         return self.parallel and not self._is_alone and self._specs[index].runs != "light"
 
     async def _settle(self) -> None:
-        """Start the workers if any are wanted by now, and let envs go on where they should be."""
+        """Start the workers if any are wanted by now, and move envs to where they should be."""
         if not self._is_open:
             raise ClosedError("these environments are closed: make others")
         if self._settled_as == (self.parallel, self._is_alone):
@@ -157,7 +160,7 @@ class EnvBatch:
         return self._pool if self._pool is not None and self._wants_worker(index) else self._loop_pool
 
     async def _move(self, index: int, handle: EnvHandle) -> None:
-        """Let an env go on elsewhere, in the same state; one without an episode is simply opened there later."""
+        """Continue an env elsewhere, in the same state; one without an episode is simply opened there later."""
         self._handles[index] = None
         try:
             if handle.has_episode:

@@ -10,13 +10,12 @@ from asyncrollout.dropin.ragen.container import (
     SynchronousContainer,
 )
 from asyncrollout.dropin.ragen.managers import REGISTERED_MANAGERS, EnvironmentManagerBase, MixedEnvironmentManager
+from asyncrollout.dropin.ragen.seeds import reserved_seeds
 from asyncrollout.dropin.ragen.settings import EnvPlan, Mode, Settings, read_plans, read_settings, registered_type
 from asyncrollout.errors import UnknownEnvError, UsageError
 from asyncrollout.text.projections import GENERIC, Projection, create_projection_function
 
 logger = logging.getLogger(__name__)
-
-_VAL_OFFSET = 1000  # from the seed of training to that of validation
 
 REGISTERED_PROJECTIONS: dict[str, Projection] = {}
 """Env types of your own and how replies to them are read; others are read as the environment of that name, if there is
@@ -69,12 +68,13 @@ def projection_of(env_type: str) -> Projection:
 
 def _make(settings: Settings, mode: Mode) -> EnvironmentManagerBase:
     plans, part = read_plans(settings, mode), settings.part(mode)
-    seed = settings.base_seed("train") + (_VAL_OFFSET if mode == "val" else 0)
     container = SynchronousContainer(
         EnvironmentContainer(
             plans,
             group_n=part.group_size,
-            seed=seed,
+            seed=settings.base_seed(mode),
+            is_validation=mode == "val",
+            reserved=reserved_seeds(settings, mode),
             workers=settings.es_manager.max_workers,
             parallel=settings.use_parallel_envs,
             step_timeout=settings.es_manager.step_timeout,

@@ -1,19 +1,29 @@
 """A RAGEN environment where it lives, in a worker or on the loop: one call of ours is one of its steps, or a turn."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncrollout.types import STEP_REWARDS, exact_sum
 
-BETWEEN = "\x1f"
-"""Stands between the actions of a turn, which travel as one text: that is the cheapest to send."""
+_BETWEEN = "\x1f"
+
+
+def joined(actions: Sequence[str]) -> str | list[str]:
+    """The actions of a turn as one text, the cheapest to send; as a list if one has the mark between them in it."""
+    return [*map(str, actions)] if any(_BETWEEN in action for action in actions) else _BETWEEN.join(actions)
+
+
+def _parted(turn: str | list[str]) -> list[str]:
+    if isinstance(turn, list):
+        return turn
+    return turn.split(_BETWEEN) if turn else []
 
 
 class StepEnv:
-    """Plays one action at a time. Observations are states; infos are what the environment told, and what it offers."""
+    """Plays one action at a time. Observations are states; infos have the environment's own, and what it offers."""
 
-    plays_by_chance = True  # so that `reset` is told which member of its group it is
+    plays_by_chance = True  # so that `reset` receives the number of the member in its group
 
     def __init__(
         self,
@@ -37,8 +47,8 @@ class StepEnv:
         more = {"mode": self._mode, "member": (options or {}).get("member", 0)}
         result = self._env.reset(seed=seed, **{name: more[name] for name in self._reset_takes})
         self._count = 0
-        told = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        self._shown, info = result if told else (result, {})
+        has_info = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        self._shown, info = result if has_info else (result, {})
         return self._state(), {"told": info, **self._facts()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -85,29 +95,30 @@ class StepEnv:
         return render() if callable(render) else self._shown
 
     def _facts(self) -> dict[str, Any]:
-        """What goes with a state."""
+        """What goes with a state: the actions it offers, and the names of actions, if they have any."""
         offered = getattr(self._env, "get_all_actions", None)
-        return {"available": list(offered()) if callable(offered) else []}
+        names = getattr(getattr(self._env, "config", None), "action_lookup", None)
+        return {"available": list(offered()) if callable(offered) else [], "names": dict(names or {})}
 
 
 class TurnEnv(StepEnv):
-    """Plays a turn, which is actions in words. Infos also tell what was played, and whether all words were known."""
+    """Plays a turn, which is actions in words. Infos also hold what was played, and whether all words were known."""
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         state, info = super().reset(seed=seed, options=options)
         instruction = getattr(self._env, "instruction", None)
         return state, {**info, "instruction": instruction() if callable(instruction) else ""}
 
-    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        asked = action.split(BETWEEN) if action else []
+    def step(self, action: str | list[str]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        asked = _parted(action)
         known = self._known(asked)
         left = len(known) if self._max_actions is None else self._max_actions - self._count
         rewards: list[float] = []
         done, info, played = False, {}, []
         for chosen in known[:left]:
-            reward, done, told = self._play(chosen)
+            reward, done, step_info = self._play(chosen)
             rewards.append(reward)
-            info.update(told)
+            info.update(step_info)
             played.append(chosen)
             if done:
                 break

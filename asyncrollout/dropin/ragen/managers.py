@@ -1,20 +1,24 @@
 """Between a training loop and its environments: replies become actions, observations become prompts with a history."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.dropin.ragen.container import SynchronousContainer
+from asyncrollout.errors import UsageError
 from asyncrollout.pool.wire.failure import clip
 from asyncrollout.text.projections import Projection
+from asyncrollout.text.replies import read_choice
+from asyncrollout.types import TextOptions
 
 Observations = dict[str, Any]
 Stepped = tuple[Observations, NDArray[np.float64], NDArray[np.bool_], list[dict[str, Any]]]
 
 _LONGEST_REMEMBERED = 100  # characters of an observation in the history
+_ONE_ACTION = TextOptions(max_actions_per_turn=1)
 
 
 class EnvironmentManagerBase:
@@ -36,37 +40,56 @@ class EnvironmentManagerBase:
         self.buffers: list[deque[dict[str, Any]]] = []
         self._seen: list[Any] = []
 
-    def reset(self) -> tuple[Observations, list[dict[str, Any]]]:
-        """New episodes in all environments."""
+    def reset(self, kwargs: Any = None) -> tuple[Observations, list[dict[str, Any]]]:
+        """New episodes in all environments. `kwargs` are those of verl-agent's rows, which no environment here has."""
+        if kwargs is not None and any(kwargs):
+            raise UsageError(f"{self.env_name}: env_kwargs are for verl-agent's search environment; remove them")
         self._seen, infos = self.envs.reset()
         self.buffers = [deque(maxlen=self.history_length) for _ in self._seen]
         self._steps = 0
         return self._observations(), infos
 
     def step(self, text_actions: Sequence[str | None]) -> Stepped:
-        """Play what replies ask for; None leaves an environment alone. Each info tells `is_action_valid`."""
+        """Play what replies ask for; None leaves an environment alone. Each info has `is_action_valid`."""
         actions, valids = self.project(text_actions)
+        names = self.envs.get_action_names()
         before, (self._seen, rewards, dones, infos) = self._seen, self.envs.step(actions)
         self._steps += 1
         for index, action in enumerate(actions):
             if action is not None:
-                told = {"observation": before[index], "action": action, "step": self._steps}
-                self.buffers[index].append(told)
+                chosen = _name(action, names[index])
+                self.buffers[index].append({"observation": before[index], "action": chosen, "step": self._steps})
             infos[index]["is_action_valid"] = valids[index]
         return self._observations(), np.array(rewards, dtype=np.float64), np.array(dones, dtype=bool), infos
 
     def project(self, text_actions: Sequence[str | None]) -> tuple[list[Any], list[bool]]:
-        """Actions and whether they could be read; an unreadable reply is the default action."""
+        """Actions and whether they could be read; an unreadable reply is the default action.
+
+        Where an environment names its actions, and the projection gives words, these are read by the names. Then the
+        default is the first of them.
+        """
+        if len(text_actions) != self.envs.num_processes:
+            raise UsageError(f"{len(text_actions)} replies for {self.envs.num_processes} environments: give one each")
         said = [text for text in text_actions if text is not None]
-        found = iter(zip(*self.projection_f(said), strict=True))
+        actions, valids = map(list, self.projection_f(said))
+        if not len(actions) == len(valids) == len(said):
+            raise UsageError(
+                f"the projection of {self.env_name!r} gave {len(actions)} actions and {len(valids)} marks of validity "
+                f"for {len(said)} replies: one of each is needed"
+            )
+        found = iter(zip(actions, valids, strict=True))
         pairs = [(None, True) if text is None else next(found) for text in text_actions]
+        for index, names in enumerate(self.envs.get_action_names()):
+            action, is_valid = pairs[index]
+            if names and isinstance(action, str):
+                pairs[index] = _read_by_name(str(text_actions[index]), action, is_valid, names)
         return [action for action, _ in pairs], [bool(valid) for _, valid in pairs]
 
     def prompt(self, observation: Any, history: Sequence[Mapping[str, Any]], available: Sequence[Any]) -> str:
-        """What a model is told of one environment."""
+        """What a model reads of one environment."""
         parts = [self.task]
         if history:
-            parts.append("\n".join(["What happened last:", *map(_told, history)]))
+            parts.append("\n".join(["What happened last:", *map(_remembered, history)]))
         parts.append(f"Now you see:\n{observation}")
         if available:
             parts.append(f"You can choose: {', '.join(map(str, available))}")
@@ -76,9 +99,8 @@ class EnvironmentManagerBase:
     def success_evaluator(
         self, *, total_infos: Sequence[Sequence[Mapping[str, Any]]], **_: Any
     ) -> dict[str, NDArray[np.float64]]:
-        """Whether each episode ended in success, by the last info that its environment gave."""
-        ends = [infos[-1] if infos else {} for infos in total_infos]
-        return {"success_rate": np.array([float(bool(info.get("success", False))) for info in ends])}
+        """Whether each episode ended in success, by the last info that says so; after its end, infos do not."""
+        return {"success_rate": np.array([float(last_of("success", infos, default=False)) for infos in total_infos])}
 
     def close(self) -> None:
         self.envs.close()
@@ -118,8 +140,8 @@ class BanditEnvironmentManager(EnvironmentManagerBase):
     def project(self, text_actions: Sequence[str | None]) -> tuple[list[Any], list[bool]]:
         """An arm that this episode does not have is not an action."""
         actions, valids = super().project(text_actions)
-        for index, arms in enumerate(self.envs.get_available_actions()):
-            if actions[index] is not None and actions[index] not in (*arms, *range(1, len(arms) + 1)):
+        for index, arms in enumerate(self.envs.get_action_names()):
+            if actions[index] is not None and actions[index] not in arms:
                 actions[index], valids[index] = 1, False
         return actions, valids
 
@@ -172,6 +194,25 @@ REGISTERED_MANAGERS: dict[str, Callable[..., EnvironmentManagerBase]] = {
 """Env types and their managers; a type without one has `EnvironmentManagerBase`."""
 
 
-def _told(step: Mapping[str, Any]) -> str:
+def last_of(key: str, infos: Sequence[Mapping[str, Any]], *, default: Any) -> Any:
+    """The value in the last info that has the key."""
+    return next((info[key] for info in reversed(infos) if key in info), default)
+
+
+def _read_by_name(reply: str, action: str, is_valid: bool, names: Mapping[Any, str]) -> tuple[Any, bool]:
+    """The action that a projection's words name, or else a reply; without one, the default."""
+    choices = {str(number): number for number in names} | {name.lower(): number for number, name in names.items()}
+    plain = " ".join(action.split()).lower()
+    if plain in choices:
+        return choices[plain], is_valid
+    parsed = read_choice(reply, _ONE_ACTION, choices)
+    return (parsed.actions[0], True) if parsed.valid else (next(iter(names)), False)
+
+
+def _name(action: Any, names: Mapping[Any, str]) -> Any:
+    return names.get(action, action) if isinstance(action, Hashable) else action
+
+
+def _remembered(step: Mapping[str, Any]) -> str:
     seen = clip(step["observation"], _LONGEST_REMEMBERED) if isinstance(step["observation"], str) else "<image>"
     return f"Step {step['step']}: you saw {seen} and chose {step['action']}"

@@ -11,8 +11,10 @@ import numpy as np
 
 from asyncrollout import validation
 from asyncrollout.dropin.blocking import Forwarded, OpenedBlocking, blocking
+from asyncrollout.dropin.configs import lookup
 from asyncrollout.dropin.ragen.env_batch import EnvBatch
-from asyncrollout.dropin.ragen.hosting import BETWEEN
+from asyncrollout.dropin.ragen.hosting import joined
+from asyncrollout.dropin.ragen.seeds import first_free, reserved_seeds
 from asyncrollout.dropin.ragen.settings import EnvPlan, Mode, read_plans, read_settings
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.pool.batch_calls import Result
@@ -20,8 +22,11 @@ from asyncrollout.types import STEP_REWARDS, PoolStats
 
 Cache = dict[str, Any]
 
+NO_ACTION = "manager_invalid_action"
+"""RAGEN's mark of a state that did not change, because the reply before it named no action."""
+
 _NEEDED = {"env_id", "actions"}
-_UNTOLD = ("error", "instruction", "success")
+_NOT_METRICS = ("error", "instruction", "success")
 
 
 @dataclass
@@ -46,24 +51,42 @@ class AsyncEnvStateManager:
         validation.check_choice("mode", mode, ("train", "val"))
         settings = read_settings(config)
         rules, part = settings.es_manager, settings.part(mode)
+        self.sys_config = config
+        self.config = lookup(lookup(config, "es_manager"), mode)
         self.mode = mode
         self.env_groups, self.group_size = part.env_groups, part.group_size
+        self.base_seed, self.seed_counter = settings.base_seed(mode), 0
+        self._reserved = reserved_seeds(settings, mode)
         self.max_workers = settings.workers
-        self.use_multiprocessing = rules.use_multiprocessing
+        self.use_multiprocessing = settings.is_parallel
         self.format_penalty = abs(rules.format_penalty)
         self.rollout_cache: list[Cache] = []
         self._plans = read_plans(settings, mode)
         self.envs = [_entry(index, plan) for index, plan in enumerate(self._plans)]
-        self._next_seed = settings.base_seed(mode)
         self._fleet = EnvBatch(
             self._plans,
             "TurnEnv",
             workers=self.max_workers,
-            parallel=rules.use_multiprocessing,
+            parallel=self.use_multiprocessing,
             falls_back=True,
             step_timeout=rules.step_timeout,
             reset_timeout=rules.reset_timeout,
         )
+
+    @property
+    def use_parallel(self) -> bool:
+        """The older name of `use_multiprocessing`."""
+        return self.use_multiprocessing
+
+    @use_parallel.setter
+    def use_parallel(self, value: bool) -> None:
+        self.use_multiprocessing = value
+
+    @property
+    def env_type(self) -> str:
+        """The one type of all environments, or "mixed"."""
+        types = {plan.env_type for plan in self._plans}
+        return types.pop() if len(types) == 1 else "mixed"
 
     async def __aenter__(self) -> Self:
         await self._fleet.__aenter__()
@@ -75,10 +98,14 @@ class AsyncEnvStateManager:
         await self._fleet.__aexit__(kind, error, trace)
 
     async def reset(self, seed: int | None = None) -> list[Cache]:
-        """New episodes: group g of seed + g. Without a seed, each reset in training takes the next ones."""
+        """New episodes: group g of seed + g. Without a seed, each reset in training takes the next ones.
+
+        Those of validation are left out.
+        """
         if seed is None:
-            seed = self._next_seed
-            self._next_seed += self.env_groups if self.mode == "train" else 0
+            seed = first_free(self.base_seed + self.seed_counter, self.env_groups, self._reserved)
+            if self.mode == "train":
+                self.seed_counter = seed + self.env_groups - self.base_seed
         validation.check_int("seed", seed := operator.index(seed), 0)
         seeds = [seed + plan.group for plan in self._plans]
         members = [index % self.group_size for index in range(len(self._plans))]
@@ -97,7 +124,7 @@ class AsyncEnvStateManager:
             self._note(self.envs[env_id], self.rollout_cache[env_id], inputs[env_id], result)
 
         self._fleet.parallel = self.use_multiprocessing
-        await self._fleet.step({env_id: BETWEEN.join(given["actions"]) for env_id, given in inputs.items()}, note)
+        await self._fleet.step({env_id: joined(given["actions"]) for env_id, given in inputs.items()}, note)
         return [self.rollout_cache[env_id] for env_id in inputs if not self.envs[env_id]["status"].terminated]
 
     def get_rollout_states(self) -> list[Cache]:
@@ -109,15 +136,15 @@ class AsyncEnvStateManager:
             solved[entry["group_id"]] |= _is_success(entry["status"])
         for entry, cache in zip(self.envs, self.rollout_cache, strict=True):
             history, status = cache["history"], entry["status"]
-            told = _told(history)
+            reported = _reported(history)
             turns = max(len(history) - 1, 1)
             metrics = {
                 "success": float(_is_success(status)),
                 "num_actions": status.num_actions,
                 f"pass@{self.group_size}": float(solved[entry["group_id"]]),
-                **{key: float(np.sum(values)) / turns for key, values in told.items()},
+                **{key: float(np.sum(values)) / turns for key, values in reported.items()},
             }
-            history[-1]["metrics"] = told
+            history[-1]["metrics"] = reported
             cache["metrics"] = {f"{entry['tag']}/{key}": value for key, value in metrics.items()}
         return self.rollout_cache
 
@@ -143,7 +170,8 @@ class AsyncEnvStateManager:
             if env_id in inputs:
                 raise UsageError(f"env_id={env_id} is in the inputs twice: a turn of an environment is one entry")
             actions = given["actions"]
-            if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+            is_list = isinstance(actions, Sequence | np.ndarray) and not isinstance(actions, str)
+            if not is_list or not all(isinstance(action, str) for action in actions):
                 raise UsageError(f"env_id={env_id}: actions={actions!r:.200} is not a list of actions in words")
             inputs[int(env_id)] = given
         return {env_id: given for env_id, given in inputs.items() if not self.envs[env_id]["status"].terminated}
@@ -180,7 +208,8 @@ class AsyncEnvStateManager:
         status.rewards.append(reward)
         said = {key: given.get(key, "") for key in ("llm_response", "llm_raw_response")}
         history[-1].update(actions=played, reward=reward, info=info, **said)
-        history.append(_shown(state, entry["max_actions_per_traj"] - status.num_actions))
+        marks = {NO_ACTION: True} if not played and "error" not in info else {}
+        history.append(_shown(state, entry["max_actions_per_traj"] - status.num_actions) | marks)
 
 
 class TurnReward(float):
@@ -192,6 +221,8 @@ class TurnReward(float):
 class EnvStateManager(OpenedBlocking[AsyncEnvStateManager]):
     """RAGEN's environment state manager. Close it, or let it go; workers never outlive the program."""
 
+    sys_config = Forwarded[Any]()
+    config = Forwarded[Any]()
     envs = Forwarded[list[dict[str, Any]]]()
     rollout_cache = Forwarded[list[Cache]]()
     mode = Forwarded[Mode]()
@@ -199,7 +230,11 @@ class EnvStateManager(OpenedBlocking[AsyncEnvStateManager]):
     group_size = Forwarded[int]()
     max_workers = Forwarded[int]()
     format_penalty = Forwarded[float]()
+    base_seed = Forwarded[int]()
+    seed_counter = Forwarded[int]()
+    env_type = Forwarded[str]()
     use_multiprocessing = Forwarded[bool]()
+    use_parallel = Forwarded[bool]()
     reset = blocking(AsyncEnvStateManager.reset)
     step = blocking(AsyncEnvStateManager.step)
     get_rollout_states = blocking(AsyncEnvStateManager.get_rollout_states)
@@ -239,11 +274,11 @@ def _is_success(status: EnvStatus) -> bool:
     return status.terminated and not status.truncated
 
 
-def _told(history: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """What the infos of all turns say in numbers."""
-    told: dict[str, list[float]] = defaultdict(list)
+def _reported(history: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The numbers in the infos of all turns."""
+    reported: dict[str, list[float]] = defaultdict(list)
     for turn in history:
         for key, value in turn.get("info", {}).items():
-            if key not in _UNTOLD and isinstance(value, bool | int | float | np.number):
-                told[key].append(float(value))
-    return dict(told)
+            if key not in _NOT_METRICS and isinstance(value, bool | int | float | np.number):
+                reported[key].append(float(value))
+    return dict(reported)

@@ -1,6 +1,11 @@
 from asyncrollout.dropin.rlinf.interfaces import EvaluationResult as EvaluationResult
-from asyncrollout.dropin.rlinf.interfaces import HybridComponentPlacement as HybridComponentPlacement
 from asyncrollout.dropin.rlinf.interfaces import create_video_writer as create_video_writer
 from asyncrollout.dropin.rlinf.interfaces import create_video_writers as create_video_writers
 from asyncrollout.dropin.rlinf.interfaces import evaluate as evaluate
 from asyncrollout.dropin.rlinf.interfaces import write_video as write_video
+from asyncrollout.dropin.rlinf.placement import HybridComponentPlacement as HybridComponentPlacement
+from asyncrollout.dropin.rlinf.ranks import PlacementError as PlacementError
+from asyncrollout.dropin.rlinf.strategies import FlexiblePlacementStrategy as FlexiblePlacementStrategy
+from asyncrollout.dropin.rlinf.strategies import NodePlacementStrategy as NodePlacementStrategy
+from asyncrollout.dropin.rlinf.strategies import PackedPlacementStrategy as PackedPlacementStrategy
+from asyncrollout.dropin.rlinf.strategies import Placement as Placement

@@ -9,19 +9,28 @@ from msgspec import Meta, field
 
 from asyncrollout.config import schema
 from asyncrollout.config.checking import Checker, Problem
-from asyncrollout.config.document import Document
-from asyncrollout.config.overrides import expanded, override
-from asyncrollout.config.reading import load_mapping, problems_text, read_text
+from asyncrollout.config.dialect import Note
+from asyncrollout.config.document import Document, load
+from asyncrollout.config.overrides import expanded, override, undotted
+from asyncrollout.config.reading import problems_text, read_text
 from asyncrollout.config.schema import ConfigPart, EnvName, FrameRate, FromOne, FromZero, ImportPath, Positive, Text
-from asyncrollout.dropin.rlinf.ranks import RankedWorker, parse_placement
+from asyncrollout.dropin.hydra_defaults import compose_document, interpolate
+from asyncrollout.dropin.rlinf.config_keys import NOT_APPLIED, translate
+from asyncrollout.dropin.rlinf.placement import PlacedComponent, place_components
+from asyncrollout.dropin.rlinf.ranks import RankedWorker
+from asyncrollout.dropin.rlinf.strategies import ACCELERATOR
 from asyncrollout.errors import UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.registry import env_names
 from asyncrollout.trajectories import Limits
 from asyncrollout.validation import did_you_mean
 
+log = get_logger(__name__)
+
 VIDEO_DIRECTORY = "logs/behavior_eval/video/eval"
 
 _LEAST = "write at least a line such as 'env.eval.total_num_envs: 4'"
+_PARTS = ("cluster", "policy", "agent", "limits")
 _ONE_PROCESS = (RankedWorker(0, (0,)),)
 
 FileName = Annotated[
@@ -34,6 +43,12 @@ class Python(ConfigPart, frozen=True, tag_field="kind", tag="python"):
 
     path: ImportPath
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class RLinfModel(ConfigPart, frozen=True, tag_field="kind", tag="rlinf"):
+    """The model of an RLinf file (`rollout.model`), which only RLinf loads: give a policy in its place."""
+
+    model_path: str = ""
 
 
 class VideoCfg(ConfigPart, frozen=True):
@@ -71,22 +86,34 @@ class Cluster(ConfigPart, frozen=True):
 
     component_placement: dict[str, Any] = field(default_factory=dict)
     num_nodes: FromOne = 1
+    node_groups: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.num_nodes > 1:
             raise UsageError(f"num_nodes: found {self.num_nodes}, expected 1: an evaluation runs on one machine")
-        try:
-            self.workers("env")
-        except UsageError as error:
-            raise UsageError(f"component_placement: {error}") from None
+        for component in ("env", "rollout"):
+            self.workers(component)
 
     @property
-    def components(self) -> dict[str, tuple[RankedWorker, ...]]:
-        return parse_placement(self.component_placement)
+    def components(self) -> list[str]:
+        return [*self._placed]
+
+    @property
+    def _placed(self) -> dict[str, PlacedComponent]:
+        given = {"num_nodes": self.num_nodes, "node_groups": self.node_groups}
+        return place_components({**given, "component_placement": self.component_placement})
 
     def workers(self, component: str) -> tuple[RankedWorker, ...]:
         """The processes of a component; one on the first GPU by default."""
-        return self.components.get(component, _ONE_PROCESS)
+        placed = self._placed.get(component)
+        if placed is None:
+            return _ONE_PROCESS
+        if {*placed.hardware_types} != {ACCELERATOR}:
+            groups = ", ".join(placed.node_groups)
+            raise UsageError(
+                f"component_placement: {component}: node_group {groups!r} has no GPUs: an evaluation is placed on GPUs"
+            )
+        return placed.workers
 
 
 class EvaluationConfig(ConfigPart, frozen=True, kw_only=True):
@@ -94,7 +121,7 @@ class EvaluationConfig(ConfigPart, frozen=True, kw_only=True):
 
     cluster: Cluster = Cluster()
     env: Envs = Envs()
-    policy: schema.Policy | Python = schema.Solver()
+    policy: schema.Policy | Python | RLinfModel = schema.Solver()
     agent: schema.Chat = schema.Chat()
     limits: Limits = Limits()
 
@@ -107,32 +134,67 @@ class EvaluationConfig(ConfigPart, frozen=True, kw_only=True):
 
 
 def read_evaluation(path: FilePath, overrides: Sequence[str] = ()) -> EvaluationConfig:
-    """The evaluation in a file; `overrides` are values such as `env.eval.total_num_envs=8`."""
+    """The evaluation in a file; `overrides` are values such as `env.eval.total_num_envs=8`.
+
+    Hydra's `defaults` are resolved from the files beside it and in its `hydra.searchpath`.
+    """
     return parse_evaluation(read_text(path), overrides, str(path))
 
 
 def parse_evaluation(text: str, overrides: Sequence[str] = (), where: str = "eval.yaml") -> EvaluationConfig:
-    """As `read_evaluation`; `where` is the file's name, for errors."""
-    return _checked(load_mapping(text, overrides, where, least=_LEAST), where)
+    """As `read_evaluation`; `where` is the file's name, for errors and for the files beside it."""
+    document = load(text, where)
+    if document.value is None:
+        if not overrides:
+            raise UsageError(f"{where}: empty: {_LEAST}")
+        document = Document({}, {})
+    if not isinstance(document.value, dict):
+        raise UsageError(f"{where}: found no mapping of keys to values: {_LEAST}")
+    return _checked(undotted(compose_document(document, FilePath(where)), where), overrides, where)
 
 
 def as_evaluation(values: dict[str, Any], overrides: Sequence[str] = (), where: str = "config") -> EvaluationConfig:
     """As `read_evaluation`, from the values of a file."""
-    document = Document(values, {})
+    if "defaults" in values:
+        raise UsageError(f"{where}: 'defaults' are resolved from the files beside a file: give its path instead")
+    return _checked(Document(values, {}), overrides, where)
+
+
+def _checked(document: Document, overrides: Sequence[str], where: str) -> EvaluationConfig:
     for assignment in overrides:
         document = override(document, assignment)
-    return _checked(document, where)
-
-
-def _checked(document: Document, where: str) -> EvaluationConfig:
-    values = expanded(document.value)
-    problems = Checker(EvaluationConfig, document.places, []).problems(values)
+    translated = translate(_resolved(expanded(document.value)))
+    problems = [
+        *translated.problems,
+        *Checker(EvaluationConfig, document.places, []).problems(translated.values),
+    ]
     if not problems:
-        config = msgspec.convert(values, EvaluationConfig)
+        config = msgspec.convert(translated.values, EvaluationConfig)
         problems = _unknown_env(config.env.eval.env_type)
     if problems:
-        raise UsageError(problems_text(where, problems, document.places, {}))
+        raise UsageError(problems_text(where, problems, document.places, translated.origins))
+    _report(translated.notes, where)
     return config
+
+
+def _report(notes: list[Note], where: str) -> None:
+    """Log what became of RLinf's keys; those that would change what is played and cannot, each as a warning."""
+    mapped = [f"{note.key} -> {note.became}" for note in notes if note.became]
+    unused = [note.key for note in notes if not note.became and note.key not in NOT_APPLIED]
+    if mapped or unused:
+        log.info("foreign_keys", dialect="rlinf", file=where, mapped=mapped, unused=unused)
+    for note in notes:
+        if note.key in NOT_APPLIED:
+            log.warning("key_not_applied", file=where, key=note.key, why=note.why)
+
+
+def _resolved(values: dict[Any, Any]) -> dict[Any, Any]:
+    """With the references of the parts that are used resolved; those of actors and models need not be."""
+    env = values.get("env")
+    used: dict[Any, Any] = {key: values[key] for key in _PARTS if key in values}
+    if isinstance(env, dict):
+        used["env"] = {key: item for key, item in env.items() if key != "train"}
+    return {**values, **{key: interpolate(item, values, (key,)) for key, item in used.items()}}
 
 
 def _unknown_env(name: str) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""RLinf's interfaces for evaluations: where components run, a video of each environment, and the evaluation itself."""
+"""RLinf's interfaces for evaluations: a video of each environment, and the evaluation itself."""
 
 import os
 from pathlib import Path
@@ -12,56 +12,18 @@ from asyncrollout.dropin.configs import plain
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, as_evaluation, read_evaluation
 from asyncrollout.dropin.rlinf.plan import make_plan
 from asyncrollout.dropin.rlinf.player import open_player
-from asyncrollout.dropin.rlinf.ranks import DEVICES, RankedWorker, parse_placement, spread
+from asyncrollout.dropin.rlinf.ranks import DEVICES, spread
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, EvaluationTotals, decided, summarize
 from asyncrollout.dropin.rlinf.run import run_plan
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.registry import find_env
-from asyncrollout.validation import did_you_mean
 from asyncrollout.video import VideoWriter
 
 log = get_logger(__name__)
 
 _FPS = 30
 _IMAGE_AXES = 3
-
-
-class HybridComponentPlacement:
-    """The processes and GPUs of each component, from `cluster.component_placement` of a configuration.
-
-    `cluster` is accepted as in RLinf and not used; `all` GPUs are those of this machine.
-    """
-
-    def __init__(self, config: Any, cluster: Any = None) -> None:  # noqa: ARG002
-        found = plain(config)
-        cluster_part = found.get("cluster") if isinstance(found, dict) else None
-        given = cluster_part.get("component_placement") if isinstance(cluster_part, dict) else None
-        if not isinstance(given, dict):
-            raise UsageError("config: cluster.component_placement is missing: set it, such as {'env': '0-3'}")
-        try:
-            self._workers = parse_placement(given)
-        except UsageError as error:
-            raise UsageError(f"config: cluster.component_placement: {error}") from None
-
-    @property
-    def components(self) -> list[str]:
-        return [*self._workers]
-
-    def get_workers(self, component_name: str) -> tuple[RankedWorker, ...]:
-        """The component's processes, by rank, with their GPUs."""
-        if component_name not in self._workers:
-            close = did_you_mean(component_name, self._workers)
-            raise UsageError(f"cluster.component_placement has no component {component_name!r}{close}")
-        return self._workers[component_name]
-
-    def get_world_size(self, component_name: str) -> int:
-        """How many processes a component has."""
-        return len(self.get_workers(component_name))
-
-    def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """The GPUs of a component."""
-        return sorted({gpu for worker in self.get_workers(component_name) for gpu in worker.gpus})
 
 
 def create_video_writer(

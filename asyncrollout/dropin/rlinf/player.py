@@ -13,7 +13,7 @@ import anyio.to_thread
 from asyncrollout.agents.numeric import MarkovAgent
 from asyncrollout.config import schema
 from asyncrollout.config.build import chat_agent, import_object, open_policy
-from asyncrollout.dropin.rlinf.config import EvaluationConfig, Python
+from asyncrollout.dropin.rlinf.config import EvaluationConfig, Python, RLinfModel
 from asyncrollout.dropin.rlinf.ranks import DEVICES, visible_devices
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.scripted import ScriptedPolicy
@@ -37,6 +37,12 @@ async def open_player(config: EvaluationConfig, spec: EnvSpec, *, own: Any = Non
     chosen = config.policy
     if own is not None:
         yield _own_player(config, spec, own)
+    elif isinstance(chosen, RLinfModel):
+        named = f" {chosen.model_path!r}" if chosen.model_path else ""
+        raise UsageError(
+            f"policy: rollout.model names a model{named}, which only RLinf loads: give your own policy "
+            "(--policy module:name, or policy= in Python), or policy=solver for the env's expert"
+        )
     elif isinstance(chosen, Python):
         with _visible_gpus(config):
             yield _own_player(config, spec, _imported(chosen))

@@ -2,16 +2,20 @@
 
 A text is a comma-separated list. Each part names GPUs (`5`, `0-3` or `all`) and, after a colon, the processes that
 share them evenly: `0-3:0-7` is two per GPU, `0-3:0-1` two GPUs per process. Without a colon each GPU has a process.
+With `{node_group, placement}` in place of a text, the numbers count the resources of a node group: its GPUs, its
+robots, or its nodes.
 """
 
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from asyncrollout.errors import UsageError
+from asyncrollout.validation import did_you_mean
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -20,8 +24,12 @@ _MOST = 4096  # processes, or GPUs
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
+class PlacementError(UsageError, AssertionError):
+    """A placement that cannot be; code written for RLinf, which asserts, catches it as well."""
+
+
 class RankedWorker(msgspec.Struct, frozen=True):
-    """A process of a component, and the GPUs it sees."""
+    """A process of a component, and the GPUs (or other resources) it has."""
 
     rank: int
     gpus: tuple[int, ...]
@@ -39,39 +47,74 @@ class EnvSlot(msgspec.Struct, frozen=True):
         return f"rank{self.rank}_gpu{self.gpu}_env{self.env_idx}"
 
 
-def parse_placement(given: Mapping[str, str | int], *, gpus: int | None = None) -> dict[str, tuple[RankedWorker, ...]]:
-    """The processes of each component; components with the same placement share a key: `actor,inference`."""
-    placed: dict[str, tuple[RankedWorker, ...]] = {}
-    for key, text in given.items():
+class ComponentRanks(msgspec.Struct, frozen=True):
+    """What a placement says: the text, and the node groups whose resources it counts (none: all of them)."""
+
+    text: str | int
+    node_groups: tuple[str, ...] = ()
+
+
+def read_component(given: Any) -> ComponentRanks:
+    """A placement as it is written: a text or a number, or `{node_group, placement}`."""
+    if not isinstance(given, Mapping):
+        return ComponentRanks(given)
+    for key in given:
+        if key not in ("node_group", "placement"):
+            known = did_you_mean(str(key), ("node_group", "placement"))
+            raise PlacementError(f"there is no key {key!r}{known}: write {{node_group: ..., placement: ...}}")
+    if given.get("placement") is None:
+        raise PlacementError(f"found {dict(given)!r:.200}: 'placement' must be specified, such as 0-3")
+    labels = given.get("node_group")
+    if isinstance(labels, str):
+        labels = labels.split(",")
+    elif labels is None:
+        labels = []
+    elif not isinstance(labels, list | tuple):
+        labels = [labels]
+    return ComponentRanks(given["placement"], tuple(str(label).strip() for label in labels))
+
+
+def named_components(given: Mapping[Any, Any]) -> Iterator[tuple[list[str], Any]]:
+    """The components of each key, with their placement: `actor,inference` share one."""
+    seen: set[str] = set()
+    for key, value in given.items():
         names = [name.strip() for name in str(key).split(",")]
         for name in names:
             if not name:
-                raise UsageError(f"{key!r}: a component has no name")
-            if name in placed:
-                raise UsageError(f"{key!r}: the component {name!r} is placed twice")
-            try:
-                placed[name] = parse_ranks(text, gpus=gpus)
-            except UsageError as error:
-                raise UsageError(f"{name}: {error}") from None
-    return placed
+                raise PlacementError(f"{key!r}: a component has no name")
+            if name in seen:
+                raise PlacementError(f"{key!r}: the component {name!r} is placed twice")
+            seen.add(name)
+        yield names, value
 
 
-def parse_ranks(text: str | int, *, gpus: int | None = None) -> tuple[RankedWorker, ...]:
-    """The processes that a text asks for; `all` GPUs are `gpus`, or as many as this machine has."""
+def parse_ranks(text: str | int, *, gpus: int | None = None, bounded: bool = False) -> tuple[RankedWorker, ...]:
+    """The processes that a text asks for; `all` GPUs are `gpus`, or as many as this machine has.
+
+    If it is `bounded`, a text may name no others.
+    """
     if isinstance(text, bool) or not isinstance(text, str | int):
         raise _wrong(text, "it must be a string or a number")
     workers: list[RankedWorker] = []
     used: list[int] = []
     for part in str(text).split(","):
         resources, colon, processes = (piece.strip() for piece in part.partition(":"))
-        on = [*range(count_gpus() if gpus is None else gpus)] if resources == "all" else _range(resources, text)
+        is_all = resources.lower() == "all"
+        on = [*range(count_gpus() if gpus is None else gpus)] if is_all else _range(resources, text)
+        if not on:
+            raise _wrong(text, "there are no resources to place it on")
         if used and on[0] <= used[-1]:
-            raise _wrong(text, f"GPUs must be in ascending order, but {on[0]} comes after {used[-1]}")
+            rule = "unique" if {*on} & {*used} else "in ascending order"
+            raise _wrong(text, f"Resource ranks must be {rule}, but {on[0]} comes after {used[-1]}")
+        if bounded and gpus is not None and on[-1] >= gpus:
+            raise _wrong(text, f"{on[-1]} is out of range: there are {gpus}, numbered from 0")
         used += on
         ranks = _range(processes, text) if colon else [len(workers) + at for at in range(len(on))]
         if ranks[0] != len(workers):
             raise _wrong(
-                text, f"processes are numbered from 0 without a gap, but {ranks[0]} comes where {len(workers)} should"
+                text,
+                "Process ranks must be in ascending order from 0 without a gap, "
+                f"but {ranks[0]} comes where {len(workers)} should",
             )
         workers += _shared(ranks, on, text)
     if len(workers) > _MOST:
@@ -113,7 +156,7 @@ def _named(visible: str | None) -> list[str]:
 def _shared(ranks: list[int], on: list[int], text: str | int) -> Iterator[RankedWorker]:
     few, many = sorted((len(ranks), len(on)))
     if many % few:
-        raise _wrong(text, f"{len(ranks)} processes and {len(on)} GPUs cannot share evenly")
+        raise _wrong(text, f"{len(ranks)} processes and {len(on)} resources cannot share evenly")
     each = many // few
     for place, rank in enumerate(ranks):
         is_shared = len(ranks) >= len(on)
@@ -133,5 +176,5 @@ def _range(piece: str, text: str | int) -> list[int]:
     return [*range(low, high + 1)]
 
 
-def _wrong(text: object, why: str) -> UsageError:
-    return UsageError(f"found {text!r:.100}: {why} (write 0, 0-3, '0-2,5', 'all' or '0-3:0-7')")
+def _wrong(text: object, why: str) -> PlacementError:
+    return PlacementError(f"found {text!r:.100}: {why} (write 0, 0-3, '0-2,5', 'all' or '0-3:0-7')")

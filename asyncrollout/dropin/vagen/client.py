@@ -11,6 +11,8 @@ import msgspec
 
 from asyncrollout import validation
 from asyncrollout.dropin.portal import Opened
+from asyncrollout.dropin.vagen.configs import SokobanEnvConfig
+from asyncrollout.dropin.vagen.registered import video_options
 from asyncrollout.errors import PoolError, ProviderError, RolloutError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.openai.bodies import ENCODINGS, read_raw, unpack
@@ -53,7 +55,7 @@ class BatchEnvClient:
 
     def create_environments_batch(self, ids2configs: Mapping[Any, Any]) -> None:
         """Open envs. It is an error if none can be made; else those that are missing say why when they are used."""
-        told = self._post("environments", {"ids2configs": ids2configs})
+        told = self._post("environments", {"ids2configs": {key: _sent(one) for key, one in ids2configs.items()}})
         errors = told.get("errors", {})  # VAGEN's own server does not tell
         for env_id, config in ids2configs.items():
             if str(env_id) in errors:
@@ -157,6 +159,19 @@ async def _session(headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientSessi
     headers = {"Accept-Encoding": ENCODINGS, **headers}
     async with aiohttp.ClientSession(headers=headers, timeout=unbounded, auto_decompress=False) as session:
         yield session
+
+
+def _sent(config: Any) -> Any:
+    """A configuration as a server reads it: with the variables of this process, and clearly VAGEN's."""
+    env_config = config.get("env_config") or {} if isinstance(config, Mapping) else None
+    if not isinstance(env_config, Mapping):
+        return config  # which the server refuses
+    match config.get("env_name"):
+        case "sokoban":  # which is also the name of another env
+            return {**config, "env_config": {"render_mode": SokobanEnvConfig.render_mode, **env_config}}
+        case "video":
+            return {**config, "env_config": video_options(env_config)}
+    return config
 
 
 def _shown(result: Any) -> Shown:

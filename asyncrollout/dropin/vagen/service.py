@@ -2,14 +2,38 @@
 
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.blocking import Blocking, Forwarded, blocking
 from asyncrollout.dropin.portal import Opened
+from asyncrollout.errors import UsageError
 from asyncrollout.service import batches
 from asyncrollout.service.config import BaseServiceConfig
 from asyncrollout.service.served_env import ServedEnv
+
+
+class _RegisteredEnvs(batches.EnvService):
+    """Knows VAGEN's environments, and those of users in `REGISTERED_ENV`, besides all that are registered here."""
+
+    def resolve(self, name: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        from asyncrollout.dropin.vagen.registered import find_theirs  # noqa: PLC0415 (it lists these services)
+
+        return find_theirs(name, kwargs) if isinstance(name, str) else (name, kwargs)
+
+
+class _VideoEnvs(_RegisteredEnvs):
+    env_name = "video"
+
+
+class _SokobanEnvs(_RegisteredEnvs):
+    env_name = "sokoban"
+
+
+class _FrozenLakeEnvs(_RegisteredEnvs):
+    env_name = "frozenlake"
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +56,7 @@ class EnvService(Blocking[batches.EnvService]):
     get_split_size_batch = blocking(batches.EnvService.get_split_size_batch)
     init_embedder_batch = blocking(batches.EnvService.init_embedder_batch)
 
-    _kind: type[batches.EnvService] = batches.EnvService
+    _kind: type[batches.EnvService] = _RegisteredEnvs
 
     def __init__(
         self, config: BaseServiceConfig | Mapping[str, Any] | None = None, *, max_workers: int | None = None
@@ -67,4 +91,44 @@ class EnvService(Blocking[batches.EnvService]):
 class VideoEnvService(EnvService):
     """An `EnvService` for the `video` env."""
 
-    _kind = batches.VideoEnvService
+    _kind = _VideoEnvs
+
+
+class SokobanService(EnvService):
+    """An `EnvService` for VAGEN's `sokoban`."""
+
+    _kind = _SokobanEnvs
+
+
+class FrozenLakeService(EnvService):
+    """An `EnvService` for VAGEN's `frozenlake`."""
+
+    _kind = _FrozenLakeEnvs
+
+
+@dataclass(frozen=True)
+class SokobanServiceConfig(BaseServiceConfig):
+    """The options of VAGEN's services for grid worlds. Rewards for descriptions of states are not available."""
+
+    use_state_reward: bool = False
+    top_strings_m: int = 1000
+    top_strings_k: int = 5
+
+    def __post_init__(self) -> None:
+        if self.use_state_reward:
+            raise UsageError("use_state_reward=True is not available: it needs VAGEN's LLM judge; set it to False")
+
+
+@dataclass(frozen=True)
+class FrozenLakeServiceConfig(SokobanServiceConfig):
+    """`device` is where the judge's models would be."""
+
+    device: Mapping[str, Any] = field(default_factory=lambda: {"clip": 0})
+
+
+@dataclass(frozen=True)
+class VideoEnvServiceConfig(BaseServiceConfig):
+    """`device` and `preload_reward_model` are for models that Video-MTR does not load either."""
+
+    preload_reward_model: Mapping[str, Any] = field(default_factory=lambda: {"clip": False})
+    device: Mapping[str, Any] = field(default_factory=lambda: {"clip": 0})

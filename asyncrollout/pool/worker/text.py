@@ -11,6 +11,7 @@ from asyncrollout.errors import UsageError
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.pool.wire.failure import clip
 from asyncrollout.protocols import has_snapshots
+from asyncrollout.text.replies import turn_format
 from asyncrollout.types import STEP_REWARDS, Observation, TextOptions, exact_sum
 
 Fields = tuple[Any, float, bool, bool, dict[str, Any]]
@@ -70,10 +71,16 @@ class TextDialogue:
 
     def begin(self, observation: Any, info: dict[str, Any]) -> Observation:
         self._set(0, [], observation)
-        info["system_prompt"] = self.interface.system_prompt()
+        info["system_prompt"] = self._system_prompt()
         if self._options.max_actions_per_traj is not None:
             info["actions_left"] = self._options.max_actions_per_traj
         return self._described(info, over=False)
+
+    def _system_prompt(self) -> str:
+        rules = self._options.instruction
+        if rules is None:
+            return str(self.interface.system_prompt())
+        return "\n\n".join(part for part in (rules, turn_format(self._options)) if part)
 
     async def step(self, action: Any, step_env: Callable[[Any], Awaitable[Fields]]) -> Fields:
         """Step the actions of a reply until the episode ends; an invalid one steps nothing and costs the penalty."""

@@ -27,6 +27,13 @@ POINT_ROBOT_SPARSE = _spec(
     summary="find a goal that pays only near it",
     actions="a step in the plane",
 )
+WIND = _spec(
+    "Wind-v0",
+    "point_robot:Wind",
+    "light",
+    summary="reach a fixed goal against a wind that only drifting reveals",
+    actions="a step in the plane",
+)
 ANT_DIR = _spec(
     "AntDir-v0",
     "mujoco:AntDir",
@@ -35,12 +42,36 @@ ANT_DIR = _spec(
     actions="8 torques",
     requires=MUJOCO,
 )
+ANT_GOAL = _spec(
+    "AntGoal-v0",
+    "mujoco:AntGoal",
+    "cpu",
+    summary="run to a place that only the reward reveals",
+    actions="8 torques",
+    requires=MUJOCO,
+)
+CHEETAH_DIR = _spec(
+    "CheetahDir-v0",
+    "mujoco:CheetahDir",
+    "cpu",
+    summary="run forward or backward, which only the reward reveals",
+    actions="6 torques",
+    requires=MUJOCO,
+)
 HALF_CHEETAH_VEL = _spec(
     "HalfCheetahVel-v0",
     "mujoco:HalfCheetahVel",
     "cpu",
     summary="run at a speed that only the reward reveals",
     actions="6 torques",
+    requires=MUJOCO,
+)
+HUMANOID_DIR = _spec(
+    "HumanoidDir-v0",
+    "mujoco:HumanoidDir",
+    "cpu",
+    summary="walk in a direction that only the reward reveals",
+    actions="17 torques",
     requires=MUJOCO,
 )
 

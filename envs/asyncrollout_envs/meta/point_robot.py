@@ -1,4 +1,4 @@
-"""A point in the plane: walk to a goal that is told by the reward alone, or only where it is reached."""
+"""A point in the plane: walk to a goal that only the reward reveals, or only its being reached, or against a wind."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from asyncrollout_envs.kwargs import check_number
 from asyncrollout_envs.meta.tasks import Floats, Tasked
 
 _STRIDE = 0.1  # the longest step, in each direction
+_STRONGEST = 0.08  # wind, in each direction
 _SIDE, _EDGE = 128, 2.0  # pixels of a picture, and how far it reaches from the middle
 _GROUND, _GOAL, _PATH, _ROBOT = (244, 241, 234), (158, 206, 154), (150, 150, 160), (204, 60, 56)
 
@@ -55,14 +56,19 @@ class PointRobot(Tasked):
     def advance(self, action: Any) -> tuple[Floats, float, bool, dict[str, Any]]:
         self._path.append(self._at)
         self._at = self._at + np.clip(action, -_STRIDE, _STRIDE)
-        return self._at, -float(np.hypot(*(self._at - self._goal))), False, {}
+        return self._at, -float(np.hypot(*(self._at - self._target))), False, {}
+
+    @property
+    def _target(self) -> Floats:
+        """Where to walk to."""
+        return self._goal
 
     def render(self) -> NDArray[np.uint8]:
         """The plane from above: the goal, the way so far, the robot."""
         down, right = np.mgrid[_EDGE : -_EDGE : _SIDE * 1j, -_EDGE : _EDGE : _SIDE * 1j]
         picture = np.full((_SIDE, _SIDE, 3), _GROUND, dtype=np.uint8)
         discs = [
-            (self._goal, self.goal_radius, _GOAL),
+            (self._target, self.goal_radius, _GOAL),
             *((at, 0.025, _PATH) for at in self._path),
             (self._at, 0.07, _ROBOT),
         ]
@@ -96,6 +102,44 @@ class PointRobotSparse(PointRobot):
         return self._at
 
     def advance(self, action: Any) -> tuple[Floats, float, bool, dict[str, Any]]:
-        state, reward, _, _ = super().advance(action)
-        reached = -reward <= self.goal_radius
+        state, _, _, _ = super().advance(action)
+        reached = self.is_goal_state()
         return state, float(reached), False, {"is_goal_state": reached}
+
+    def is_goal_state(self) -> bool:
+        """Whether the robot is near enough to the goal to be paid."""
+        return bool(np.hypot(*(self._at - self._target)) <= self.goal_radius)
+
+
+class Wind(PointRobotSparse):
+    """The goal is always (0, 1), the start (0, 0). A task is a wind of up to 0.08 each way, which adds to every step.
+
+    It pays 1 within `goal_radius` of the goal, else nothing; reaching it ends nothing.
+    """
+
+    name = "Wind-v0"
+
+    def __init__(self, *, goal_radius: float = 0.03, **tasks: Any) -> None:
+        super().__init__(goal_radius=goal_radius, **{"max_episode_steps": 75, **tasks})
+
+    @property
+    def winds(self) -> Floats | None:
+        """Those of all tasks; None where each seed has its own."""
+        return self.goals
+
+    def draw_goal(self, chance: np.random.Generator) -> Floats:
+        return chance.uniform(-_STRONGEST, _STRONGEST, 2)
+
+    def begin(self, seed: int) -> Floats:  # noqa: ARG002 (the start is always the same)
+        self._at = np.zeros(2)
+        return self._at
+
+    def advance(self, action: Any) -> tuple[Floats, float, bool, dict[str, Any]]:
+        self._path.append(self._at)
+        self._at = self._at + np.clip(action, -_STRIDE, _STRIDE) + self._goal
+        reached = self.is_goal_state()
+        return self._at, float(reached), False, {"is_goal_state": reached}
+
+    @property
+    def _target(self) -> Floats:
+        return np.array([0.0, 1.0])

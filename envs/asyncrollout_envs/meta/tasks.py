@@ -50,8 +50,8 @@ class Tasked(ABC):
         if num_train_tasks is not None:
             total = num_train_tasks + (num_eval_tasks or 0)
             if n_tasks not in (None, total):
-                told = f"num_train_tasks={num_train_tasks} and num_eval_tasks={num_eval_tasks}"
-                raise UsageError(f"{self.name}: n_tasks={n_tasks}, but {told}: give one or the other")
+                given = f"num_train_tasks={num_train_tasks} and num_eval_tasks={num_eval_tasks}"
+                raise UsageError(f"{self.name}: n_tasks={n_tasks}, but {given}: give one or the other")
             n_tasks = total
         elif num_eval_tasks and n_tasks is None:
             raise UsageError(f"{self.name}: num_eval_tasks={num_eval_tasks} needs num_train_tasks, too")

@@ -56,7 +56,8 @@ class Sokoban:
     A task is a room as text, in the same symbols; without one the room comes from the seed. The shortest solution of
     such a room has `min_moves` to `max_moves` moves. `search_depth`, gym-sokoban's name for the longest reverse play in
     moves, is a bound, too. Which room a seed gives does not depend on `max_steps`, so a room that may not fit it is an
-    error. `observation_format`, `symbols`, `meanings` and `images` say how language models see a room.
+    error.
+    `observation_format`, `symbols`, `meanings` and `images` say how language models see a room.
     """
 
     metadata: Mapping[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}

@@ -1,0 +1,8 @@
+from asyncrollout.dropin.ragen.collector import TrajectoryCollector as TrajectoryCollector
+from asyncrollout.dropin.ragen.data import DataProto as DataProto
+from asyncrollout.dropin.verl_agent.factory import make_envs as make_envs
+from asyncrollout.dropin.verl_agent.managers import EnvironmentManagerBase as EnvironmentManagerBase
+from asyncrollout.dropin.verl_agent.managers import SokobanEnvironmentManager as SokobanEnvironmentManager
+from asyncrollout.dropin.verl_agent.managers import WebshopEnvironmentManager as WebshopEnvironmentManager
+from asyncrollout.dropin.verl_agent.projections import sokoban_projection as sokoban_projection
+from asyncrollout.dropin.verl_agent.projections import webshop_projection as webshop_projection

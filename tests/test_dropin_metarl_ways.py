@@ -1,0 +1,326 @@
+"""The ways to collect rollouts: which one is taken, and that it makes no difference to what is collected."""
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrollout import ProviderError, UsageError
+from asyncrollout.dropin import portal
+from asyncrollout.dropin.metarl import AGENT_ARCHS, Learner, ParallelEnvManager
+from asyncrollout.dropin.metarl.acting import AgentPolicy
+from asyncrollout.dropin.metarl.row_rng import RowGenerator
+from asyncrollout.dropin.metarl.ways import Way, WayChooser
+from asyncrollout.types import Request, Sampling
+from tests.envs.meta import Careless, Chance, Counting, Global, Homebound, OldEnv, Recall
+
+WAYS = [*Way]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    portal.close()
+
+
+class Episodes:
+    """A storage that keeps whole rollouts."""
+
+    def __init__(self) -> None:
+        self.episodes: list[dict[str, Any]] = []
+
+    def add_episode(self, **episode: Any) -> None:
+        self.episodes.append(episode)
+
+
+class Clock:
+    """Each way of collecting takes as long as the test says: the time of the n-th reading is the sum of the first n."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._seconds = iter(seconds)
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += next(self._seconds)
+        return self._now
+
+
+def learner(agent: Any, arch: AGENT_ARCHS = AGENT_ARCHS.Memory_Markov, **attributes: Any) -> Learner:
+    made = Learner()
+    made.agent, made.agent_arch, made.policy_storage = agent, arch, Episodes()
+    made.train_env, made.train_tasks = OldEnv(), range(3)
+    vars(made).update(attributes)
+    return made
+
+
+def same(one: Learner, other: Learner) -> bool:
+    a, b = one.policy_storage.episodes, other.policy_storage.episodes
+    return len(a) == len(b) and all(
+        np.array_equal(x[key], y[key]) for x, y in zip(a, b, strict=True) for key in ("observations", "actions")
+    )
+
+
+# the choice, by numbers
+
+
+def test_the_first_way_is_kept_where_it_is_clearly_faster() -> None:
+    chooser = WayChooser()
+    for _ in range(100):
+        assert chooser.choose(WAYS) is Way.WORKERS
+        chooser.record(Way.WORKERS, 100, seconds=1.0, worked=1.9)
+
+
+def test_every_way_is_tried_where_none_is_clearly_faster_and_the_fastest_is_taken() -> None:
+    paces = {Way.WORKERS: 1.5, Way.HERE: 3.0, Way.SEQUENTIAL: 1.0}
+    chooser = WayChooser()
+    taken = []
+    for _ in range(100):
+        taken.append(chooser.choose(WAYS))
+        chooser.record(taken[-1], 10, seconds=10 * paces[taken[-1]], worked=10.0)
+    assert taken[:3] == WAYS
+    assert taken[3:11] == [Way.SEQUENTIAL] * 8
+    again = [number for number, way in enumerate(taken) if way is not Way.SEQUENTIAL][2:]
+    assert {taken[number] for number in again} == {Way.WORKERS}
+    assert [later - earlier for earlier, later in pairwise(again)] == [17, 33]  # ever more seldom
+
+
+def test_a_way_that_becomes_faster_is_found() -> None:
+    chooser, taken = WayChooser(), []
+    for number in range(200):
+        way = chooser.choose(WAYS)
+        taken.append(way)
+        seconds = {Way.WORKERS: 3.0 if number < 20 else 0.5, Way.HERE: 4.0, Way.SEQUENTIAL: 1.0}[way]
+        chooser.record(way, 1, seconds, worked=1.0)
+    assert taken[15] is Way.SEQUENTIAL
+    assert taken[-1] is Way.WORKERS
+
+
+def test_one_slow_call_changes_nothing() -> None:
+    chooser = WayChooser()
+    for seconds in (1.0, 1.0, 1.0, 9.0):
+        assert chooser.choose(WAYS) is Way.WORKERS
+        chooser.record(Way.WORKERS, 1, seconds, worked=2.0)
+    assert chooser.choose(WAYS) is Way.WORKERS
+
+
+def test_a_way_that_is_not_there_is_not_taken() -> None:
+    chooser = WayChooser()
+    chooser.record(Way.WORKERS, 1, 0.1, worked=1.0)
+    assert chooser.choose([Way.HERE, Way.SEQUENTIAL]) is Way.HERE
+
+
+# what is played
+
+
+class LongerEnv(OldEnv):
+    _max_episode_steps = 7
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_different_envs_of_a_manager_play_the_same_shares_in_every_way(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WayChooser, "choose", lambda self, ways: way)
+    manager = ParallelEnvManager([OldEnv, LongerEnv, OldEnv], processes=1)
+    made = learner(Chance(2, 1))
+    for count in (5, 2):
+        made.collect_rollouts_parallel(count, parallel_env=manager)
+    assert made.last_collection is not None
+    assert made.last_collection.way is way
+    assert [len(one["rewards"]) for one in made.policy_storage.episodes] == [5, 7, 5, 5, 7, 5, 7]
+
+
+# the choice of a learner, by a clock of the test
+
+
+def test_a_learner_takes_the_way_that_was_fastest() -> None:
+    manager = ParallelEnvManager([OldEnv] * 2, processes=2)
+    clock = Clock(0, 0, 1000, 0, 3000, *[0, 500] * 9)  # workers (a third reading, after the agent is loaded), here, ...
+    made = learner(Chance(2, 1), _clock=clock)
+    ways = []
+    for _ in range(6):
+        made.collect_rollouts_parallel(4, parallel_env=manager)
+        assert made.last_collection is not None
+        ways.append((made.last_collection.way, made.last_collection.seconds))
+    assert ways == [(Way.WORKERS, 1000), (Way.HERE, 3000), *[(Way.SEQUENTIAL, 500)] * 4]
+    alone = learner(Chance(2, 1))
+    alone.collect_rollouts(24)
+    assert same(made, alone)
+    other = learner(Chance(2, 1), _clock=Clock(0, 500))  # what is known belongs to the pool
+    other.collect_rollouts_parallel(4, parallel_env=manager)
+    assert other.last_collection is not None
+    assert other.last_collection.way is Way.SEQUENTIAL
+    manager.close()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("make", [OldEnv, Global])
+@pytest.mark.parametrize(
+    ("agent", "arch"),
+    [(Chance(2, 1), AGENT_ARCHS.Memory_Markov), (Careless(), AGENT_ARCHS.Markov), (Recall(), AGENT_ARCHS.Memory)],
+)
+def test_every_way_collects_the_same(make: Any, agent: Any, arch: AGENT_ARCHS, processes: int) -> None:
+    if arch is AGENT_ARCHS.Memory and make is Global:
+        pytest.skip("Recall knows what OldEnv pays")
+    arch = AGENT_ARCHS.Memory_Markov if arch is AGENT_ARCHS.Markov else arch
+    manager = ParallelEnvManager([make] * 3, processes=processes)
+    alone = learner(agent, arch, train_env=make())
+    alone.collect_rollouts(7)
+    for wish in (True, False, None):
+        made = learner(agent, arch, acts_in_workers=wish)
+        made.collect_rollouts_parallel(7, parallel_env=manager)
+        assert same(made, alone)
+    manager.close()
+
+
+def test_what_a_network_of_torch_draws_is_the_same_in_every_way() -> None:
+    torch = pytest.importorskip("torch", reason="needs pip install 'asyncrollout[torch]'")
+
+    class Network(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = torch.nn.Linear(2, 1)
+
+        def act(self, obs: Any, deterministic: bool) -> Any:
+            assert torch.get_num_threads() == 1
+            return torch.distributions.Normal(torch.tanh(self.out(obs / 1000)), 1.0).sample()
+
+    agent, threads = Network(), torch.get_num_threads()
+    manager = ParallelEnvManager([OldEnv] * 3, processes=2)
+    alone = learner(agent)
+    torch.manual_seed(5)
+    before = torch.rand(3)
+    torch.manual_seed(5)
+    alone.collect_rollouts(5)
+    assert torch.equal(torch.rand(3), before)
+    assert torch.get_num_threads() == threads
+    for wish in (True, False, None):
+        made = learner(agent, acts_in_workers=wish)
+        made.collect_rollouts_parallel(5, parallel_env=manager)
+        assert same(made, alone)
+        assert made.last_collection is not None
+        assert made.last_collection.reason == ""
+    assert len({float(action) for one in alone.policy_storage.episodes for action in one["actions"].ravel()}) == 25
+    manager.close()
+
+
+def test_the_callers_generators_are_as_before() -> None:
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    before = random.random(), np.random.uniform()  # noqa: NPY002
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    made = learner(Careless(), train_env=Global())
+    made.collect_rollouts(2)
+    assert (random.random(), np.random.uniform()) == before  # noqa: NPY002
+    actions = np.concatenate([episode["actions"] for episode in made.policy_storage.episodes])
+    assert len({*actions.ravel()}) == 10
+
+
+# agents that stay here
+
+
+def test_an_agent_that_acting_changes_acts_here() -> None:
+    manager = ParallelEnvManager([OldEnv] * 2, processes=1)
+    made = learner(Counting(), AGENT_ARCHS.Memory)
+    for _ in range(2):
+        assert made.collect_rollouts_parallel(3, parallel_env=manager) == 15
+    assert made.last_collection is not None
+    assert made.last_collection.way is not Way.WORKERS
+    assert "acting changes the agent" in made.last_collection.reason
+    assert len(made.agent.sizes) == 30
+    alone = learner(Recall(), AGENT_ARCHS.Memory)
+    alone.collect_rollouts(6)
+    assert same(made, alone)
+    manager.close()
+
+
+def test_an_agent_that_cannot_be_loaded_elsewhere_acts_here(tmp_path: Any) -> None:
+    manager = ParallelEnvManager([OldEnv] * 2, processes=1)
+    made = learner(Homebound(tmp_path))
+    made.collect_rollouts_parallel(3, parallel_env=manager)
+    assert made.last_collection is not None
+    assert made.last_collection.way is Way.HERE
+    told = "the agent cannot be loaded in a worker process: LookupError: lost on the way"
+    assert made.last_collection.reason.endswith(told)
+    manager.close()
+
+
+def test_an_agent_that_fails_everywhere_is_raised_and_not_held_against_its_kind() -> None:
+    class Failing:
+        is_lost = True
+
+        def act(self, obs: Any, deterministic: bool) -> Any:
+            if self.is_lost:
+                raise LookupError("no such action")
+            return np.zeros((len(obs), 1))
+
+    manager = ParallelEnvManager([OldEnv] * 2, processes=1)
+    made = learner(Failing())
+    with pytest.raises(ProviderError, match="no such action"):
+        made.collect_rollouts_parallel(2, parallel_env=manager)
+    assert made.policy_storage.episodes == []
+    made.agent.is_lost = False
+    made.collect_rollouts_parallel(2, parallel_env=manager)
+    assert made.last_collection is not None
+    assert made.last_collection.way is Way.WORKERS
+    manager.close()
+
+
+# chance in batches
+
+
+def asked(agent: Any, seeds: list[int]) -> list[Any]:
+    policy = AgentPolicy(agent, AGENT_ARCHS.Markov, discrete=False)
+    requests = [Request(sampling=Sampling(seed=seed), data=np.array([seed, 1.0])) for seed in seeds]
+    return [reply.action.tolist() for reply in policy(requests)]
+
+
+@pytest.mark.parametrize("batch", [[1, 2, 3], [3, 1], [2, 3, 1, 5]])
+def test_what_is_drawn_from_rng_does_not_depend_on_who_waits_too(batch: list[int]) -> None:
+    agent = Chance(2, 1)
+    alone = {seed: asked(agent, [seed])[0] for seed in (1, 2, 3, 5)}
+    assert len({tuple(action) for action in alone.values()}) == 4
+    assert np.array(asked(agent, batch)) == pytest.approx(np.array([alone[seed] for seed in batch]), abs=1e-6)
+
+
+def generators(count: int = 3) -> list[np.random.Generator]:
+    return [np.random.default_rng(number) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("normal", (), {"size": (3, 2)}),
+        ("normal", (0.0, 2.0, (3, 2)), {}),
+        ("normal", (), {"loc": np.arange(6.0).reshape(3, 2), "scale": np.array([1.0, 2.0])}),
+        ("uniform", (np.zeros(3), 2.0), {}),
+        ("uniform", (np.array([0.0, 5.0, 9.0]), 10.0), {"size": (3, 3)}),  # for each column, and not for each row
+        ("standard_normal", ((3, 2),), {}),
+        ("random", (3,), {}),
+        ("integers", (0, 9), {"size": (3, 1)}),
+        ("choice", ([5, 6, 7],), {"size": 3}),
+    ],
+)
+def test_row_i_is_what_its_own_generator_gives(name: str, args: Any, kwargs: Any) -> None:
+    drawn = getattr(RowGenerator(generators()), name)(*args, **kwargs)
+    for row in range(3):
+        others = [np.random.default_rng(99), np.random.default_rng(77)]
+        mixed = RowGenerator([*others[:row], generators()[row], *others[row:]])
+        assert np.array_equal(getattr(mixed, name)(*args, **kwargs)[row], drawn[row])
+
+
+def test_what_cannot_be_drawn_row_by_row() -> None:
+    rng = RowGenerator(generators())
+    wrong: list[tuple[Callable[[], Any], str]] = [
+        (lambda: rng.normal(), r"3 rollouts wait together: draw with size=\(batch, ...\)"),
+        (lambda: rng.normal(size=(2, 1)), r"with the shape \(2, 1\), but 3 rollouts"),
+        (lambda: rng.shuffle([1, 2]), "rng.shuffle cannot be drawn for a batch"),
+        (lambda: rng.choice([1], 3, False), "after size by name"),
+    ]
+    for draw, told in wrong:
+        with pytest.raises(UsageError, match=told):
+            draw()
