@@ -559,3 +559,14 @@ def test_a_server_expands_no_variables_but_the_script_s(monkeypatch: pytest.Monk
     with pytest.raises(UsageError, match="the variable SOME_SECRET is not for clients") as caught:
         VagenAdmission().admit("video", {"video_data_config_path": "$SOME_SECRET/data.yaml"})
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["sokoban", "Sokoban"])
+def test_rooms_of_short_episodes_can_be_solved_within_them(name: str) -> None:
+    if name == "sokoban":
+        game: Any = SokobanEnv(SokobanEnvConfig(render_mode="text", max_steps=3)).game
+    else:
+        game = get_env_cls(name)({"render_mode": "text", "max_steps": 3}).game
+    for seed in range(5):
+        game.reset(seed)
+        assert solution_length(game._env, 3) is not None
