@@ -32,6 +32,7 @@ class EnvSpec:
 
     `asyncrollout envs` lists `summary`, the task in a line (else the first line of the factory's docstring), and
     `actions`, what an action looks like. `requires` maps each package to import onto the pip command that installs it.
+    `splits` are the values that its keyword argument `split` takes: evaluations play "test" unless they say otherwise.
     """
 
     name: str
@@ -44,6 +45,7 @@ class EnvSpec:
     summary: str = ""
     actions: str = ""
     requires: Mapping[str, str] = field(default_factory=dict)
+    splits: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

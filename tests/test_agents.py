@@ -18,6 +18,7 @@ from asyncrollout import (
     EnvPool,
     Generation,
     Group,
+    Limits,
     MarkovAgent,
     MemoryAgent,
     MemoryMarkovAgent,
@@ -32,6 +33,7 @@ from asyncrollout import (
     ScriptedPolicy,
     Trajectory,
     UsageError,
+    run_group,
     run_rollout,
 )
 from asyncrollout.agents.token_history import TokenSequence, unsampled
@@ -279,11 +281,11 @@ CUT = [cut("go 1", b"go 1</a>", stopped_early=True), cut("go 1", b"go 1", finish
 async def test_token_mode_after_a_reply_without_its_end(reply: Generation) -> None:
     """Nothing can follow it but its end, which was not sampled; `encode` alone begins anew."""
     policy = Spoken(reply)
-    trajectory = await played(ChatAgent(policy, encode=encode))
+    trajectory = await played(ChatAgent(policy, encode=encode, template="bare"))
     shown = f"Walk.\0You are at 7.\0{reply.text}\0You are at {8 if reply.text else 7}.\0".encode()
     assert bytes(policy.prompts[1]) == shown
     policy = Spoken(reply)
-    trajectory = await played(ChatAgent(policy, encode=encode, end_ids=[0]))
+    trajectory = await played(ChatAgent(policy, encode=encode, end_ids=[0], template="bare"))
     assert reply.token_ids is not None
     joined = [*b"Walk.\0You are at 7.\0", *reply.token_ids, 0, *shown.split(b"\0")[-2], 0]
     assert policy.prompts[1] == joined
@@ -488,3 +490,18 @@ async def test_policy_that_gives_nothing_to_join() -> None:
     trajectory = await played(ChatAgent(ScriptedPolicy(["go 1"])))
     assert trajectory.turns[0].prompt_ids is None
     assert trajectory.turns[0].token_ids is None
+
+
+@pytest.mark.parametrize(("template", "told"), [("plain", True), ("bare", False), ("ragen", False)])
+async def test_model_reads_why_its_last_reply_was_invalid(template: Any, told: bool) -> None:
+    seen: list[str] = []
+
+    def reply(request: Request) -> str:
+        seen.append(request.messages[-1]["content"])
+        return "<answer>jump</answer>" if len(seen) == 1 else "<answer>Up</answer>"
+
+    agent = ChatAgent(ScriptedPolicy(reply), template=template)
+    async with EnvPool(backend="inline") as pool:
+        await run_group(pool, "sokoban", agent, seed=0, size=1, limits=Limits(turns=3))
+    reason = "Your last reply was invalid: not an action: 'jump'.\n"
+    assert [reason in text for text in seen] == [False, told, False]

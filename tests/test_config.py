@@ -74,6 +74,7 @@ def test_defaults_are_those_of_rollouts() -> None:
         "groups",
         "batches",
         "evaluate",
+        "eval_split",
         "backend",
         "reward_normalization",
         "advantage",

@@ -159,3 +159,16 @@ def test_wrong_keyword_arguments(kwargs: dict[str, Any], told: str) -> None:
 def test_wrong_action(action: Any) -> None:
     with pytest.raises(ValueError, match="neither an arm"):
         pay(action, 1)
+
+
+@pytest.mark.parametrize("kwargs", [{"low_score": 0.25}, {"low_score": 0.3, "high_probability": 0.3}])
+def test_arms_of_equal_means_are_all_the_best(kwargs: dict[str, Any]) -> None:
+    for arm in ("phoenix", "dragon"):
+        env = Bandit(**kwargs)
+        env.reset(seed=3)
+        assert env.step(arm)[4]["success"]
+
+
+@pytest.mark.parametrize("style", ["plain", "ragen"])
+def test_rules_are_there_before_a_reset(style: Any) -> None:
+    assert "<answer> phoenix </answer>" in BanditText(Bandit(style=style), TextOptions()).system_prompt()

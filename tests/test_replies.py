@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrollout import Parsed, TextOptions
-from asyncrollout.text.replies import LONGEST, find_answer, find_stated, read_choice, read_reply, turn_format
+from asyncrollout.text.replies import LONGEST, find_answer, read_choice, read_reply, turn_format
+from asyncrollout.text.stated import find_stated
 
 MOVES = {"up": 1, "down": 2, "left": 3, "right": 4, "1": 1, "2": 2, "3": 3, "4": 4}
 LENIENT, STRICT = TextOptions(), TextOptions(strict=True)

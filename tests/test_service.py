@@ -485,3 +485,26 @@ BROKEN = [{}, {"data": 1, "dtype": "O2", "shape": []}, {"data": [1], "dtype": "i
 def test_broken_arrays(broken: Any) -> None:
     with pytest.raises(UsageError, match="not a valid image or array"):
         from_json([{"__numpy_array__": broken}])
+
+
+async def test_shipped_envs_tell_their_splits_and_rules_before_a_reset() -> None:
+    async with EnvService() as service:
+        await service.create_environments_batch(
+            {name: {"env_name": name, "env_config": {}} for name in ("metamathqa", "webshop", "bandit")}
+        )
+        sizes = [
+            await service.get_split_size_batch(["metamathqa", "webshop"], split) for split in ("train", "val", "test")
+        ]
+        assert [tuple(size.values()) for size in sizes] == [(160, 2435), (20, 1000), (20, 500)]
+        assert "phoenix" in (await service.get_system_prompts_batch(["bandit"]))["bandit"]
+
+
+async def test_a_failed_reset_leaves_no_reward() -> None:
+    async with EnvService() as service:
+        await service.create_environments_batch({"m": {"env_name": "metamathqa", "env_config": {}}})
+        await service.reset_batch({"m": {"seed": 0, "extra_info": 0}})
+        await service.step_batch({"m": "no answer at all <answer></answer>"})
+        assert await service.compute_reward_batch(["m"]) == {"m": -0.1}
+        failed = await service.reset_batch({"m": {"seed": 0, "extra_info": 10**6}})
+        assert "error" in failed["m"][1]
+        assert await service.compute_reward_batch(["m"]) == {"m": 0.0}

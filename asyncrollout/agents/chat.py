@@ -37,7 +37,8 @@ class ChatAgent:
     """Plays text envs with a language model.
 
     `history` is how many turns before the present one the model sees; None is the whole conversation. `template` is
-    "plain", "ragen", or a function (turn, text, outcome) -> text. `system_prompt` replaces the env's own.
+    "plain", "bare" (without the reason why the last reply was invalid), "ragen", or a function (turn, text, outcome) ->
+    text. `system_prompt` replaces the env's own.
 
     With `encode` it speaks in tokens, so that each prompt extends the one before exactly: `encode(messages, is_start)`
     gives the tokens of messages that are new since the last reply, up to where the model continues. The policy must
@@ -56,7 +57,7 @@ class ChatAgent:
     policy: Policy
     _: KW_ONLY
     history: int | None = None
-    template: Literal["plain", "ragen"] | Template = "plain"
+    template: Literal["plain", "bare", "ragen"] | Template = "plain"
     system_prompt: str | None = None
     sampling: Sampling = _SERVERS_OWN
     seeded: bool = True

@@ -9,6 +9,12 @@ Template = Callable[[int, str, Outcome], str]
 
 
 def plain(turn: int, text: str, outcome: Outcome) -> str:  # noqa: ARG001
+    """What the env says, after the reason why the last reply was invalid, if it was."""
+    reason = outcome.info.get("invalid_reason")
+    return f"Your last reply was invalid: {reason}.\n{text}" if reason else text
+
+
+def bare(turn: int, text: str, outcome: Outcome) -> str:  # noqa: ARG001
     """What the env says, and nothing else."""
     return text
 
@@ -22,4 +28,4 @@ def ragen(turn: int, text: str, outcome: Outcome) -> str:
     return "\n".join(parts)
 
 
-TEMPLATES: dict[str, Template] = {"plain": plain, "ragen": ragen}
+TEMPLATES: dict[str, Template] = {"plain": plain, "bare": bare, "ragen": ragen}

@@ -40,6 +40,9 @@ async def eval(  # noqa: A001 (the command's name)
     samples: Annotated[
         int | None, WHOLE, Parameter(name=["--samples", "-k"], help="Rollouts of each task, for pass@k (default: 1).")
     ] = None,
+    split: Annotated[
+        str | None, Parameter(help="Split to play, in envs that have splits: test (default), val or train.")
+    ] = None,
     base_url: BaseUrl = None,
     model: Model = None,
     policy: Annotated[
@@ -80,9 +83,10 @@ async def eval(  # noqa: A001 (the command's name)
     check_server(base_url, model)
     if policy is not None and base_url is not None:
         raise UsageError("--policy and --base-url both name a policy: choose one")
-    options = {
+    options: dict[str, Any] = {
         "evaluate": tasks,
         "group_size": samples,
+        "eval_split": split,
         "seed": seed,
         "limits.turns": max_turns,
         "agent.sampling.temperature": temperature,
@@ -127,7 +131,7 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
 
 
 def _flag(key: str) -> str:
-    known = {"evaluate": "--tasks", "group_size": "--samples", "limits.turns": "--max-turns"}
+    known = {"evaluate": "--tasks", "eval_split": "--split", "group_size": "--samples", "limits.turns": "--max-turns"}
     return known.get(key, f"--{key.rpartition('.')[2].replace('_', '-')}")
 
 
@@ -155,7 +159,8 @@ def _from_options(
     if ":" not in env:
         find_env(env)  # its error suggests the nearest name
     kwargs = {key.replace("-", "_"): option_value(text) for key, text in env_options.items()}
-    asked = {"evaluate": _TASKS, "group_size": 1, **values}
+    own_split = {"eval_split": kwargs["split"]} if "split" in kwargs else {}
+    asked = {"evaluate": _TASKS, "group_size": 1, **own_split, **values}
     return _made({"env": env, "env_kwargs": kwargs}, asked, overrides)
 
 

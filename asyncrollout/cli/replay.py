@@ -64,8 +64,11 @@ def _env_of(records: RunRecords, recorded: RecordedRollout, *, allow_import: boo
         raise UsageError(
             f"the arguments of env {given['env']!r} hold a secret, which is not recorded: the env cannot be opened"
         )
-    kwargs = {**from_plain(given["env_kwargs"]), **from_plain(added)}
-    return allowed_env(given["env"], allow_import=allow_import), kwargs
+    spec = allowed_env(given["env"], allow_import=allow_import)
+    added = from_plain(added)
+    if len(envs) > 1 and not spec.splits:
+        added.pop("split", None)  # it was for the other envs of the evaluation
+    return spec, {**from_plain(given["env_kwargs"]), **added}
 
 
 async def _compare(spec: EnvSpec, kwargs: dict[str, Any], trajectory: Trajectory, output: Output) -> str | None:

@@ -284,7 +284,11 @@ async def _evaluate(rollouts: Rollouts, config: Config, tasks: int, *, title: st
     async with live_view(lambda: progress, progress.line, console=console) as display:
         stop.drain(rollouts, display)
         await rollouts.evaluate(
-            tasks if listed is None else listed[:tasks], k=config.group_size, seed=config.seed, on_group=progress.add
+            tasks if listed is None else listed[:tasks],
+            k=config.group_size,
+            split=config.eval_split,
+            seed=config.seed,
+            on_group=progress.add,
         )
 
 

@@ -114,7 +114,7 @@ class Chat(ConfigPart, frozen=True):
     """`ChatAgent`, as far as YAML can say it."""
 
     history: FromZero | None = None
-    template: Literal["plain", "ragen"] = "plain"
+    template: Literal["plain", "bare", "ragen"] = "plain"
     system_prompt: str | None = None
     sampling: Sampling = Sampling()
     seeded: bool = True
@@ -211,7 +211,8 @@ AdvantageName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pa
 class Config(ConfigPart, frozen=True, kw_only=True):
     """A run. `tasks` is a list, or the absolute path of a .jsonl or .json file.
 
-    With `evaluate`, that many tasks are played for figures alone, and no batches.
+    With `evaluate`, that many tasks are played for figures alone, and no batches. Envs that have splits play
+    `eval_split`.
     """
 
     name: Text | None = None
@@ -224,6 +225,7 @@ class Config(ConfigPart, frozen=True, kw_only=True):
     groups: FromOne = 8
     batches: FromOne = 4
     evaluate: FromOne | None = None
+    eval_split: Text | None = "test"
     keep: Keep | None = None
     tasks: Text | list[Any] | None = None
     score: ImportPath | None = None

@@ -209,6 +209,7 @@ class Rollouts:
         tasks: int | Iterable[Any] | MapStyle,
         *,
         k: int = 1,
+        split: str | None = "test",
         env_kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         on_group: Callable[[Group], None] | None = None,
@@ -216,12 +217,16 @@ class Rollouts:
         """Play each task `k` times, beside everything else; evaluations together use at most half of `max_in_flight`.
 
         `tasks` may be a number of episodes. The seeds of envs and of sampling depend on `seed` alone, so that
-        evaluations can be compared and repeated. `env_kwargs` are added to the env's own, such as `{"split": "val"}`.
+        evaluations can be compared and repeated; those of an env follow one another. `split` is what envs that have
+        splits (`EnvSpec.splits`) play, whatever split their own arguments name; None leaves these alone. `env_kwargs`
+        are added to the env's own.
         `on_group` is called with each group as it ends.
         """
         k, seed = validation.check_int("k", k, 1), validation.check_int("seed", seed, 0)
         self._check_open()
-        return await self._evaluator.evaluate(tasks, k=k, env_kwargs=env_kwargs, seed=seed, on_group=on_group)
+        return await self._evaluator.evaluate(
+            tasks, k=k, split=split, env_kwargs=env_kwargs, seed=seed, on_group=on_group
+        )
 
     async def drain(self, seconds: float) -> None:
         """Stop asking the policy, and wait at most so long for replies in flight, so that they are recorded."""

@@ -11,11 +11,13 @@ import numpy as np
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import ClosedError, StalledError, UsageError
 from asyncrollout.logs import get_logger
+from asyncrollout.registry import EnvSpec
 from asyncrollout.rollouts.engine import Engine
 from asyncrollout.rollouts.evaluation import Evaluation, checked
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, MapStyle, TaskSource, as_iterable
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import DRAWN, Group
+from asyncrollout.validation import did_you_mean
 
 log = get_logger(__name__)
 
@@ -42,12 +44,16 @@ class Evaluator:
         tasks: int | Iterable[Any] | MapStyle,
         *,
         k: int,
+        split: str | None,
         env_kwargs: Mapping[str, Any] | None,
         seed: int,
         on_group: Callable[[Group], None] | None,
     ) -> Evaluation:
         """Play each task `k` times; an evaluation that was interrupted, and is the same, continues."""
-        listed, added = _read_tasks(tasks), dict(env_kwargs or {})
+        listed, given = _read_tasks(tasks), dict(env_kwargs or {})
+        specs = {tag: share.env for tag, share in self._engine.runner.envs.items()}
+        played = {} if split is None or "split" in given else _find_split(specs.values(), split)
+        added = {**played, **given}
         journal = self._engine.observer.journal
         what = [listed, k, seed, self._control.version, added]
         name = journal.begin_evaluation(what, added, len(listed), k)
@@ -57,7 +63,7 @@ class Evaluator:
             group = await self._engine.runner.run(
                 msgspec.structs.replace(request, id=f"{name}-{request.id}"),
                 size=k,
-                env_kwargs=added,
+                env_kwargs=added if specs[request.tag].splits else given,
                 sampling_base=sampling_seed(seed, "evaluation", "sampling", request.index),
                 slots=self._slots,
             )
@@ -98,7 +104,7 @@ class Evaluator:
             watched.start_soon(self._raise_if_stalled, f"{name}-")
             async with task_group() as playing:
                 shares = [*self._engine.runner.envs.values()]
-                async for request in TaskSource(tasks, sampling_seed(seed, "evaluation"), shares):
+                async for request in TaskSource(tasks, sampling_seed(seed, "evaluation"), shares, consecutive=True):
                     await at_once.acquire_on_behalf_of(request.id)  # which lets others run, too
                     playing.start_soon(play_one, request)
             watched.cancel_scope.cancel()
@@ -115,6 +121,15 @@ class Evaluator:
             is_playing = any(uid.startswith(prefix) for uid in self._ledger.open)
             moved = max(moved, self._ledger.last_move(prefix if is_playing else ""), self._control.last_held())
         raise StalledError(f"nothing has moved for {self._stall_seconds:g} s: {self._ledger.stuck(prefix)}")
+
+
+def _find_split(specs: Iterable[EnvSpec], split: str) -> dict[str, str]:
+    """The keyword argument for the envs that have splits."""
+    having = [spec for spec in specs if spec.splits]
+    for spec in having:
+        if split not in spec.splits:
+            raise UsageError(f"evaluate: env {spec.name!r} has no split={split!r}{did_you_mean(split, spec.splits)}")
+    return {"split": split} if having else {}
 
 
 def _read_tasks(tasks: Any) -> list[Any]:

@@ -6,11 +6,12 @@ with `rfind`, and only the end of prose is searched.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from asyncrollout.text.stated import find_led, find_stated
 from asyncrollout.types import Parsed, TextOptions
 
 LONGEST = 32_768
@@ -19,7 +20,6 @@ LONGEST = 32_768
 _FURTHEST_TAG = 8 * LONGEST  # from the end
 _TAGS = ("answer", "action")
 _WORD = re.compile(r"[\w-]+")
-_STATED = re.compile(r".*(?::|\bis\b)")
 _DRESSING = " \t\r\n.,;:!\"'`*_[](){}<>"
 
 
@@ -80,7 +80,8 @@ def read_reply(
 ) -> Parsed:
     """The actions of a reply.
 
-    `read` turns the text of one action into an action, or None. `find_bare` finds the text of the one action in prose
+    `read` turns the text of one action into an action, or None; unless strict, it is also tried on what that text
+    states, undressed: "**up**." and "The answer is up" are up. `find_bare` finds the text of the one action in prose
     without tags. Unless `several`, the whole answer is one action.
     """
     answer = find_answer(reply, strict=options.strict)
@@ -88,35 +89,34 @@ def read_reply(
         return Parsed((), valid=False, reason=answer.reason)
     if answer.tagged or len(answer.text) <= LONGEST:
         texts = _split(answer.text, options) if several else [answer.text]
-        parsed = _read_all(texts, read)
+        parsed = _read_all(texts, read if options.strict else partial(_read_stated, read=read))
         if parsed.valid or answer.tagged:  # valid without tags: the reply is its actions and nothing else
             return parsed
-    bare = find_bare(answer.text[-LONGEST:]) if find_bare else None
+    bare = (find_bare(answer.text[-LONGEST:]) if find_bare else None) or find_led(answer.text[-LONGEST:])
     if bare is None:
         return Parsed((), valid=False, reason="no <answer> tag, and no action in the text outside <think>")
     return _read_all([bare], read)
 
 
-def read_choice(reply: str, options: TextOptions, choices: Mapping[str, Any]) -> Parsed:
+def read_choice(
+    reply: str,
+    options: TextOptions,
+    choices: Mapping[str, Any],
+    meaning: Callable[[Any], Any] = repr,
+) -> Parsed:
     """The actions of a reply, for named actions; `choices` maps each name, in lower case, to its action.
 
-    Only whole words count, and only one name per action: "jump" is not up, "up or down" is invalid.
+    Only whole words count, and only one name per action: "jump" is not up, "up or down" is invalid. Several names are
+    one if their actions have the same `meaning`.
     """
 
     def read(text: str) -> Any:
         plain = " ".join(text.split()).strip(_DRESSING).lower()
         if plain in choices or options.strict:
             return choices.get(plain)
-        return choices.get(_only_word(text, choices) or "")
+        return choices.get(_only_word(text, choices, meaning) or "")
 
-    return read_reply(reply, options, read, lambda text: _only_word(text, choices))
-
-
-def find_stated(prose: str) -> str | None:
-    """What a reply without tags states: its last line, or the part after a colon or an "is"."""
-    line = prose.rstrip().rpartition("\n")[2]
-    stated = line[led.end() :] if (led := _STATED.match(line)) else line
-    return stated.strip(" \t*`$").rstrip(". \t*`$") or None
+    return read_reply(reply, options, read, lambda text: _only_word(text, choices, meaning))
 
 
 def turn_format(options: TextOptions, example: str = "your action", *, most: int | None = None) -> str:
@@ -233,11 +233,16 @@ def _read_all(texts: Iterable[str], read: Callable[[str], Any]) -> Parsed:
     return Parsed(tuple(actions))
 
 
-def _only_word(text: str, choices: Mapping[str, Any]) -> str | None:
+def _read_stated(text: str, read: Callable[[str], Any]) -> Any:
+    action = read(text)
+    return read(find_stated(text, tagged=True) or "") if action is None else action
+
+
+def _only_word(text: str, choices: Mapping[str, Any], meaning: Callable[[Any], Any]) -> str | None:
     """The one name in `text`; None if there is none, or several with different actions."""
     words = {word.lower() for word in {*_WORD.findall(text)} if not word.isdigit()}
     found = [name for name in choices if name in words or (not _WORD.fullmatch(name) and _has_phrase(text, name))]
-    meant = {repr(choices[name]) for name in found}
+    meant = {meaning(choices[name]) for name in found}
     return found[0] if len(meant) == 1 else None
 
 

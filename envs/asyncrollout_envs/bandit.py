@@ -1,13 +1,15 @@
 """Bandit: choose an arm. One of them pays much, but seldom; is it the better one?"""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout.text.replies import LONGEST, read_choice, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.kwargs import Style, check_number, check_share, check_style, check_whole
@@ -20,6 +22,7 @@ SPEC = EnvSpec(
     runs="light",
     summary="choose the arm with the higher mean payoff",
     actions="an arm's name",
+    splits=SPLITS,
 )
 
 PAIR = ("phoenix", "dragon")
@@ -36,6 +39,8 @@ RISKY_NAMES = {
 _LUCK = 1  # the number of the generator that the arms draw from
 _MOST_NUMBERS = 100
 _NUMBERED = re.compile(r"(?:\b(?:arm|number|arm number) ?#?|#)([0-9]{1,3})(?![\w-])", re.IGNORECASE)
+_LISTED = re.compile(r"((?:^|>)[\s*]*)([0-9]{1,3})(?=\s?[:.)]\s?\**[A-Za-z])", re.MULTILINE)
+"""The number of an arm as the list of arms has it, before the name."""
 
 
 class Bandit:
@@ -88,8 +93,10 @@ class Bandit:
     def best_arms(self) -> tuple[str, ...]:
         """Those of the highest mean, or in the style "ragen" the one that pays by chance."""
         mean = self.high_score * self.high_probability + self.miss_score * (1 - self.high_probability)
-        if self.style == "ragen" or mean > self.low_score:
+        if self.style == "ragen" or (mean > self.low_score and not math.isclose(mean, self.low_score)):
             return (self.risky,)
+        if math.isclose(mean, self.low_score):
+            return self.arms
         return tuple(arm for arm in self.arms if arm != self.risky)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -106,7 +113,7 @@ class Bandit:
         return self._task() if self.style == "ragen" else self._told("Choose an arm."), {}
 
     def step(self, action: str | int) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        arm = self._arm(action)
+        arm = self.arm_of(action)
         self.steps += 1
         lucky = self._luck.random() < self.high_probability
         reward = self.low_score if arm != self.risky else self.high_score if lucky else self.miss_score
@@ -114,7 +121,8 @@ class Bandit:
         news = f"{arm} paid {reward:g}."
         return news if self.style == "ragen" else self._told(news), reward, self.steps >= self.max_steps, False, info
 
-    def _arm(self, action: str | int) -> str:
+    def arm_of(self, action: str | int) -> str:
+        """The name of the arm that an action chooses."""
         if isinstance(action, str) and action in self.arms:
             return action
         is_number = isinstance(action, int | np.integer) and not isinstance(action, bool)
@@ -153,18 +161,20 @@ class BanditText:
     @staticmethod
     def project(reply: str, options: TextOptions) -> Parsed:
         """Every name that the env has of itself, and any number; whether this episode has it, the env knows."""
-        return _read(reply, options, _ALL_NAMES, _MOST_NUMBERS)
+        named = reply[:-LONGEST] + _LABELLED.sub("", reply[-LONGEST:])
+        return _read(named, options, _ALL_NAMES, _MOST_NUMBERS)
 
     def parse(self, reply: str) -> Parsed:
-        return _read(reply, self._options, self._env.arms, len(self._env.arms))
+        arms = self._env.arms
+        return _read(reply, self._options, arms, len(arms), self._env.arm_of)
 
     def describe(self, observation: str) -> str:
         return observation
 
     def system_prompt(self) -> str:
+        first, second = (self._env.arms or self._env.names)[:2]  # before the first reset there are no arms
         if self._env.style == "ragen":
-            return turn_format(self._options, self._env.arms[0], most=self._env.max_steps)
-        first, second = self._env.arms[:2]
+            return turn_format(self._options, first, most=self._env.max_steps)
         return (
             "You are at a machine with several arms. Some arms pay a little every time, one pays a lot, but seldom. "
             f"Arms have names, such as {first} and {second}, and their meaning may tell which is which.\n"
@@ -183,15 +193,21 @@ class BanditText:
 
 
 _ALL_NAMES = (*PAIR, *(name for words in (STEADY_NAMES, RISKY_NAMES) for split in words.values() for name in split))
+_LABELLED = re.compile(
+    rf"\b(?:arm|number|arm number) ?#?[0-9]{{1,3}} ?[:.,(-] ?(?=(?:{'|'.join(_ALL_NAMES)})\b)", re.IGNORECASE
+)
+"""A number before a name: without the env nobody knows whether they agree, and the name says more."""
 
 
-def _read(reply: str, options: TextOptions, names: Sequence[str], numbers: int) -> Parsed:
-    """An arm by its name, by its number, or by its number with a word before it, as in "arm 2"."""
+def _read(
+    reply: str, options: TextOptions, names: Sequence[str], numbers: int, meaning: Callable[[Any], Any] = repr
+) -> Parsed:
+    """An arm by its name, by its number, by its number with a word before it, as in "arm 2", or by both."""
     counted = range(1, numbers + 1)
     choices: dict[str, str | int] = {str(number): number for number in counted}
     choices |= {f"arm-{number}": number for number in counted} | {name.lower(): name for name in names}
-    as_words = reply[:-LONGEST] + _NUMBERED.sub(r"arm-\1", reply[-LONGEST:])
-    return read_choice(as_words, options, choices)
+    as_words = reply[:-LONGEST] + _NUMBERED.sub(r"arm-\1", _LISTED.sub(r"\1arm-\2", reply[-LONGEST:]))
+    return read_choice(as_words, options, choices, meaning)
 
 
 def _checked_names(names: Any) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from asyncrollout.errors import MissingExtraError, UsageError
-from asyncrollout_envs.seeding import PARTS, generator, split_of
+from asyncrollout.splits import row_of
+from asyncrollout_envs.seeding import PARTS, fresh_seed, split_of
 
 _KINDS = {".json": "row", ".jsonl": "line", ".ndjson": "line", ".parquet": "row"}
 _FILES_KEPT = 16
@@ -90,9 +91,9 @@ def load_file(
 
 
 def choose_row(env: str, count: int, split: str, seed: int | None, task: Any) -> int:
-    """The index of an episode's row in its split: the task, or drawn by the seed."""
+    """The index of an episode's row in its split: the task, or the row of the seed, drawn if there is none."""
     if task is None:
-        return int(generator(seed, split).integers(count))
+        return row_of(fresh_seed() if seed is None else seed, count)
     if isinstance(task, bool) or not isinstance(task, int | np.integer) or not 0 <= task < count:
         raise UsageError(f"{env}: task={task!r} is not the index of a row: split={split!r} has 0 to {count - 1}")
     return int(task)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout.text.replies import turn_format
 from asyncrollout_envs import grids
 from asyncrollout_envs.grid_view import Format, GridView, Place, make_view
@@ -24,6 +25,7 @@ SPEC = EnvSpec(
     runs="light",
     summary="cross the ice to the goal",
     actions="Left, Down, Right, Up",
+    splits=SPLITS,
 )
 
 PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_ON_GOAL = range(6)

@@ -9,6 +9,7 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout.text.replies import Projecting, read_choice, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.kwargs import Style, check_bool, check_share, check_style, check_whole
@@ -21,6 +22,7 @@ SPEC = EnvSpec(
     runs="light",
     summary="merge tiles until one is 2048",
     actions="Up, Right, Down, Left",
+    splits=SPLITS,
 )
 
 ACTIONS = UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3

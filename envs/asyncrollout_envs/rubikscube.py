@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout.text.replies import Projecting, read_reply, turn_format
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.grids import check_action
@@ -22,6 +23,7 @@ SPEC = EnvSpec(
     runs="light",
     summary="solve a 2x2x2 cube",
     actions="U, U', D, D', L, L', R, R', F, F', B, B'",
+    splits=SPLITS,
 )
 
 FACES = {"U": "Up", "L": "Left", "F": "Front", "R": "Right", "B": "Back", "D": "Down"}

@@ -178,11 +178,12 @@ class EvaluationFigures(msgspec.Struct, frozen=True):
     wanted: int
     seconds: float
     scores: list[Scores]
+    split: str = ""
 
     @property
     def record(self) -> dict[str, Any]:
         whole, *envs = msgspec.to_builtins(self.scores, str_keys=True)
-        return {**whole, "wanted_tasks": self.wanted, "seconds": self.seconds, "envs": envs}
+        return {**whole, "wanted_tasks": self.wanted, "seconds": self.seconds, "split": self.split, "envs": envs}
 
     def lines(self) -> list[tuple[str, str]]:
         """Names and figures, for people."""
@@ -191,6 +192,7 @@ class EvaluationFigures(msgspec.Struct, frozen=True):
         tokens = f"{as_number(whole.tokens)} a rollout, {count(whole.sampled_tokens)} in all"
         rows = [
             ("tasks", f"{whole.tasks} of {self.wanted}, {whole.rollouts} rollouts{named}"),
+            *([("split", one_line(self.split))] if self.split else []),
             *((f"pass@{k}", whole.pass_rate(k)) for k in whole.pass_at),
             ("reward", as_number(whole.reward)),
             ("turns", f"{as_number(whole.turns)} a rollout"),
@@ -216,7 +218,14 @@ def read_evaluated(directory: Path, wanted: int) -> EvaluationFigures:
     ks = which_k([side])
     tags = [""] if len(side.envs) < 2 else ["", *side.envs]
     scores = [_scores_of(side, tag, ks) for tag in tags]
-    return EvaluationFigures(wanted, side.history.clock(side.history.last), scores)
+    return EvaluationFigures(wanted, side.history.clock(side.history.last), scores, _split_of(side))
+
+
+def _split_of(side: ComparedRun) -> str:
+    """What the last evaluation played, or nothing if no env has splits."""
+    evaluation = side.history.last_evaluation
+    kwargs = None if evaluation is None else evaluation.env_kwargs
+    return str(kwargs.get("split", "")) if isinstance(kwargs, dict) else ""
 
 
 def _scores_of(side: ComparedRun, tag: str, ks: Sequence[int]) -> Scores:

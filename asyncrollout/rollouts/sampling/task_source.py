@@ -3,7 +3,7 @@
 import heapq
 import inspect
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterable, AsyncIterator, Container, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -88,7 +88,11 @@ class TaskSource:
         shares: Sequence[Share],
         background: Background | None = None,
         shares_of: SharesOf = "drawn",
+        *,
+        consecutive: bool = False,
     ) -> None:
+        """With `consecutive`, the seeds of each env follow one another, so that an env with rows plays all of them."""
+        self._consecutive: Counter[str] | None = Counter() if consecutive else None
         self._background = background
         self._is_pulled = False
         self._ready: deque[Any] = deque()
@@ -193,11 +197,7 @@ class TaskSource:
         if tag not in self.shares.tags:
             raise UsageError(f"task {index}: no env has the tag {tag!r}{did_you_mean(tag, self.shares.tags)}")
         self.shares.note_drawn(tag)
-        seed = (
-            sampling_seed(self._seed, "env", index)
-            if task.seed is None
-            else check_int(f"task {index}: seed", task.seed, 0)
-        )
+        seed = self._own_seed(index, tag) if task.seed is None else check_int(f"task {index}: seed", task.seed, 0)
         draw = GroupRequest(index, f"{DRAWN}{index}", seed, task.task, tag)
         if recorded is not None and to_plain(_contents(draw)) != to_plain(_contents(recorded)):
             raise UsageError(
@@ -205,6 +205,12 @@ class TaskSource:
                 f"is now {draw.task!r:.100}"
             )
         return draw
+
+    def _own_seed(self, index: int, tag: str) -> int:
+        if self._consecutive is None:
+            return sampling_seed(self._seed, "env", index)
+        self._consecutive[tag] += 1
+        return sampling_seed(self._seed, "env") // 2 + self._consecutive[tag] - 1  # still below 2**31
 
     def give_back(self, draws: Iterable[GroupRequest]) -> None:
         """Return unused draws; they come first next time."""

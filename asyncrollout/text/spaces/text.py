@@ -13,13 +13,13 @@ from asyncrollout.text.replies import (
     LONGEST,
     StatedAnswer,
     find_answer,
-    find_stated,
     read_choice,
     read_reply,
     turn_format,
 )
 from asyncrollout.text.spaces import members, values
 from asyncrollout.text.spaces.kinds import MOST_IN_ACTION, can_be_written, form_of, kind_of, short
+from asyncrollout.text.stated import find_stated
 from asyncrollout.types import Observation, Parsed, TextOptions
 
 _LONGEST_SECTION = 1_500  # characters of an env's own documentation

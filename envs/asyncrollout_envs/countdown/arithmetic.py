@@ -1,9 +1,9 @@
 """Arithmetic as language models write it: read without `eval`, in linear time, and computed exactly.
 
 An expression holds whole numbers, + - * / and parentheses. The signs of print (the multiplication cross and dot, the
-division and minus signs) and LaTeX's \\times, \\cdot and \\div are read, too, and a closing `= 24` is left out. A sign
-before a number or a parenthesis is no number of its own: whatever positive value it helps to reach can be reached
-without. All else (powers, decimals, names) makes an expression unreadable.
+division and minus signs) and LaTeX's \\times, \\cdot and \\div are read, too, and a closing `= 24`, or an opening `24
+=`, is left out. A sign before a number or a parenthesis is no number of its own: whatever positive value it helps to
+reach can be reached without. All else (powers, decimals, names) makes an expression unreadable.
 """
 
 import re
@@ -68,7 +68,10 @@ def _plain(text: str) -> str:
 
 def _without_result(text: str) -> str:
     expression, _, result = text.rpartition("=")
-    return expression.rstrip() if expression and _RESULT.fullmatch(result) else text
+    if expression and _RESULT.fullmatch(result):
+        return expression.rstrip()
+    result, _, expression = text.partition("=")
+    return expression.lstrip() if expression and _RESULT.fullmatch(result) else text
 
 
 class _Reader:

@@ -15,12 +15,14 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.text.replies import LONGEST, Projecting, find_answer, find_stated, turn_format
+from asyncrollout.splits import SPLITS
+from asyncrollout.text.replies import LONGEST, Projecting, find_answer, turn_format
+from asyncrollout.text.stated import find_stated
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.countdown import lenient
 from asyncrollout_envs.countdown.arithmetic import MOST_DIGITS, MOST_NUMBERS, Expression, evaluate
 from asyncrollout_envs.countdown.puzzles import MOST_SEARCHED, Puzzle, draw_puzzle, solve_puzzle
-from asyncrollout_envs.datafiles import choose_row, load_split
+from asyncrollout_envs.datafiles import choose_row, load_file, load_split
 from asyncrollout_envs.kwargs import Style, check_style, check_whole
 from asyncrollout_envs.seeding import Split, check_split, generator, split_by_content
 
@@ -31,6 +33,7 @@ SPEC = EnvSpec(
     runs="light",
     summary="reach the target using every number",
     actions="an expression",
+    splits=SPLITS,
 )
 
 _FEWEST = 2
@@ -105,11 +108,17 @@ class Countdown:
         self._split = split
         self.style = style
         self._rows: tuple[Puzzle, ...] = ()
+        self._splits: Mapping[str, tuple[Puzzle, ...]] = {}
         if data_path is not None:
             read = PuzzleRow.read_sum if style == "ragen" else PuzzleRow.read
             self._rows = load_split(SPEC.name, data_path, split, PuzzleRow, read, most=max_instances).items
+            self._splits = load_file(SPEC.name, data_path, PuzzleRow, read, most=max_instances).splits
         self.puzzle = Puzzle(0, ())
         self.answered = False
+
+    def get_split_size(self, split: str = "train") -> int:
+        """How many rows of `data_path` a split has; 0 for made puzzles, of which there is no number."""
+        return len(self._splits.get(split, ()))
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self.puzzle = self._puzzle(seed, (options or {}).get("task"))
@@ -220,7 +229,9 @@ class CountdownText(Projecting[Countdown]):
         answer = find_answer(reply, strict=options.strict)
         if answer.reason:
             return Parsed((), valid=False, reason=answer.reason)
-        found = evaluate(answer.text if answer.tagged else find_stated(answer.text[-LONGEST:]) or "")
+        found = evaluate(answer.text if answer.tagged else "")
+        if not found.numbers and not options.strict:
+            found = evaluate(find_stated(answer.text[-LONGEST:], tagged=answer.tagged) or "")
         if not found.numbers:
             return Parsed((), valid=False, reason=f"not an expression: {found.reason}")
         if len(found.numbers) == 1 and not answer.tagged:

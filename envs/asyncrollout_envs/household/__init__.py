@@ -3,6 +3,7 @@ what is seen of it; then its env and its text.
 """
 
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout_envs.household.env import Household
 from asyncrollout_envs.household.text import HouseholdText
 
@@ -15,4 +16,5 @@ SPEC = EnvSpec(
     runs="cpu",
     summary="a two-armed robot fetches, tidies up and puts away",
     actions="go to cup, grasp cup, ...",
+    splits=SPLITS,
 )

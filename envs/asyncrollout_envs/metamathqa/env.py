@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout.text.replies import LONGEST, Projecting, find_answer, turn_format
+from asyncrollout.text.stated import find_stated
 from asyncrollout.types import Parsed, TextOptions
-from asyncrollout_envs.datafiles import choose_row, load_split
+from asyncrollout_envs.datafiles import choose_row, load_file, load_split
 from asyncrollout_envs.kwargs import Style, check_style, check_whole
-from asyncrollout_envs.metamathqa.answers import answer_of, same_answer, same_letters, stated_answer
+from asyncrollout_envs.metamathqa.answers import answer_of, same_answer, same_letters
 from asyncrollout_envs.seeding import Split, check_split
 
 SPEC = EnvSpec(
@@ -25,6 +27,7 @@ SPEC = EnvSpec(
     runs="light",
     summary="answer a math question; try again after a wrong answer",
     actions="the answer",
+    splits=SPLITS,
 )
 
 OWN_PROBLEMS = Path(__file__).parent / "problems.json"
@@ -80,6 +83,7 @@ class MetaMathQA:
         path = OWN_PROBLEMS if data_path is None else data_path
         read = ProblemRow.read_as_written if style == "ragen" else ProblemRow.read
         rows = load_split(SPEC.name, path, split, ProblemRow, read)
+        self._splits = load_file(SPEC.name, path, ProblemRow, read).splits
         self.max_attempts = None if max_attempts is None else int(max_attempts)
         self.skipped = rows.skipped
         self.row = 0
@@ -87,6 +91,10 @@ class MetaMathQA:
         self.style = style
         self._split = split
         self._problems = rows.items
+
+    def get_split_size(self, split: str = "train") -> int:
+        """How many problems a split has; 0 for one that there is not."""
+        return len(self._splits.get(split, ()))
 
     @property
     def problem(self) -> Problem:
@@ -100,8 +108,10 @@ class MetaMathQA:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if not isinstance(action, str):
             raise TypeError(f"{SPEC.name}: an action is an answer as text, not {action!r:.100}")
-        is_same = same_letters if self.style == "ragen" else same_answer
-        right = is_same(action, self.problem.answer)
+        if self.style == "ragen":
+            right = same_letters(action, self.problem.answer)
+        else:
+            right = same_answer(action, self.problem.answer, self.problem.question)
         reward = 0.5**self.attempts if right else 0.0
         self.attempts += 1
         info = {"action_is_effective": True, "success": right}
@@ -126,7 +136,7 @@ class MetaMathQAText(Projecting[MetaMathQA]):
         if options.strict:
             return Parsed((found.text,))
         text = found.text[-LONGEST:]
-        return Parsed((stated_answer(text) or (text if found.tagged else text.rpartition("\n")[2].strip()),))
+        return Parsed((find_stated(text, tagged=found.tagged) or text.rpartition("\n")[2].strip(),))
 
     def parse(self, reply: str) -> Parsed:
         """In the style "ragen", whatever stands in tags is the answer, word for word."""

@@ -8,7 +8,9 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
-from asyncrollout.text.replies import Projecting, find_answer, turn_format
+from asyncrollout.splits import SPLITS
+from asyncrollout.text.replies import LONGEST, Projecting, find_answer, turn_format
+from asyncrollout.text.stated import find_led, find_stated
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.kwargs import check_whole
 from asyncrollout_envs.reasoning.questions import ENV, INSTALL, MOST_ENTRIES, open_questions
@@ -23,6 +25,7 @@ SPEC = EnvSpec(
     summary="answer a question from any reasoning-gym dataset",
     actions="the answer",
     requires={"reasoning_gym": INSTALL},
+    splits=SPLITS,
 )
 
 _SPLITS: tuple[str, ...] = get_args(Split)
@@ -66,7 +69,7 @@ class ReasoningGym:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if not isinstance(action, str):
             raise TypeError(f"{ENV}: an action is an answer as text, not {action!r:.100}")
-        score = self._questions.score(action.strip(), self.entry)
+        score = max(self._questions.score(answer, self.entry) for answer in _readings(action))
         right = score >= _RIGHT
         self.attempts += 1
         over = right or self.attempts >= self.max_attempts
@@ -92,7 +95,11 @@ class ReasoningGymText(Projecting[ReasoningGym]):
         found = find_answer(reply, strict=options.strict)
         if found.reason:
             return Parsed((), valid=False, reason=found.reason)
-        answer = found.text if found.tagged else found.text.rpartition("\n")[2].strip()
+        if options.strict or found.tagged:
+            answer = found.text
+        else:
+            prose = found.text[-LONGEST:]
+            answer = find_led(prose) or prose.rpartition("\n")[2].strip()
         if len(answer) > LONGEST_ANSWER:
             return Parsed((), valid=False, reason=f"the answer is longer than {LONGEST_ANSWER} characters")
         return Parsed((answer,))
@@ -130,6 +137,12 @@ def known_answer(entry: Mapping[str, Any]) -> str:
     answers = (entry["answer"], *(metadata.get(key) for key in _EXAMPLES))
     answer = next((answer for answer in answers if answer is not None), "")
     return answer.strip() if isinstance(answer, str) else json.dumps(answer)
+
+
+def _readings(answer: str) -> set[str]:
+    """An answer as it stands, as quotes and full stops may belong to it, and undressed; one of several lines whole."""
+    answer = answer.strip()
+    return {answer, find_stated(answer, tagged="\n" in answer) or answer}
 
 
 def _as_number(task: Any) -> int:

@@ -1,6 +1,7 @@
 """Sokoban: `boards.py` is the game, `rooms.py` makes rooms, `solver.py` solves them; then its env and its text."""
 
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout_envs.sokoban.env import Sokoban
 from asyncrollout_envs.sokoban.text import SokobanText
 
@@ -13,4 +14,5 @@ SPEC = EnvSpec(
     runs="cpu",
     summary="push all boxes onto targets",
     actions="Up, Down, Left, Right",
+    splits=SPLITS,
 )

@@ -1,6 +1,7 @@
 """Sudoku: `grids.py` has the rules, `puzzles.py` makes puzzles with one solution; then the env and its text."""
 
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout_envs.sudoku.env import Sudoku
 from asyncrollout_envs.sudoku.text import SudokuText
 
@@ -13,4 +14,5 @@ SPEC = EnvSpec(
     runs="cpu",
     summary="fill in the grid, no number twice in a row, column or box",
     actions="place 5 at row 2 col 3",
+    splits=SPLITS,
 )

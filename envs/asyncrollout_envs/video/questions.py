@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from asyncrollout.text.stated import find_led, undress
 from asyncrollout.validation import did_you_mean
 from asyncrollout_envs.video.actions import LONGEST_ANSWER, LONGEST_TEXT, ActionError, read_windows
 
@@ -105,20 +106,30 @@ class Row(msgspec.Struct):
 def read_answer(question: Question, text: str, seconds: float) -> str:
     """An answer in the one form that is compared; `ActionError` if the question cannot be answered with it.
 
-    Windows may reach as far as the row says that the video does.
+    Windows may reach as far as the row says that the video does. "The answer is B" is B.
     """
     text = text.strip()
+    led = find_led(text)
+    if led is None or led == text:
+        return _read_as_is(question, text, seconds)
+    try:
+        return _read_as_is(question, led, seconds)
+    except ActionError:
+        return _read_as_is(question, text, seconds)
+
+
+def _read_as_is(question: Question, text: str, seconds: float) -> str:
     if question.kind == "moment":
-        windows = read_windows(text, max(seconds, question.seconds))
+        windows = read_windows(undress(text), max(seconds, question.seconds))
         return ", ".join(f"{start:.10g}-{end:.10g}" for start, end in windows)
     if question.kind == "multiple choice":
-        letter = _chosen(question.options, text)
+        letter = _chosen(question.options, text) or _chosen(question.options, undress(text))
         if letter is None:
             letters = ", ".join(letter for letter, _ in question.options)
             raise ActionError(f"format_error: answer with the letter of one option ({letters}), and not {text[:50]!r}")
         return letter
     if question.kind == "numerical":
-        plain = text.strip(" \t\r\n$%*`")
+        plain = undress(text).strip(" \t\r\n$%*`")
         if not any(map(str.isdigit, plain)) or not _NUMBER.fullmatch(plain):
             raise ActionError(f"format_error: answer with a number, and not {text[:50]!r}")
         return plain.replace(",", "")

@@ -1,6 +1,7 @@
 """WebShop without a server: a catalogue in SQLite, pages as text, WebShop's own score."""
 
 from asyncrollout.registry import EnvSpec
+from asyncrollout.splits import SPLITS
 from asyncrollout_envs.webshop.env import WebShop
 from asyncrollout_envs.webshop.text import WebShopText
 
@@ -13,4 +14,5 @@ SPEC = EnvSpec(
     runs="cpu",
     summary="find and buy the requested product",
     actions="search[..], click[..]",
+    splits=SPLITS,
 )

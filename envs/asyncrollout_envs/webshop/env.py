@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
 from asyncrollout.errors import UsageError
+from asyncrollout.splits import SPLITS
 from asyncrollout_envs.datafiles import choose_row
 from asyncrollout_envs.kwargs import Style, check_bool, check_one_of, check_style, check_whole
 from asyncrollout_envs.seeding import Split, check_split
@@ -87,6 +88,11 @@ class WebShop:
         if self._goal is None:
             raise UsageError("webshop: reset() comes first")
         return self._goal
+
+    def get_split_size(self, split: str = "train") -> int:
+        """How many goals a split has; 0 for one that there is not."""
+        goals = self.catalogue.goals
+        return len(split_range(split, goals)) if split in SPLITS else 0
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         task = (options or {}).get("task")
@@ -173,7 +179,7 @@ def parse_action(text: str) -> tuple[str, str] | None:
     return None if not argument or "search[" in argument or "click[" in argument else (verb, argument)
 
 
-def split_range(split: Split, goals: int) -> range:
+def split_range(split: str, goals: int) -> range:
     """The goals of a split, as WebShop divides them: the first 500 for tests, the next 1,000 for validation."""
     test, val = min(500, goals // 6), min(1_500, goals // 2)
     return {"test": range(test), "val": range(test, val), "train": range(val, goals)}[split]

@@ -4,6 +4,7 @@ import re
 from functools import cache
 
 from asyncrollout.text import replies
+from asyncrollout.text.stated import undress
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout_envs.webshop.catalogue import MOST_WORDS, Goal, Product
 from asyncrollout_envs.webshop.env import WebShop, parse_action
@@ -138,7 +139,7 @@ def _read(text: str) -> str | None:
     action = parse_action(text)
     if action is not None:
         return "{}[{}]".format(*action)
-    button = _BUTTONS.get(" ".join(text.lower().split()))
+    button = _BUTTONS.get(" ".join(undress(text).lower().split()))
     return f"click[{button}]" if button else None
 
 
