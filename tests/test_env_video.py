@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncrollout import ChatAgent, EnvPool, Generation, Request, TextOptions, UsageError, run_rollout
@@ -99,6 +99,7 @@ EDGES = st.tuples(st.integers(0, 39), st.integers(-1, 1))
 """A place among the frames, and hundredths of a second from it."""
 
 
+@example(fps=24, frames=[0, 1, 183], edges=((0, 0), (2, 1)))  # 7.625 s is read as 7.62
 @given(
     fps=st.sampled_from([1, 2, 3, 4, 5, 7, 24, 25, 29.97, 30]),
     frames=st.lists(st.integers(0, 500), min_size=1, max_size=40, unique=True).map(sorted),

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from asyncrollout.errors import EnvError
 from asyncrollout_envs.video import ffmpeg
-from asyncrollout_envs.video.actions import ROUNDING
 from asyncrollout_envs.video.cache import Entry, FrameCache, entry_key
 from asyncrollout_envs.video.ffmpeg import ClipInfo
 from asyncrollout_envs.video.questions import Question
+
+_EXACT = 1e-6  # seconds; less than that is the arithmetic's, not the clip's
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -38,12 +39,12 @@ class Sampling(msgspec.Struct, frozen=True):
     def between(self, start: float, end: float) -> tuple[int, int]:
         """The first and last frame shown from one second until before another; if there is none, the one on the screen.
 
-        A time as it is told, with two decimals, is that of its frame.
+        The time of a frame is the one that a model reads, with two decimals.
         """
-        times = np.array(self.numbers) / self.fps
-        first, beyond = (int(at) for at in np.searchsorted(times, (start - ROUNDING, end - ROUNDING)))
+        times = np.array([float(f"{self.time(index):.2f}") for index in range(len(self.numbers))])
+        first, beyond = (int(at) for at in np.searchsorted(times, (start - _EXACT, end - _EXACT)))
         if first >= beyond:
-            shown = max(0, int(np.searchsorted(times, start + ROUNDING)) - 1)
+            shown = max(0, int(np.searchsorted(times, start + _EXACT)) - 1)
             return shown, shown
         return first, beyond - 1
 
