@@ -165,7 +165,7 @@ def _paired(names: list[str], blames: list[str]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "row", table("envs.md", "name | the task | an action | reward | keyword"), ids=lambda row: row[0]
+    "row", table("envs/index.md", "name | the task | an action | reward | keyword"), ids=lambda row: row[0]
 )
 def test_envs_have_the_documented_keywords(row: list[str]) -> None:
     env, *_, told = row
@@ -177,7 +177,7 @@ def test_envs_have_the_documented_keywords(row: list[str]) -> None:
     rules = found.pop("rules", None)  # the video env's; its own page has them all
     for keyword, default in documented.items():
         assert rules is not None or found[keyword] == default, keyword
-    page = (DOCS / "envs.md").read_text()
+    page = (DOCS / "envs" / "index.md").read_text()
     named = {*re.findall(r"`(\w+)[`=]", page)} | {"config"}  # the settings of a data set
     assert rules is not None or not found.keys() - named
 
@@ -202,7 +202,7 @@ def test_caps_of_a_server_are_the_documented_ones(option: str) -> None:
 
 def test_the_video_env_has_the_documented_options() -> None:
     told: dict[str, str | None] = {}
-    for names, given, _ in table("video_env.md", "option "):
+    for names, given, _ in table("envs/video.md", "option "):
         options, texts = SPAN.findall(names), given.split(", ")
         told |= zip(options, texts if len(texts) == len(options) else [None] * len(options), strict=True)
     found = defaults(VideoEnv) | defaults(Rules)
