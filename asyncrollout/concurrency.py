@@ -163,7 +163,7 @@ async def run_to_end(work: Callable[..., Coroutine[Any, Any, T]], *arguments: An
 
 
 def _spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """The one place where a task is made without a group: whoever calls this awaits the task's end before going on."""
+    """The one place where a task is made without a group: the caller awaits the task's end before it continues."""
     task = asyncio.create_task(work)  # noqa: TID251
     _running.add(task)
     task.add_done_callback(_running.discard)

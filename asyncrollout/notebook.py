@@ -10,7 +10,7 @@ _LONGEST_ERROR = 120
 
 
 def batch_line(batch: Any) -> str:
-    return f"<Batch {batch.index}: {_counted(len(batch.groups), 'group')}, {_summary(batch.trajectories)}>"
+    return f"<Batch {batch.index}: {counted(len(batch.groups), 'group')}, {_summary(batch.trajectories)}>"
 
 
 def group_line(group: Any) -> str:
@@ -23,7 +23,7 @@ def group_line(group: Any) -> str:
 
 
 def trajectory_line(trajectory: Any) -> str:
-    turns = _counted(len(trajectory.turns), "turn")
+    turns = counted(len(trajectory.turns), "turn")
     line = f"{trajectory.env}, seed {trajectory.seed}, {turns}, reward {trajectory.reward:g}, {_end(trajectory)}"
     return f"<Trajectory {trajectory.uid}: {line}>"
 
@@ -69,7 +69,7 @@ def _group_row(group: Any) -> tuple[Any, ...]:
 
 def _summary(trajectories: Sequence[Any]) -> str:
     valid = [one for one in trajectories if one.error is None]
-    parts = [_counted(len(trajectories), "rollout")]
+    parts = [counted(len(trajectories), "rollout")]
     if valid:
         parts.append(f"mean reward {_mean([one.reward for one in valid])}")
     if len(valid) < len(trajectories):
@@ -88,7 +88,7 @@ def _seen(observation: Any) -> str:
     text = getattr(observation, "text", observation)
     images = getattr(observation, "images", None) or ()
     shown = _shown(text)
-    return f"{shown} [{_counted(len(images), 'image')}]" if images else shown
+    return f"{shown} [{counted(len(images), 'image')}]" if images else shown
 
 
 def _played(turn: Any) -> str:
@@ -108,7 +108,8 @@ def _mean(values: Sequence[float]) -> str:
     return f"{sum(values) / len(values):.4g}" if values else ""
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """A number of things: 1 turn, 2 turns."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 

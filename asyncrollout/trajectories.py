@@ -45,7 +45,7 @@ _BLAME: dict[StopReason, Blame] = {
     StopReason.POLICY_ERROR: "policy",
     StopReason.SCORE_ERROR: "score",
 }
-_NOT_BY_ITSELF = frozenset({StopReason.TRUNCATED, StopReason.TURNS, StopReason.TOKENS, StopReason.SECONDS})
+_CUT_OFF = frozenset({StopReason.TRUNCATED, *(reason for reason, blame in _BLAME.items() if blame == "limit")})
 
 _UNRECORDED = frozenset({"expert", "system_prompt"})
 
@@ -126,6 +126,14 @@ class Turn(msgspec.Struct, frozen=True):
         if self.oldest_version is not None:
             return self.oldest_version
         return None if self.frozen else self.version
+
+    @property
+    def learning_versions(self) -> tuple[int, ...]:
+        """That version and, if it is newer and not frozen, the one that sampled the reply."""
+        oldest = self.learning_version
+        if oldest is None:
+            return ()
+        return (oldest,) if self.frozen or self.version <= oldest else (oldest, self.version)
 
     @property
     def sampled_tokens(self) -> int:
@@ -215,7 +223,7 @@ class Trajectory(msgspec.Struct, frozen=True):
     @property
     def truncated(self) -> bool:
         """Whether it was cut off before its end."""
-        return self.stop_reason in _NOT_BY_ITSELF
+        return self.stop_reason in _CUT_OFF
 
     @property
     def version(self) -> int | None:

@@ -354,13 +354,13 @@ async def test_pictures_that_cannot_be_sent_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("kind", ["pil", "png"])
-@pytest.mark.parametrize("backend", ["inline", "process"])
-async def test_pictures_of_pil_and_of_files_are_sent_exactly(kind: str, backend: Any) -> None:
+@pytest.mark.parametrize("options", [{"backend": "inline"}, {"workers": 1}], ids=["inline", "process"])
+async def test_pictures_of_pil_and_of_files_are_sent_exactly(kind: str, options: dict[str, Any]) -> None:
     pytest.importorskip("PIL.Image")
     from PIL import Image
 
     policy = Asked()
-    async with EnvPool(backend=backend, workers=1) as pool, pool.open(WALK, text=True, pictures=kind) as env:
+    async with EnvPool(**options) as pool, pool.open(WALK, text=True, pictures=kind) as env:
         trajectory = await run_rollout(env, ChatAgent(policy), seed=7)
     assert trajectory.valid
     assert from_plain(to_plain(trajectory)).final.images[0].startswith(b"\x89PNG")

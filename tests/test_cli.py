@@ -448,6 +448,11 @@ def test_envs_tells_which_package_is_missing(
     assert missing["reasoning_gym"] == "pip install 'asyncrollout[reasoning-gym]'"
     assert missing["AntDir-v0"] == missing["HalfCheetahVel-v0"] == "pip install 'asyncrollout[mujoco]'"
     assert missing["sokoban"] == ""
+    assert main(["envs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "reasoning_gym: pip install 'asyncrollout[reasoning-gym]'" in lines  # whole, to be copied
+    (mujoco,) = [line for line in lines if line.endswith(": pip install 'asyncrollout[mujoco]'")]
+    assert mujoco.startswith("AntDir-v0, ")
 
 
 def test_any_env_introduces_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,13 @@ def test_the_table_says_it_all_from_60_columns_on(width: int) -> None:
     assert [part for part in said if part not in text] == []
 
 
+def test_tokens_that_nobody_reports_have_no_rate() -> None:
+    figures = msgspec.structs.replace(LATE, tokens=0, tokens_per_second=0.0)
+    assert "12.3k turns/s" in line(figures)
+    assert not re.search(r"\d tokens/s", line(figures) + "".join(drawn(figures, 80)))
+    assert "1.2M tokens/s" in line(LATE)
+
+
 def test_a_terminal_without_unicode_gets_plain_signs() -> None:
     assert all(line.isascii() for line in drawn(LATE, 80, encoding="ascii"))
 

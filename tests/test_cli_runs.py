@@ -248,6 +248,8 @@ def test_replay_compares_with_what_was_recorded(mine: Path, tmp_path: Path) -> N
     assert done.stdout.startswith("g0.1: frozen_lake, seed ")
     assert done.stdout.endswith("the same as recorded\n")
     path = mine / "trajectories.jsonl"
+    short = next(record["uid"] for record in lines(path) if len(record["turns"]) == 1)
+    assert ", 1 turn, " in call(tmp_path, "replay", "runs/mine", short).stdout
     changed = [{**record, "seed": record["seed"] + 1} for record in lines(path)]
     path.write_text("".join(json.dumps(record) + "\n" for record in changed))
     other = call(tmp_path, "replay", "runs/mine", "g0.1", "--json")

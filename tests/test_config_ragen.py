@@ -134,6 +134,14 @@ custom_envs:
     ]
 
 
+def test_what_a_tag_says_of_states_is_played() -> None:
+    config = parse_config("""
+es_manager: {train: {env_configs: {tags: [S]}}}
+custom_envs: {S: {env_type: sokoban, observation_format: coord, env_config: {num_boxes: 1}}}
+""")
+    assert config.entries[0].env_kwargs == {"num_boxes": 1, "observation_format": "coord"}
+
+
 def test_tables_name_envs_that_there_are() -> None:
     assert {*ENV_TYPES.values()} <= {*env_names()}
     assert {tag["env_type"] for tag in KNOWN_TAGS.values()} <= ENV_TYPES.keys() | REFUSED_TYPES.keys()

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from asyncrollout.journal import events
 from asyncrollout.journal.recorded_run import FATES
 from asyncrollout.registry import find_env
 from asyncrollout.rollouts.sampling.ledger import ENDS
+from asyncrollout.telemetry.sinks import SinkName
 from asyncrollout.video import VideoRecorder
 from asyncrollout_envs.video.env import VideoEnv
 from asyncrollout_envs.video.settings import Rules
@@ -162,6 +164,26 @@ def test_every_stop_reason_is_documented_with_its_blame() -> None:
 
 def _paired(names: list[str], blames: list[str]) -> list[tuple[str, str]]:
     return list(zip(names, blames if len(blames) == len(names) else blames * len(names), strict=True))
+
+
+def test_every_filter_is_documented() -> None:
+    makers = [
+        name for name, one in vars(filters).items() if inspect.isfunction(one) and one.__module__ == filters.__name__
+    ]
+    helpers = {"varies", "select", "as_verdict", "name_of"}
+    text = (DOCS / "algorithms.md").read_text().partition("\n## Filters")[2]
+    assert not [name for name in makers if name[0] != "_" and name not in helpers and f"`{name}" not in text]
+
+
+def test_every_sink_that_has_a_name_is_documented() -> None:
+    assert [SPAN.findall(name)[0] for name, *_ in table("metrics.md", "name | install")] == [*get_args(SinkName)]
+
+
+def test_every_shipped_env_is_documented() -> None:
+    offered = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["asyncrollout.envs"]
+    tables = (table("envs.md", f"name | the task | an action | reward | {last}") for last in ("keyword", "an episode"))
+    told = {SPAN.findall(row[0])[0] for rows in tables for row in rows}
+    assert offered.keys() - told == {"behavior"}  # its section has no table
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,27 @@ def test_a_way_that_is_not_there_is_not_taken() -> None:
     assert chooser.choose([Way.HERE, Way.SEQUENTIAL]) is Way.HERE
 
 
+# what is played
+
+
+class LongerEnv(OldEnv):
+    _max_episode_steps = 7
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_different_envs_of_a_manager_play_the_same_shares_in_every_way(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WayChooser, "choose", lambda self, ways: way)
+    manager = ParallelEnvManager([OldEnv, LongerEnv, OldEnv], processes=1)
+    made = learner(Chance(2, 1))
+    for count in (5, 2):
+        made.collect_rollouts_parallel(count, parallel_env=manager)
+    assert made.last_collection is not None
+    assert made.last_collection.way is way
+    assert [len(one["rewards"]) for one in made.policy_storage.episodes] == [5, 7, 5, 5, 7, 5, 7]
+
+
 # the choice of a learner, by a clock of the test
 
 

@@ -4,6 +4,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,22 @@ def test_an_agent_that_hangs_in_a_worker_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EnvTimeout):
         collected(learner(Homesick(tmp_path, home=os.getpid()), acts_in_workers=True), 1, many)
     many.close()
+
+
+class NeverReset(OldEnv):
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        threading.Event().wait()
+
+
+def test_a_reset_has_its_own_limit_which_is_no_shorter_than_that_of_a_step() -> None:
+    with (
+        closing(ParallelEnvManager([NeverReset], reset_timeout=0.5)) as many,
+        pytest.raises(EnvTimeout, match=r"0\.5 s"),
+    ):
+        many.reset(0)
+    for step, reset in ((60.0, 120.0), (600.0, 600.0)):
+        with closing(ParallelEnvManager([OldEnv], step_timeout=step)) as many:
+            assert many.reset_timeout == reset
 
 
 @pytest.mark.parametrize("make", [OldEnv, Thrifty])

@@ -213,6 +213,65 @@ def test_scores_stand_at_the_last_token_of_a_reply(with_mask: bool) -> None:
     assert {str(np.flatnonzero(row).tolist()) for row in batch.batch["rm_scores"]} == {f"[{len(text) - 1}]"}
 
 
+def test_replies_of_different_widths_are_filled_up_with_the_padding_token() -> None:
+    class Padded(Tokens):
+        pad_token_id = 7
+
+    class Model:
+        widths = iter((2, 4, 3))
+
+        def generate_sequences(self, prompts: DataProto) -> DataProto:
+            width, texts = next(self.widths), ["<action>back</action>"] * len(prompts)
+            return DataProto({"responses": np.full((len(prompts), width), 5)}, {"response_texts": texts})
+
+    settings = {"agent_proxy": {"max_turn": 3}, "es_manager": {}, "data": {"max_prompt_length": 700}}
+    batch = TrajectoryCollector(settings, Padded()).multi_turn_loop(DataProto(), Model(), walk_manager(1, 1))
+    assert batch.batch["responses"].tolist() == [[5, 5, 7, 7], [5, 5, 5, 5], [5, 5, 5, 7]]
+    assert np.argwhere(batch.batch["rm_scores"]).tolist() == [[0, 1], [1, 3], [2, 2]]
+
+
+def test_a_column_of_several_kinds_keeps_its_values() -> None:
+    class Model:
+        notes = iter((1, "late"))
+
+        def generate_sequences(self, prompts: DataProto) -> DataProto:
+            return DataProto(None, {"response_texts": ["back"] * len(prompts), "note": [next(self.notes)]})
+
+    batch = TrajectoryCollector({"env": {"max_steps": 2}}).multi_turn_loop(DataProto(), Model(), walk_manager(1, 1))
+    assert column(batch, "note") == [1, "late"]
+
+
+@pytest.mark.parametrize("amount", [0.5, -0.5])
+def test_a_penalty_among_the_agents_keys_costs_as_much_in_both_ways_to_collect(amount: float) -> None:
+    settings = config("walk", groups=1, size=2, max_workers=0) | {
+        "agent_proxy": {"max_turn": 2, "format_penalty": amount}
+    }
+    proxy = LLMAgentProxy(settings, Talker("?"))
+    assert proxy.rollout(DataProto()).batch["original_rm_scores"].ravel().tolist() == [-1.0, -1.0]
+    assert proxy.init_parallel_environments()
+    batch = proxy.rollout(DataProto())
+    costs = np.array(column(batch, "episode_rewards")) - batch.batch["original_rm_scores"].ravel()
+    assert costs.tolist() == pytest.approx([1.0] * 4)
+    proxy.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_there_is_a_reply_for_each_environment(count: int) -> None:
+    manager = walk_manager(groups=1)
+    manager.reset()
+    with pytest.raises(UsageError, match=f"{count} replies for 2 environments"):
+        manager.step(["back"] * count)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_projection_gives_one_action_for_each_reply(count: int) -> None:
+    manager = walk_manager(groups=1)
+    manager.projection_f = lambda texts: ([1] * count, [True] * count)
+    manager.reset()
+    with pytest.raises(UsageError, match=f"'walk' gave {count} actions .* for 2 replies"):
+        manager.step(["back"] * 2)
+
+
 @pytest.mark.parametrize(
     ("truncation", "left"), [("left", slice(-50, None)), ("right", slice(0, 50)), ("middle", None), ("error", None)]
 )

@@ -120,3 +120,25 @@ def test_wrong_use_is_refused(call: Any, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         call(data)
     assert [*data.batch] == ["x", "score"]
+
+
+@pytest.mark.parametrize("data", [DataProto(), DataProto({"a": np.zeros((0, 3))}, {"b": []})])
+def test_an_empty_batch_is_divided_like_any_other(data: DataProto) -> None:
+    assert [len(part) for part in data.chunk(3)] == [0, 0, 0]
+    assert [part.batch.keys() for part in data.chunk(2)] == [data.batch.keys()] * 2
+    assert len(data.sample_level_repeat([])) == 0
+    assert len(DataProto.concat(data.chunk(2))) == 0
+
+
+def test_facts_of_a_batch_may_be_arrays() -> None:
+    one, other = (DataProto({"a": np.arange(2)}, meta_info={"lengths": np.arange(2) + more}) for more in (0, 1))
+    assert one.union(one).meta_info["lengths"].tolist() == [0, 1]
+    with pytest.raises(UsageError, match="lengths"):
+        one.union(other)
+
+
+def test_parts_have_at_least_one_row() -> None:
+    data = DataProto({"a": np.arange(4)})
+    for call in (lambda: data.split(0), lambda: data.make_iterator(0, 1)):
+        with pytest.raises(UsageError, match="0"):
+            call()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrollout import UsageError
+from asyncrollout import RolloutError, UsageError
 from asyncrollout.dropin.ragen import ContextManager, DataProto, EnvStateManager, LLMAgentProxy, PromptTemplates
 from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, REFUSED_TYPES
 from tests.envs.ragen import config, registered  # noqa: F401 (a fixture)
@@ -115,6 +115,26 @@ def test_coordinates_are_explained_where_there_is_no_grid() -> None:
     rules = ContextManager(given).prefix_lookup[0]
     assert "(row, column)" in rules
     assert "wall" not in rules
+
+
+def test_what_a_tag_says_of_states_is_played_as_well_as_told() -> None:
+    given = settings("SimpleSokoban")
+    given["custom_envs"]["SimpleSokoban"]["observation_format"] = "coord"
+    assert "(row, column)" in ContextManager(given).prefix_lookup[0]
+    manager = EnvStateManager(given)
+    state = manager.reset(seed=1)[0]["history"][0]["state"]
+    assert "Boxes: (" in state
+    assert "#" not in state
+    manager.close()
+
+
+def test_what_a_tag_says_of_actions_is_refused_where_it_cannot_be_played() -> None:
+    given = settings("SimpleSokoban")
+    given["custom_envs"]["SimpleSokoban"]["action_lookup"] = {1: "North", 2: "South", 3: "West", 4: "East"}
+    manager = EnvStateManager(given)
+    with pytest.raises(RolloutError, match=r"action_lookup=.*is not supported by env 'sokoban'"):
+        manager.reset(seed=1)
+    manager.close()
 
 
 def test_a_reply_without_actions_is_pointed_out() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from asyncrollout.dropin.ragen import (
     EnvStateManager,
 )
 from asyncrollout.dropin.ragen.scores import total_reward
+from asyncrollout.dropin.ragen.settings import Mode
 from asyncrollout.pool.wire import codec
 from tests.envs.ragen import (
     WORKER_TYPES,
@@ -147,6 +149,7 @@ def test_a_format_penalty_of_either_sign_costs(amount: float) -> None:
     [
         ({"env_id": 9, "actions": []}, "env_id=9: there are 2 environments"),
         ({"env_id": 0, "actions": "up"}, "actions='up' is not a list"),
+        ({"env_id": 0, "actions": None}, "actions=None is not a list"),
         ({"env_id": 0, "llm_response": "up"}, "needs 'env_id' and 'actions'"),
         ("up", "'up' is not the input of an environment"),
     ],
@@ -187,6 +190,29 @@ def test_validation_has_its_own_seed_and_split_and_repeats() -> None:
     assert [entry["status"].seed for entry in validation.envs] == [123, 123, 124, 124]
     assert first[2]["history"][0]["state"].startswith("val:")
     assert training.reset(seed=123)[0]["history"] != first[0]["history"]
+
+
+@pytest.mark.parametrize("kind", ["walk", "bandit"])
+def test_training_never_plays_the_seeds_of_validation(kind: str) -> None:
+    settings = config(kind, groups=4, size=2, use_multiprocessing=False) | {"seed": {"train": 90, "val": 103}}
+    seeds: dict[Mode, list[int]] = {"train": [], "val": []}
+    for mode, played in seeds.items():
+        with closing(EnvStateManager(settings, mode)) as manager:
+            for _ in range(20):
+                manager.reset()
+                played += [entry["status"].seed for entry in manager.envs[::2]]
+    assert set(seeds["val"]) == {103, 104, 105, 106}
+    assert seeds["train"][:16] == [*range(90, 102), *range(107, 111)]
+    assert len({*seeds["train"]} - {*seeds["val"]}) == len(seeds["train"]) == 80
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_character_of_a_reply_divides_it_into_more_actions(workers: int) -> None:
+    with closing(EnvStateManager(config("sokoban", size=1, max_workers=workers))) as manager:
+        manager.reset()
+        manager.step([{"env_id": 0, "actions": ["up\x1fup\x1fup", "down"]}])
+        assert manager.rollout_cache[0]["history"][0]["actions"] == [2]
+        assert manager.rollout_cache[0]["penalty"] == -manager.format_penalty
 
 
 def test_members_of_a_group_have_their_own_luck() -> None:
@@ -412,6 +438,7 @@ def test_any_object_with_the_keys_is_a_config() -> None:
     ("path", "value", "told"),
     [
         ("es_manager.train.env_configs.tags", ["SokobanEmv"], r"tags\[0\]: custom_envs does not define 'SokobanEmv'"),
+        ("custom_envs.SokobanEnv", None, "Expected 'object', got 'null' - at 'custom_envs.SokobanEnv'"),
         ("custom_envs.SokobanEnv.env_type", "sokobann", "no env type is called 'sokobann': did you mean 'soko"),
         ("es_manager.train.env_configs.n_groups", [3], "env_configs.n_groups: found .3., 3 in all, but env_gr"),
         ("es_manager.train.env_configs.n_groups", [1, 1], "n_groups: found 2 entries, but tags has 1"),
@@ -457,6 +484,16 @@ def upstreams(**more: Any) -> dict[str, Any]:
         "mine": {"anything": 1},
         **more,
     }
+
+
+@pytest.mark.parametrize("amount", [0.5, 0.3])
+def test_one_penalty_is_given(amount: float) -> None:
+    settings = config("bandit", format_penalty=-0.3) | {"agent_proxy": {"format_penalty": amount}}
+    if amount == 0.3:
+        assert EnvStateManager(settings).format_penalty == 0.3
+        return
+    with pytest.raises(UsageError, match=r"agent_proxy\.format_penalty=0\.5 and es_manager\.format_penalty=-0\.3 mean"):
+        EnvStateManager(settings)
 
 
 def test_a_whole_configuration_of_ragens_is_read() -> None:

@@ -388,6 +388,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("frozenlake", {"max_steps": 3}, "no option 'max_steps'"),
     ("Sokoban", {"prompt_format": "grounding"}, "prompt_format='grounding' is not a format"),
     ("Sokoban", {"min_solution_steps": 3}, "min_solution_steps=3 must be two numbers"),
+    ("Sokoban", {"min_solution_steps": [5, 2]}, "min_solution_steps=[5, 2] must be two numbers, the smaller first"),
+    ("Sokoban", {"min_solution_steps": [-3, -1]}, "min_solution_steps=[-3, -1] must be two numbers"),
+    ("Sokoban", {"reset_seed_max_tries": "9"}, "reset_seed_max_tries='9' is not a whole number from 1"),
+    ("FrozenLake", {"slip_prob": "x"}, "slip_prob='x' is not a number from 0 to 1"),
+    ("FrozenLake", {"slip_prob": 2}, "slip_prob=2 is not a number from 0 to 1"),
     ("FrozenLake", {"prompt_format": "free_wm"}, "prompt_format='free_wm' is not a format"),
     ("FrozenLake", {"is_slippery": True, "slip_prob": 0.1}, "set one of them"),
     ("video", {"render_mode": "text"}, "render_mode='text' is not available: it must be 'vision'"),
@@ -554,3 +559,14 @@ def test_a_server_expands_no_variables_but_the_script_s(monkeypatch: pytest.Monk
     with pytest.raises(UsageError, match="the variable SOME_SECRET is not for clients") as caught:
         VagenAdmission().admit("video", {"video_data_config_path": "$SOME_SECRET/data.yaml"})
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["sokoban", "Sokoban"])
+def test_rooms_of_short_episodes_can_be_solved_within_them(name: str) -> None:
+    if name == "sokoban":
+        game: Any = SokobanEnv(SokobanEnvConfig(render_mode="text", max_steps=3)).game
+    else:
+        game = get_env_cls(name)({"render_mode": "text", "max_steps": 3}).game
+    for seed in range(5):
+        game.reset(seed)
+        assert solution_length(game._env, 3) is not None

@@ -163,3 +163,9 @@ def test_optional_files_that_are_missing_are_named(tmp_path: Path) -> None:
     missing: list[str] = []
     document = compose_document(load(main.read_text(), str(main)), main, optional=["trainer"], missing=missing)
     assert (document.value, missing) == ({"a": 1}, ["trainer"])
+
+
+def test_a_searchpath_is_a_list(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("hydra:\n  searchpath: 5\n")
+    with pytest.raises(UsageError, match=r"hydra\.searchpath: expected a list, found 5"):
+        compose(tmp_path / "run.yaml")

@@ -287,7 +287,9 @@ async def test_another_agent_or_policy_is_refused_by_name(tmp_path: Path, change
     if change.get("policy") == "tiny":  # one of its own for each loop
         change = {"policy": OpenAIPolicy("http://localhost:1/v1", "tiny")}
     changed = ChatAgent(**{"policy": Model(), **AGENT, **change})
-    with pytest.raises(UsageError, match=rf"{message}; to accept that, and play unfinished groups anew: accept_chan"):
+    with pytest.raises(
+        UsageError, match=rf"{message}; to accept that, and play unfinished groups from the start: accept_chan"
+    ):
         await rollouts(tmp_path, agent=changed, resume=True).__aenter__()
     assert (tmp_path / JOURNAL).read_bytes() == before
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from asyncrollout import UsageError, create_projection_function
+from asyncrollout import UsageError, create_projection_function, register_env, registry
+from tests.envs.rollout import Walk, WalkText
 
 
 def test_projections_alone() -> None:
@@ -90,6 +91,13 @@ def test_unknown_env_of_a_projection() -> None:
 def test_env_without_a_projection() -> None:
     with pytest.raises(UsageError, match="'gymnasium:CartPole-v1' has no projection"):
         create_projection_function("gymnasium:CartPole-v1")
+
+
+def test_env_without_a_projection_is_not_suggested_in_place_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    register_env("walk", Walk, text=WalkText)
+    with pytest.raises(UsageError, match=r"'walk' has no projection: add a static method [^:]*$"):
+        create_projection_function("walk")
 
 
 def test_one_string_is_no_list_of_replies() -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -28,6 +29,7 @@ from asyncrollout.journal.events import (
     Drawn,
     Dropped,
     Evaluating,
+    Replied,
     Updated,
 )
 from asyncrollout.journal.recorded_run import read_run
@@ -418,6 +420,22 @@ def test_rollout_whose_end_is_just_being_written_is_over(tmp_path: Path) -> None
     summary = data_of(write_report(write_run(tmp_path / "run", [group], events)).path, "summary")
     rows = part_of(summary, "Kept and dropped")["rows"]
     assert [row[:3] for row in rows] == [["incomplete", 1, 1]]
+
+
+def test_turns_of_unfinished_rollouts_are_played_and_not_delivered(tmp_path: Path) -> None:
+    uncounted = [Turn("state", "reply")]  # without the number of its tokens
+    group = Group("g0", [played("g0", member, turns=uncounted) for member in range(2)], "maze", Verdict(keep=True))
+    events: list[AnyEvent] = [
+        *events_of([group]),
+        Drawn(at=BEGAN, group="g1", index=1, seed=0, tag="maze"),
+        Dispatched(at=BEGAN, uid="g1.0"),
+        *(Replied(at=BEGAN, uid="g1.0", turn=turn, asked=0, reply=msgspec.Raw(b"{}")) for turn in range(2)),
+    ]
+    summary = data_of(write_report(write_run(tmp_path / "run", [group], events)).path, "summary")
+    shares = {row[0]: row[-1] for row in part_of(summary, "Kept and dropped")["rows"]}
+    tiles = {tile["label"]: tile["value"] for tile in summary["tiles"]}
+    assert shares == {"delivered": 0.5, "incomplete": 0.0, "unfinished": 0.5}
+    assert tiles["Not delivered"] == 1 - shares["delivered"]
 
 
 def test_what_is_no_run_is_reported_in_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -556,3 +556,27 @@ def test_a_script_with_torch_dill_transformers_and_datasets(tmp_path: Path) -> N
     done = subprocess.run([TORCH, script], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "all is well" in done.stdout
+
+
+KILLED_LATE = """
+import asyncio, os, signal, sys
+import anyio
+from asyncrollout.pool.process.interpreter import KilledByPid
+
+async def end_and_kill():
+    process = await anyio.open_process([sys.executable, "-c", "import time; time.sleep(600)"])
+    os.kill(process.pid, signal.SIGTERM)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # without a turn of the loop
+    KilledByPid(process).kill()
+    return await process.wait()
+
+if sys.version_info < (3, 12):  # as newer ones do it: by the loop itself, and not by a thread
+    watcher = asyncio.PidfdChildWatcher()
+    asyncio.set_child_watcher(watcher)
+print(asyncio.run(end_and_kill()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux has it")
+def test_the_exit_status_of_a_process_that_ends_just_before_it_is_killed_is_its_own() -> None:
+    assert int(run("-", source=KILLED_LATE)) == -signal.SIGTERM

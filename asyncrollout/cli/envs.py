@@ -45,6 +45,8 @@ def envs(*, output: OutputParam) -> None:
         output.record(msgspec.structs.asdict(card))
     if not output.json:
         output.show(_table(cards))
+        if unavailable := _unavailable(cards):
+            output.show(f"\nNot available yet:{unavailable}")
         output.say(_OTHERS)
 
 
@@ -125,9 +127,18 @@ def _table(cards: Sequence[Card]) -> Any:
 
     table = Table("env", "runs", "plays", "actions", "task", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for card in cards:
-        text = f"{card.task}\n{card.missing}".strip()
-        table.add_row(*(Text(printable(cell)) for cell in (card.name, card.runs, card.plays, card.actions, text)))
+        cells = card.name, card.runs, card.plays, card.actions, card.task
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
+
+
+def _unavailable(cards: Sequence[Card]) -> str:
+    """What is missing, and the envs that miss it: below the table, where a command is not broken into pieces."""
+    by_reason: dict[str, list[str]] = {}
+    for card in cards:
+        if card.missing:
+            by_reason.setdefault(card.missing, []).append(card.name)
+    return "".join(f"\n{', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
 def _drawn(report: "EnvReport") -> Any:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from asyncrollout.cli.terminal.output import DONE, FAILED, Output, OutputParam
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.journal.records import RecordedRollout, RunRecords
+from asyncrollout.notebook import counted
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.redaction import HIDDEN
@@ -37,7 +38,8 @@ async def replay(
     recorded = records.find(uid)
     trajectory = recorded.trajectory
     spec, kwargs = _env_of(records, recorded, allow_import=allow_import)
-    output.say(f"{uid}: {trajectory.env}, seed {trajectory.seed}, {len(trajectory.turns)} turns, {_end(trajectory)}")
+    turns = counted(len(trajectory.turns), "turn")
+    output.say(f"{uid}: {trajectory.env}, seed {trajectory.seed}, {turns}, {_end(trajectory)}")
     if trajectory.task is not None:
         output.say(f"task: {trajectory.task!r:.500}")
     try:

@@ -151,6 +151,8 @@ def _searched(values: Mapping[Any, Any], path: FilePath) -> list[FilePath]:
     hydra = values.get("hydra")
     listed = hydra.get("searchpath") if isinstance(hydra, dict) else None
     directories = [path.absolute().parent]
+    if not isinstance(listed, list | None):
+        raise UsageError(f"{path}: hydra.searchpath: expected a list, found {listed!r:.100}")
     for place, entry in enumerate(listed or []):
         text = str(interpolate(entry, values, ("hydra", "searchpath", place)))
         if text.startswith("pkg://"):

@@ -24,8 +24,8 @@ class KeyMapping:
         self._theirs = copy.deepcopy(theirs)
         self._taken: set[Path] = set()
 
-    def take(self, path: Path) -> Any:
-        """A value of theirs; None if there is none."""
+    def take(self, path: Path, *, resolve: bool = True) -> Any:
+        """A value of theirs, None if there is none; without `resolve`, with references to other keys as they are."""
         here: Any = self._theirs
         for depth, part in enumerate(path):
             if here is None:
@@ -37,6 +37,8 @@ class KeyMapping:
                 return None
             here = here[part]
         self._taken.add(path)
+        if not resolve:
+            return here
         try:
             return interpolate(here, self._theirs, path)
         except UsageError as error:

@@ -54,6 +54,7 @@ class Replied(Event, frozen=True, tag="turn"):
 
     `request` is one of all that it replies to: messages, tokens of the prompt, data, sampling. Journals of older
     versions have none. `policy` is which one of an agent's policies has replied, if it is not the first.
+    `oldest_version` is that of the weights that the reply depends on, if it is not the reply's own.
     """
 
     uid: str
@@ -62,6 +63,7 @@ class Replied(Event, frozen=True, tag="turn"):
     reply: msgspec.Raw
     request: int | None = None
     policy: int | msgspec.UnsetType = msgspec.UNSET
+    oldest_version: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Failed(Event, frozen=True, tag="failed"):

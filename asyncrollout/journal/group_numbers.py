@@ -36,9 +36,9 @@ def number_of(group: str) -> int | None:
 
 
 def unfinished(groups: Iterable[str], finished: Iterable[str], given: Mapping[str, Any]) -> Iterator[str]:
-    """The groups to play anew when agent or policy have changed: no group may be of both.
+    """The groups to play again from the start when the agent or policy has changed: no group may mix the two.
 
-    `finished` are the uids of rollouts that are over. Evaluations are begun anew as a whole.
+    `finished` are the uids of rollouts that are over. Evaluations start again as a whole.
     """
     over = Counter(map(group_of, finished))
     for group in groups:

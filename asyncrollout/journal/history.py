@@ -60,7 +60,7 @@ from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_o
 class RecordedReply(NamedTuple):
     """A recorded reply, not decoded yet, and digests of what it replies to: of the last message, and of everything.
 
-    `policy` is which one of the agent's policies has replied.
+    `policy` is which one of the agent's policies has replied, `oldest_version` as in `Replied`.
     """
 
     turn: int
@@ -68,6 +68,7 @@ class RecordedReply(NamedTuple):
     content: msgspec.Raw
     request: int | None = None
     policy: int = 0
+    oldest_version: int | None = None
 
 
 class RedeliveredBatch(NamedTuple):
@@ -139,7 +140,7 @@ class RunHistory:
                 self._in_flight.clear()
                 self._partial_round.clear()
                 if changes(self.given, event.given):
-                    self.play_anew()
+                    self.forget_unfinished()
                 self.given = {**self.given, **event.given}
                 if event.batch is not None:
                     self.go_back_to(event.batch)
@@ -150,7 +151,10 @@ class RunHistory:
                 self._begin(uid)
             case Replied(uid=uid):
                 policy = 0 if event.policy is msgspec.UNSET else event.policy
-                self.replies[uid].append(RecordedReply(event.turn, event.asked, event.reply, event.request, policy))
+                oldest = None if event.oldest_version is msgspec.UNSET else event.oldest_version
+                self.replies[uid].append(
+                    RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest)
+                )
             case Failed(uid=uid):
                 self.replies.pop(uid, None)
                 self.retries[group_of(uid)] += 1
@@ -188,8 +192,8 @@ class RunHistory:
             self._redelivered.insert(0, delivered)
             self.next_batch = self._batches[-1].delivered.batch + 1 if self._batches else 0
 
-    def play_anew(self) -> None:
-        """Agent or policy have changed: forget all groups that are not finished."""
+    def forget_unfinished(self) -> None:
+        """Forget all groups that are not finished: the agent or policy has changed."""
         begun = {*map(group_of, self.replies), *map(group_of, self._over), *self.retries}
         for group in [*unfinished(begun, self._over, self.given)]:
             self.forget(group)

@@ -12,7 +12,7 @@ from asyncrollout.journal.history import RunHistory
 from asyncrollout.journal.writer import Writer
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.holding import held_back
-from asyncrollout.policies.versions import note_version
+from asyncrollout.policies.versions import note_version, noted_versions
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
@@ -24,7 +24,7 @@ class JournaledPolicy:
     """Replies of `inner`, each in the journal before it is played; recorded replies are given as they are.
 
     They are replies to what was asked then: if something else is asked now, the episode cannot be continued. Of an
-    agent that asks once in a turn, that is an error; any other is answered anew. `place` is which one of the agent's
+    agent that asks once in a turn, that is an error; any other gets a new answer. `place` is which one of the agent's
     policies it is: two of them may be asked the same.
     """
 
@@ -55,13 +55,14 @@ class JournaledPolicy:
         asked = _digests(request, only_appends=self._only_appends)
         recorded = self._recorded(request, asked)
         if recorded is not None:
-            if not recorded.frozen:
-                note_version(recorded.version)
-            return recorded
+            generation, oldest = recorded
+            note_version(_own_version(generation) if oldest is None else oldest)
+            return generation
         if self._writer.is_full:
             with held_back():
                 await self._writer.room()
-        generation = await self.inner.generate(request)
+        with noted_versions() as versions:
+            generation = await self.inner.generate(request)
         try:
             reply = encode_reply(generation)
         except UsageError as error:  # it will be asked for again
@@ -75,16 +76,19 @@ class JournaledPolicy:
                 reply=reply,
                 request=asked.all,
                 policy=self._place or msgspec.UNSET,
+                oldest_version=_unless_own(min(versions, default=None), generation),
             )
         )
         return generation
 
-    def _recorded(self, request: Request, asked: "_Digests") -> Generation | None:
+    def _recorded(self, request: Request, asked: "_Digests") -> tuple[Generation, int | None] | None:
+        """The reply, and the oldest version that it depends on, if it is not its own."""
         replies = self._replies.get(request.session, [])
         for place, reply in enumerate(replies):
             is_same = reply.asked == asked.last and reply.request in (None, asked.all)
             if reply.turn == request.turn and is_same and reply.policy == self._place:
-                return decode_reply(replies.pop(place).content)
+                del replies[place]
+                return decode_reply(reply.content), reply.oldest_version
         own = [reply for reply in replies if reply.policy == self._place]
         if own and self._asks_once:
             is_seen = any((reply.turn, reply.asked) == (request.turn, asked.last) for reply in own)
@@ -97,6 +101,14 @@ class JournaledPolicy:
                 f"turn {request.turn} of {request.session} is not as it was when its reply was recorded: {other}"
             )
         return None
+
+
+def _own_version(generation: Generation) -> int | None:
+    return None if generation.frozen else generation.version
+
+
+def _unless_own(oldest: int | None, generation: Generation) -> int | msgspec.UnsetType:
+    return msgspec.UNSET if oldest is None or oldest == _own_version(generation) else int(oldest)
 
 
 class _Digests(NamedTuple):

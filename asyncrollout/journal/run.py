@@ -255,7 +255,7 @@ def _begin(directory: Path) -> RunHistory:
 def _read(directory: Path, given: dict[str, Any], resume: bool | int, accept: Collection[str]) -> RunHistory:
     past = read_past(directory, None if isinstance(resume, bool) else resume)
     if _check_settings(directory, past.given, given, accept):
-        past.play_anew()
+        past.forget_unfinished()
     for name in (JOURNAL, TRAJECTORIES):
         cut_torn_end(directory / name)
     past.let_go()
@@ -307,7 +307,7 @@ def _show_changes(then: Mapping[str, Any], now: Mapping[str, Any], changed: list
         return ", ".join(shown)
     flags = " ".join(f"--accept-changes {name}" for name in changed)
     return (
-        f"{', '.join(shown)}; to accept that, and play unfinished groups anew: accept_changes={changed}, "
+        f"{', '.join(shown)}; to accept that, and play unfinished groups from the start: accept_changes={changed}, "
         f"or asyncrollout resume {flags}"
     )
 

@@ -12,7 +12,7 @@ import msgspec
 
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import UsageError
-from asyncrollout.policies.gate import GatedPolicy, Weights, check_rises, weights_of
+from asyncrollout.policies.gate import GatedPolicy, StampingPolicy, Weights, check_rises, weights_of
 from asyncrollout.policies.wrappers import Frozen, composed_of, nested
 from asyncrollout.protocols import Agent, Player, policies_of, replace_policies
 from asyncrollout.trajectories import Move
@@ -168,15 +168,17 @@ def hold_back(agent: Any) -> tuple[Agent, PolicyControl]:
     gated = [_behind_gates(policy) for policy in own]
     if None in gated:
         return agent, PolicyControl()
-    if any(new is not old for new, old in zip(gated, own, strict=True)):
-        if (rebuilt := replace_policies(agent, gated)) is not None:
-            agent = rebuilt
-        elif _is_plain(own[0]):  # its attribute `policy`, in whose place we cannot put another
-            gated = [GatedPolicy(own[0])]
-            agent = GatedAgent(agent, gated[0])
-        else:
-            return agent, PolicyControl()
-    return agent, PolicyControl(gated)
+    noting = [_noting(policy) for policy in gated]
+    if all(new is old for new, old in zip(noting, own, strict=True)):
+        return agent, PolicyControl(gated)
+    if (rebuilt := replace_policies(agent, noting)) is not None:
+        return rebuilt, PolicyControl(gated)
+    if all(new is old for new, old in zip(gated, own, strict=True)):
+        return agent, PolicyControl(gated)
+    if _is_plain(own[0]):  # its attribute `policy`, in whose place we cannot put another
+        gate = GatedPolicy(own[0])
+        return GatedAgent(agent, gate), PolicyControl([gate])
+    return agent, PolicyControl()
 
 
 def _behind_gates(policy: Any) -> Any:
@@ -192,6 +194,19 @@ def _behind_gates(policy: Any) -> Any:
     if None not in gated and (rebuilt := _rebuilt(policy, gated)) is not None:
         return rebuilt
     return GatedPolicy(policy) if _is_plain(policy) else None
+
+
+def _noting(policy: Any) -> Any:
+    """The policy with the stamps of each part that has its own `pause` noted, as far as such parts are in reach."""
+    if isinstance(policy, Frozen | GatedPolicy):
+        return policy
+    if hasattr(policy, "pause"):
+        return StampingPolicy(policy)
+    inside = composed_of(policy)
+    noting = [_noting(part) for part in inside]
+    if all(new is old for new, old in zip(noting, inside, strict=True)):
+        return policy
+    return _rebuilt(policy, noting) or policy
 
 
 def _rebuilt(policy: Any, gated: list[Any]) -> Any:

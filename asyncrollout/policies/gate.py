@@ -12,7 +12,7 @@ import msgspec
 from asyncrollout import validation
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.holding import HeldTime, charged, held_back, rollout_held
-from asyncrollout.policies.versions import note_version
+from asyncrollout.policies.versions import note_version, unnoted
 from asyncrollout.protocols import Policy, ask_policy
 from asyncrollout.types import Generation, PauseMode, Request
 
@@ -198,11 +198,16 @@ class GatedPolicy:
 
     async def generate(self, request: Request) -> Generation:
         generation, version = await self.call(ask_policy, self.inner, request)
-        note_version(version)
         return msgspec.structs.replace(generation, version=version)
 
     async def call(self, ask: Callable[..., Awaitable[T]], *asked: Any) -> tuple[T, int]:
-        """What a call gives, and the version of the weights that it began with."""
+        """What a call gives, and the version of the weights that it began with, which is noted for all within it."""
+        with unnoted():
+            result, version = await self._pass(ask, *asked)
+        note_version(version)
+        return result, version
+
+    async def _pass(self, ask: Callable[..., Awaitable[T]], *asked: Any) -> tuple[T, int]:
         gate = self.weights.gate
         while True:
             if gate.is_open:
@@ -241,6 +246,25 @@ class GatedPolicy:
     def last_held(self) -> float:
         """Until when calls were held back, on the monotonic clock: now while they are."""
         return self.weights.gate.held.last()
+
+
+class StampingPolicy:
+    """A policy that stamps its replies by itself: they count by that version, whatever it asks in order to reply."""
+
+    def __init__(self, inner: Policy) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else that an agent may want of its policy."""
+        if name.startswith("__") or name in ("inner", "policies"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    async def generate(self, request: Request) -> Generation:
+        with unnoted():
+            generation = await ask_policy(self.inner, request)
+        note_version(None if generation.frozen else int(generation.version))
+        return generation
 
 
 def is_stopped(timer: asyncio.Timeout) -> bool:

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
@@ -13,7 +13,7 @@ import numpy as np
 
 from asyncrollout.errors import ProviderError, UsageError
 from asyncrollout.policies.holding import Deadline, held_back
-from asyncrollout.policies.versions import note_version, unnoted
+from asyncrollout.policies.versions import note_version, noted_versions, unnoted
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 
@@ -65,11 +65,18 @@ class Fallback:
         return await last.generate(request)
 
 
+class CachedReply(NamedTuple):
+    """A reply, and the oldest version of the weights that it depends on, if any of them learn."""
+
+    generation: Generation
+    oldest_version: int | None
+
+
 @dataclass(frozen=True)
 class Cached:
     inner: Policy
     size: int
-    kept: OrderedDict[bytes, Generation] = field(default_factory=OrderedDict)
+    kept: OrderedDict[bytes, CachedReply] = field(default_factory=OrderedDict)
     _asking: dict[bytes, anyio.Lock] = field(default_factory=dict)
     _forgotten: list[int] = field(default_factory=lambda: [0])  # how often
 
@@ -82,13 +89,15 @@ class Cached:
                 key = self._key(asked)
                 if key not in self.kept:
                     forgotten = self._forgotten[0]
-                    generation = await self.inner.generate(request)
+                    with noted_versions() as versions:
+                        generation = await self.inner.generate(request)
                     if forgotten != self._forgotten[0] or key != self._key(asked):
                         return generation  # possibly of the old weights
-                    self.kept[key] = generation
+                    self.kept[key] = CachedReply(generation, min(versions, default=None))
+                else:
+                    generation, oldest = self.kept[key]
+                    note_version(oldest)
                 self.kept.move_to_end(key)
-                generation = self.kept[key]
-                note_version(generation.version)
         finally:
             if not lock.locked():  # else the next waiter has it
                 self._asking.pop(asked, None)

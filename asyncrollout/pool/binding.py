@@ -89,7 +89,7 @@ class EnvBinding:
 
     @property
     def may_leave(self) -> bool:
-        """Whether it can be made anew elsewhere, also if a call is under way."""
+        """Whether it can be rebuilt elsewhere, also if a call is under way."""
         history = self.history
         return (
             self._aim is None
@@ -161,10 +161,10 @@ class EnvBinding:
         self._blame = Blame(self._rules.max_restarts, self._rules.acquittals)
         self.history.end(next_seed, final)
 
-    def find_place(self, *, anew: bool) -> None:
-        """Without state, the env may move to a worker with less to do; one that failed is made `anew` if possible."""
+    def find_place(self, *, rebuild: bool) -> None:
+        """Without state, the env may move to a worker with less to do; one that failed is rebuilt if possible."""
         history = self.history
-        if anew and not history.forgotten:
+        if rebuild and not history.forgotten:
             self.give_up()
         if not history.was_called:
             self._placement.rebalance(self)
@@ -211,14 +211,14 @@ class EnvBinding:
         """One of several suspects is tried again with half of them, then with a quarter, and finally on its own."""
         companions = self._blame.companions
         if not companions:
-            reply = await self._call_anew(op, payload)
+            reply = await self._call_rebuilt(op, payload)
         else:
             async with self._rules.retries.share(companions):
                 if self._blame.is_tried_alone:
                     async with self._placement.cleared(self, self._rules.limits.longest):
-                        reply = await self._call_anew(op, payload)
+                        reply = await self._call_rebuilt(op, payload)
                 else:
-                    reply = await self._call_anew(op, payload)
+                    reply = await self._call_rebuilt(op, payload)
         self._blame.clear()
         return reply
 
@@ -236,7 +236,7 @@ class EnvBinding:
             return ReplayLog(history.lived or [])
         return history.life_alone() if op in WITHOUT_EPISODE else history.replay_log()
 
-    async def _call_anew(self, op: Op, payload: Any) -> CallReply:
+    async def _call_rebuilt(self, op: Op, payload: Any) -> CallReply:
         replay_log = self._log_before(op, payload)
         host = await self._placement.place(self)
         settled = False

@@ -125,7 +125,7 @@ class EnvCalls:
         final = self.last_digest() if self.history.unkept and self._outcome is not None else None
         self.binding.end_episode(next_seed, final)
         if reset:
-            self.binding.find_place(anew=self.phase is Phase.FAILED)
+            self.binding.find_place(rebuild=self.phase is Phase.FAILED)
         self.phase, self._outcome = Phase.FAILED, None
 
     def last_digest(self) -> int:

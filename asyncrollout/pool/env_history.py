@@ -64,7 +64,7 @@ class EnvHistory:
 
     @property
     def lived(self) -> Life | None:
-        """The life that the env has had if its episode ends now; None if only a new env would be sure to have it."""
+        """What the env has lived through if its episode ends now; None if only a new env can be sure of that."""
         if self.failed or self._kept_after_failure or self.forgotten or self.unkept:
             return None
         return [*self.life, *self._lasting()]
@@ -115,7 +115,7 @@ class EnvHistory:
         self.last_digest = digest
 
     def add_call(self, called: RecordedCall) -> None:
-        """A call that was made. Whether one that raised is to be kept, nobody can say: it stays in its episode."""
+        """Note a call that was made. One that raised stays in its episode: whether to keep it is unknown."""
         if called.raised and called.keep:
             called = msgspec.structs.replace(called, keep=None)
         if not self.failed:

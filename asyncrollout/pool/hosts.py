@@ -14,7 +14,7 @@ CLOSE_GRACE = 5.0
 """Seconds that an env may take to close; one that takes longer is left to its end."""
 
 LONG = 1.0
-"""Seconds; whoever waits for so long had better be elsewhere."""
+"""Seconds; a call that waits for so long is better made elsewhere."""
 
 SOON = 0.05
 """Seconds; a host that is free so soon is as good as one that is idle."""

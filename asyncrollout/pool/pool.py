@@ -193,7 +193,7 @@ class EnvPool:
     ) -> EnvHandle:
         """An env to enter with `async with`, or to `await` and close yourself; by its name, class, factory or spec.
 
-        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; `beside` has it begin on
+        `text` overrides whether it opens with its text interface; `worker` pins it to a rank; `beside` starts it on
         the worker of another env, with which it may share what is costly to make; with `expert`, each outcome carries
         the solver's next reply in `info["expert"]`. `record` is what `VideoRecorder.record` gives.
         """

@@ -74,15 +74,15 @@ def tiles(side: ComparedRun, groups: list[PlayedGroup], wanted: int | None) -> l
         return [*first, *_evaluation_tiles(side), *last]
     judged = [group for group in groups if group.id in history.verdicts]
     kept = sum(history.verdicts[group.id].keep for group in judged)
-    lost = 1 - sum(
-        _cost(member, tokens) for group in groups if group.fate.kind in _SPENT for member in group.members
-    ) / (tokens or turns or 1)
+    used = sum(_cost(member, tokens) for group in groups if group.fate.kind in _SPENT for member in group.members)
+    unit = "tokens" if tokens else "turns"
+    played = tokens or turns + sum(one.turns for one in history.in_flight.values())
     return [
         *first,
         _tile("Groups kept", kept / len(judged) if judged else None, "share", f"{kept:,} of {len(judged):,} judged"),
         _tile("Batches", len(history.batches), "count", "delivered" if wanted is None else f"of {wanted:,} delivered"),
         *last,
-        _tile("Not delivered", lost if turns else None, "share", f"of all {'tokens' if tokens else 'turns'} played"),
+        _tile("Not delivered", 1 - used / played if played else None, "share", f"of all {unit} played"),
     ]
 
 

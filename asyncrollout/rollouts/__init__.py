@@ -1,1 +1,1 @@
-"""The parts, wired together: envs, a policy, and a stream of groups for whoever awaits it."""
+"""The parts, wired together: envs, a policy, and a stream of groups for the trainer that awaits it."""

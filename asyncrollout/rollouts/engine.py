@@ -12,6 +12,7 @@ import anyio.to_thread
 from asyncrollout.concurrency import Background, run_to_end
 from asyncrollout.errors import StalledError, UsageError
 from asyncrollout.journal.run import RunJournal
+from asyncrollout.logs import get_logger
 from asyncrollout.policies.wrappers import nested
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import policies_of
@@ -36,6 +37,8 @@ from asyncrollout.rollouts.sampling.task_source import TaskSource
 from asyncrollout.telemetry import MetricsCollector
 from asyncrollout.types import PauseMode
 from asyncrollout.validation import check_choice, check_int
+
+log = get_logger(__name__)
 
 _RESUME_GRACE = 60.0
 
@@ -157,11 +160,17 @@ class Engine:
                 await run_to_end(self._resume_policy, version if changed else None)
 
     async def _resume_policy(self, version: int | None) -> None:
-        with anyio.move_on_after(_RESUME_GRACE):
+        with anyio.move_on_after(_RESUME_GRACE) as waiting:
             await self.control.resume(version)
             if version is not None:
                 self.observer.journal.updated(version)
                 await self.observer.journal.flush()
+        if not waiting.cancelled_caught:
+            return
+        stalled = StalledError(f"the policy has not resumed within {_RESUME_GRACE:g} s of weight_update")
+        if version is not None:
+            raise stalled
+        log.warning("policy_not_resumed", error=str(stalled))  # what ended the update is raised
 
     @asynccontextmanager
     async def _open_run(self, directory: Path) -> AsyncIterator[RunJournal]:

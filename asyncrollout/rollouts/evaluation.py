@@ -30,8 +30,8 @@ class Evaluation(msgspec.Struct, frozen=True):
     @property
     def versions(self) -> tuple[int, ...]:
         """The versions of the weights that played: more than one if they were updated meanwhile."""
-        found = {turn.learning_version for trajectory in self.trajectories for turn in trajectory.turns}
-        return tuple(sorted(version for version in found if version is not None))
+        turns = (turn for trajectory in self.trajectories for turn in trajectory.turns)
+        return tuple(sorted({version for turn in turns for version in turn.learning_versions}))
 
     @property
     def mean_reward(self) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.errors import UsageError
-from asyncrollout.registry import env_names, find_env, load_factory
+from asyncrollout.registry import find_env, load_factory
 from asyncrollout.text.replies import find_answer, read_reply
 from asyncrollout.types import Parsed, TextOptions
 from asyncrollout.validation import did_you_mean
@@ -45,7 +45,6 @@ def _find_projection(env: str) -> tuple[Callable[[str, TextOptions], Parsed], An
     if not callable(project):
         raise UsageError(
             f"env {env!r} has no projection: add a static method project(reply, options) to its text interface"
-            f"{did_you_mean(env, [*env_names(), GENERIC])}"
         )
     return project, getattr(interface, "default_action", None)
 

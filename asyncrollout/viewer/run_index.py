@@ -35,7 +35,7 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 
 class RunIndex:
-    """Run directories, and directories of them, read anew each time."""
+    """Run directories, and directories of them, read again each time."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         for place in places:

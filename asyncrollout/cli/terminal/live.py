@@ -241,7 +241,7 @@ def _progress(figures: RunMetrics, width: int) -> Table | Text:
 
 def _lines(f: RunMetrics, width: int, *, ascii_only: bool) -> Iterable[Text]:
     trend = f.reward_trend or ""
-    pace, turns = (rate(f.tokens_per_second), "tokens/s"), (rate(f.turns_per_second), "turns/s")
+    pace, turns = (rate(f.tokens_per_second) if f.tokens else "-", "tokens/s"), (rate(f.turns_per_second), "turns/s")
     change = (number(f.reward_change, "+"), trend or "change", _COLOURS.get(trend, ""))
     restarts = (count(f.restarts), "restarts", "red" if f.restarts else "")
     other = (count(f.waiting_else), "other")
@@ -280,7 +280,7 @@ def line(f: RunMetrics) -> str:
         f"groups {f.kept} kept, {sum(f.dropped.values())} dropped",
         f"in flight {f.waiting_policy} LLM, {f.waiting_env} env, {f.waiting_else} other",
         "LLM " + ", ".join(map(" ".join, percentiles(f.policy_seconds))),
-        f"{rate(f.tokens_per_second)} tokens/s",
+        f"{rate(f.tokens_per_second)} tokens/s" if f.tokens else f"{rate(f.turns_per_second)} turns/s",
         f"reward {number(f.reward_recent)} {f.reward_trend or ''}".rstrip(),
         f"errors {' '.join(counts(f.errors))}".rstrip(),
         f"restarts {f.restarts}",

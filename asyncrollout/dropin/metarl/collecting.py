@@ -1,5 +1,6 @@
 """Rollouts for a learner: each env plays its share at its own pace, and what was played goes into the storage."""
 
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -87,9 +88,12 @@ async def play_asked(agent: Agent, env: Playable, play: RolloutStart) -> Collect
     )
 
 
-async def play_alone(agent: Agent, env: PlayedEnv, plays: Sequence[RolloutStart]) -> list[CollectedRollout]:
-    """One rollout after the other, where the event loop runs."""
-    return [await _play_one(AgentRollout(env, agent, play.seed, play.task)) for play in plays]
+async def play_alone(agent: Agent, envs: Sequence[PlayedEnv], plays: Sequence[RolloutStart]) -> list[CollectedRollout]:
+    """One rollout after the other, where the event loop runs; env i of n plays the rollouts i, i + n, i + 2n, ..."""
+    return [
+        await _play_one(AgentRollout(env, agent, play.seed, play.task))
+        for env, play in zip(itertools.cycle(envs), plays, strict=False)
+    ]
 
 
 async def _play_one(rollout: AgentRollout) -> CollectedRollout:

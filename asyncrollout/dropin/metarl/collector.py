@@ -1,6 +1,6 @@
 """Rollouts collected in one of several ways, each of which gives the same rollouts."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -70,9 +70,10 @@ class ActingAgent:
         return None if self.arch is None else (type(self.agent), self.arch)
 
 
-def collect_alone(acting: ActingAgent, env: Any, plays: list[RolloutStart]) -> list[CollectedRollout]:
-    """All rollouts in one env, here."""
-    return _run(acting, partial(play_alone, acting.make(), MetaEnv(env).played, plays))
+def collect_alone(acting: ActingAgent, envs: Sequence[Any], plays: list[RolloutStart]) -> list[CollectedRollout]:
+    """One rollout after the other, here; of several envs each plays its share, as in workers."""
+    played = [MetaEnv(env).played for env in envs]
+    return _run(acting, partial(play_alone, acting.make(), played, plays))
 
 
 def collect_here(
@@ -139,6 +140,7 @@ class PoolCollector:
         return [way for way in Way if way is not Way.WORKERS or self._acting.kind not in self._memory.refusals]
 
     def _timed(self, way: Way, plays: list[RolloutStart]) -> tuple[list[CollectedRollout], float]:
+        local = self._manager.local_envs(len(plays)) if way is Way.SEQUENTIAL else []  # made once
         with ExitStack() as stack:
             began = self._clock()
             if way is Way.WORKERS:
@@ -152,7 +154,7 @@ class PoolCollector:
             elif way is Way.HERE:
                 rollouts = collect_here(self._acting, self._manager, plays)
             else:
-                rollouts = collect_alone(self._acting, self._manager.local_env(), plays)
+                rollouts = collect_alone(self._acting, local, plays)
             return rollouts, self._clock() - began
 
     def _refuse(self, reason: str) -> None:

@@ -139,7 +139,7 @@ class Learner:
             return PoolCollector(acting, env, self._clock).collect(plays)
         began = self._clock()
         if not is_pool:
-            way, played = Way.SEQUENTIAL, collect_alone(acting, env, plays)
+            way, played = Way.SEQUENTIAL, collect_alone(acting, [env], plays)
         elif self.acts_in_workers:
             with ship_agent(acting.make, is_checked=False) as agent:
                 way, played = Way.WORKERS, collect_in_workers(agent, env, plays)

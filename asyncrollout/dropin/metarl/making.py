@@ -32,7 +32,8 @@ def make_parallel_env(
 ) -> ParallelEnvManager:
     """As many envs as workers; env i draws its episodes from `seed + i`.
 
-    Among the `kwargs`, those that `ParallelEnvManager` knows are for it: processes, recover, step_timeout.
+    Among the `kwargs`, those that `ParallelEnvManager` knows are for it: processes, recover, and
+    the time limits step_timeout and reset_timeout.
     """
     check_int("num_workers", num_workers, 1)
     options = {key: kwargs.pop(key) for key in POOL_OPTIONS if key in kwargs}

@@ -20,11 +20,12 @@ from asyncrollout.registry import EnvSpec
 from asyncrollout.types import Recovery
 from asyncrollout.validation import check_choice, check_int
 
-POOL_OPTIONS = ("processes", "recover", "step_timeout")
+POOL_OPTIONS = ("processes", "recover", "step_timeout", "reset_timeout")
 """What can be set for a manager's processes."""
 
 _START_METHODS = ("spawn", "fork", "forkserver")
 _PROCESSES, _MOST_PROCESSES = 16, 64  # one for each env up to so many, more where there are more CPUs
+_RESET_SECONDS = 120.0
 
 
 class ParallelEnvManager:
@@ -32,6 +33,7 @@ class ParallelEnvManager:
 
     Processes are always spawned, whatever `start_method` says. A dead one is replaced, and its envs are brought back
     to where they were (`recover="none"` raises `EnvCrashed` instead). Closed by `close()`, as garbage, or at exit.
+    A step has `step_timeout` seconds, a reset `reset_timeout`: 120 unless given, or `step_timeout` if that is more.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ParallelEnvManager:
         processes: int | None = None,
         recover: Recovery = "replay",
         step_timeout: float = 60.0,
+        reset_timeout: float | None = None,
     ) -> None:
         if start_method is not None:
             check_choice("start_method", start_method, _START_METHODS)
@@ -53,12 +56,13 @@ class ParallelEnvManager:
         self.num_envs = len(env_fns)
         self.env_fns = list(env_fns)
         self.step_timeout = step_timeout
+        self.reset_timeout = max(_RESET_SECONDS, step_timeout) if reset_timeout is None else reset_timeout
         self.ways = WayMemory()
-        self._local_env: Any = None
+        self._local_envs: dict[int, Any] = {}  # by the function that made it
         specs = [env_spec(f"{name}[{rank}]", make) for rank, make in enumerate(env_fns)]
         workers = _processes(self.num_envs, processes)
         ranks = list(range(workers)) if workers == self.num_envs else [None] * self.num_envs
-        pool = EnvPool(workers, recover=recover, step_timeout=step_timeout)
+        pool = EnvPool(workers, recover=recover, step_timeout=step_timeout, reset_timeout=self.reset_timeout)
         self._opened = portal.Opened(opened_members(pool, specs, ranks, self._checked(seeds, "seeds")))
         self.envs = self._opened.value
         self.remotes = tuple(PipeEnd(env, self._opened) for env in self.envs)
@@ -107,11 +111,13 @@ class ParallelEnvManager:
         """Whether an attribute of one env is a method; one that is missing is an error."""
         return self._opened.run(self._env(env_idx).is_method, path)
 
-    def local_env(self) -> Any:
-        """An env like those in the workers, in this process; made when it is first wanted."""
-        if self._local_env is None:
-            self._local_env = self.env_fns[0]()
-        return self._local_env
+    def local_envs(self, count: int) -> list[Any]:
+        """Envs like the first ones in the workers, in this process; one from each function, made when first wanted."""
+        makes = self.env_fns[:count]
+        for make in makes:
+            if id(make) not in self._local_envs:
+                self._local_envs[id(make)] = make()
+        return [self._local_envs[id(make)] for make in makes]
 
     def seed(self, seeds: Sequence[int]) -> None:
         """What the episodes of each env are drawn from, from its next reset on."""
@@ -122,9 +128,10 @@ class ParallelEnvManager:
         """Close all envs and end all processes; a second time does nothing."""
         self.closed = True
         self._opened.close()
-        local, self._local_env = self._local_env, None
-        if callable(getattr(local, "close", None)):
-            local.close()
+        while self._local_envs:
+            _, env = self._local_envs.popitem()
+            if callable(getattr(env, "close", None)):
+                env.close()
 
     def _env(self, env_idx: int) -> AsyncEnv:
         if env_idx not in range(self.num_envs):

@@ -12,6 +12,9 @@ from asyncrollout.dropin.ragen.collector_settings import Scoring
 from asyncrollout.dropin.ragen.data import DataProto, objects
 from asyncrollout.types import total_reward
 
+_TOKENS = ("input_ids", "prompts", "responses")
+"""Columns of token ids, which are filled up with the tokenizer's padding."""
+
 
 class CollectedEpisode(msgspec.Struct):
     """One environment's turns, as rows of a batch to be: `arrays` of its numbers, `rows` of its objects.
@@ -71,7 +74,10 @@ def gather(episodes: Sequence[CollectedEpisode], scoring: Scoring | None, pad_to
         for turn, row in enumerate(episode.rows)
     ]
     arrays = [row for episode in episodes for row in episode.arrays]
-    columns = {key: _padded([row[key] for row in arrays]) for key in (arrays[0] if arrays else ())}
+    columns = {
+        key: _padded([row[key] for row in arrays], pad_token if key in _TOKENS else 0)
+        for key in (arrays[0] if arrays else ())
+    }
     if scoring is not None and rows:
         raw, normalized = _scores(episodes, scoring)
         columns["rm_scores"] = _at_last_tokens(normalized, columns, pad_token)
@@ -134,13 +140,14 @@ def _lengths(columns: dict[str, NDArray[Any]], pad_token: int) -> NDArray[np.int
 
 
 def _column(values: list[Any]) -> NDArray[Any]:
-    return np.array(values) if isinstance(values[0], bool | int | float | np.number | np.bool_) else objects(values)
+    are_numbers = all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values)
+    return np.array(values) if are_numbers else objects(values)
 
 
-def _padded(values: list[Any]) -> NDArray[Any]:
+def _padded(values: list[Any], fill: int) -> NDArray[Any]:
     """Rows of different shapes, filled up at their ends."""
     longest = np.max([np.shape(value) for value in values], axis=0)
-    padded = np.zeros((len(values), *map(int, longest)), dtype=values[0].dtype)
+    padded = np.full((len(values), *map(int, longest)), fill, dtype=values[0].dtype)
     for place, value in enumerate(values):
         corner: tuple[int | slice, ...] = (place, *map(slice, np.shape(value)))
         padded[corner] = value

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from asyncrollout.dropin.configs import plain
-from asyncrollout.dropin.ragen.settings import Algorithm, Count, RewardNormalization
+from asyncrollout.dropin.ragen.settings import FORMAT_PENALTY, Algorithm, Count, RewardNormalization
 from asyncrollout.dropin.ragen.tokens import Truncation
 from asyncrollout.errors import UsageError
 
@@ -30,13 +30,14 @@ class Turns(msgspec.Struct, frozen=True):
 
     max_turn: Count | None = None
     use_turn_scores: bool = False
+    format_penalty: float | None = None
     reward_normalization: RewardNormalization = RewardNormalization()
 
 
 class Formats(msgspec.Struct, frozen=True):
     """RAGEN's `es_manager`, as far as collectors have to do with it."""
 
-    format_penalty: float = 0.1
+    format_penalty: float | None = None
 
 
 class Scoring(msgspec.Struct, frozen=True):
@@ -65,7 +66,11 @@ class CollectorSettings(msgspec.Struct, frozen=True):
     @property
     def penalty(self) -> float:
         """Of a reply that cannot be read. In verl-agent the trainer subtracts its own."""
-        return 0.0 if self.es_manager is None else abs(self.es_manager.format_penalty)
+        if self.es_manager is None:
+            return 0.0
+        parts = (self.es_manager, self.agent_proxy)
+        given = [part.format_penalty for part in parts if part is not None and part.format_penalty is not None]
+        return abs(given[0]) if given else FORMAT_PENALTY
 
     @property
     def scoring(self) -> Scoring | None:

@@ -46,10 +46,10 @@ def are_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
         return False
     if "O" not in (one.dtype.kind, other.dtype.kind):
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f")
-    return all(map(_are_same, one.ravel(), other.ravel()))
+    return all(map(are_same, one.ravel(), other.ravel()))
 
 
-def _are_same(one: Any, other: Any) -> bool:
+def are_same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     return bool(one == other) or all(isinstance(value, float) and math.isnan(value) for value in (one, other))

@@ -7,7 +7,14 @@ from asyncrollout.config.document import Path
 from asyncrollout.config.suggestions import shown
 from asyncrollout.dropin.configs import converted
 from asyncrollout.dropin.key_mapping import KeyMapping
-from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, REFUSED_TYPES, our_env, our_kwargs, shares_problem
+from asyncrollout.dropin.ragen.env_keys import (
+    KNOWN_TAGS,
+    REFUSED_TYPES,
+    our_env,
+    our_kwargs,
+    played_config,
+    shares_problem,
+)
 from asyncrollout.dropin.ragen.prompts import DEFAULT, write_rules
 from asyncrollout.dropin.ragen.settings import AgentProxy, CustomEnv
 from asyncrollout.dropin.ragen.trainer_keys import OF_TAGS
@@ -68,7 +75,7 @@ def _entry(keys: KeyMapping, index: int, tag: str, defined: dict[Any, Any]) -> d
         keys.problems.append(Problem(place, f"env type {env!r} is not shipped: {REFUSED_TYPES[env]}"))
         return {"env": tag}
     try:
-        kwargs, unused = our_kwargs(env, config)
+        kwargs, unused = our_kwargs(env, played_config(custom))
     except UsageError as error:
         keys.problems.append(Problem(place, str(error)))
         return {"env": tag}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from asyncrollout import validation
 from asyncrollout.dropin.blocking import Forwarded, OpenedBlocking, blocking
 from asyncrollout.dropin.ragen.env_batch import EnvBatch
+from asyncrollout.dropin.ragen.seeds import first_free
 from asyncrollout.dropin.ragen.settings import EnvPlan, registered_type
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.pool.batch_calls import Result
@@ -97,9 +98,7 @@ class EnvironmentContainer(EnvBatch):
 
     def _take_seeds(self, count: int) -> int:
         """The first of as many seeds in a row."""
-        first, reserved = self._next_seed, self._reserved
-        if first < reserved.stop and reserved.start < first + count:
-            first = reserved.stop
+        first = first_free(self._next_seed, count, self._reserved)
         if not self._is_validation:
             self._next_seed = first + count
         return first

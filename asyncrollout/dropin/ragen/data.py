@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout.dropin.ragen.columns import are_equal, as_array, choose, find, take
+from asyncrollout.dropin.ragen.columns import are_equal, are_same, as_array, choose, find, take
 from asyncrollout.errors import UsageError
 
 Columns = dict[str, NDArray[Any]]
@@ -149,7 +149,7 @@ class DataProto:
                 if not are_equal(mine[key], theirs[key]):
                     raise UsageError(f"DataProto.union: {key!r} is in both, and differs")
         for key in self.meta_info.keys() & added.meta_info.keys():
-            if self.meta_info[key] != added.meta_info[key]:
+            if not are_same(self.meta_info[key], added.meta_info[key]):
                 raise UsageError(f"DataProto.union: meta_info[{key!r}] is in both, and differs")
         joined = merged(self, added)
         self.batch, self.non_tensor_batch, self.meta_info = joined.batch, joined.non_tensor_batch, joined.meta_info
@@ -162,7 +162,7 @@ class DataProto:
 
     def sample_level_repeat(self, repeat_times: Sequence[int]) -> "DataProto":
         """Each row as often as its own number says."""
-        return self._rows(np.repeat(np.arange(len(self)), np.asarray(repeat_times)))
+        return self._rows(np.repeat(np.arange(len(self)), np.asarray(repeat_times, dtype=np.int64)))
 
     def reorder(self, indices: Any) -> None:
         """Put the rows into another order, in place."""
@@ -173,10 +173,13 @@ class DataProto:
         """As many parts of equal size."""
         if chunks < 1 or len(self) % chunks:
             raise UsageError(f"DataProto.chunk: {len(self)} rows cannot be divided into {chunks} equal parts")
-        return self.split(max(len(self) // chunks, 1))
+        size = len(self) // chunks
+        return [self._rows(slice(start * size, (start + 1) * size)) for start in range(chunks)]
 
     def split(self, split_size: int) -> list["DataProto"]:
         """Parts of a size; the last one may be smaller."""
+        if split_size < 1:
+            raise UsageError(f"DataProto.split: split_size={split_size} is below 1")
         return [self._rows(slice(start, start + split_size)) for start in range(0, len(self), split_size)]
 
     def to(self, device: Any) -> "DataProto":
@@ -201,7 +204,7 @@ class DataProto:
         options = dict(dataloader_kwargs or {})
         if unknown := options.keys() - _LOADER_OPTIONS:
             raise UsageError(f"DataProto.make_iterator: dataloader_kwargs[{min(unknown)!r}] needs torch")
-        if len(self) % mini_batch_size:
+        if mini_batch_size < 1 or len(self) % mini_batch_size:
             raise UsageError(f"DataProto.make_iterator: {len(self)} rows are not a multiple of {mini_batch_size}")
         return self._mini_batches(mini_batch_size, epochs, np.random.default_rng(seed), bool(options.get("shuffle")))
 

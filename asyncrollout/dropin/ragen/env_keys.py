@@ -1,10 +1,13 @@
 """RAGEN's environments as ours: names of types, and the tags that its own files define."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from asyncrollout.dropin.ragen.env_configs import our_kwargs
 
-__all__ = ["ENV_TYPES", "KNOWN_TAGS", "REFUSED_TYPES", "our_env", "our_kwargs", "shares_problem"]
+__all__ = ["ENV_TYPES", "KNOWN_TAGS", "REFUSED_TYPES", "our_env", "our_kwargs", "played_config", "shares_problem"]
+
+_OF_TAG_OR_ENV = ("observation_format", "grid_vocab", "action_lookup")
 
 ENV_TYPES = {
     "bandit": "bandit",
@@ -78,6 +81,12 @@ KNOWN_TAGS: dict[str, dict[str, Any]] = {
     "SearchQAMock": _tag("search", 10, max_steps=10, max_search_results=5, mock_mode=True),
 }
 """The tags of RAGEN's `config/envs.yaml`, for configs that do not define them."""
+
+
+def played_config(tag: Mapping[str, Any]) -> dict[str, Any]:
+    """A tag's `env_config`, with what the tag itself says of states and actions: prompts tell of what is played."""
+    own = {key: tag[key] for key in _OF_TAG_OR_ENV if tag.get(key) is not None}
+    return {**(tag.get("env_config") or {}), **own}
 
 
 def shares_problem(n_groups: list[int], tags: int, env_groups: int | None) -> str | None:

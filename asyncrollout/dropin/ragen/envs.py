@@ -96,6 +96,11 @@ class RagenEnv:
             self.config.grid_vocab = dict(zip(view.symbols, view.meanings, strict=True))
 
 
+def is_shipped(env_class: Any) -> bool:
+    """Whether a registered class is one of ours, or derived from one."""
+    return isinstance(env_class, type) and issubclass(env_class, RagenEnv)
+
+
 class SokobanEnv(RagenEnv):
     env_type = "sokoban"
 

@@ -10,6 +10,7 @@ from asyncrollout.dropin.ragen.container import (
     SynchronousContainer,
 )
 from asyncrollout.dropin.ragen.managers import REGISTERED_MANAGERS, EnvironmentManagerBase, MixedEnvironmentManager
+from asyncrollout.dropin.ragen.seeds import reserved_seeds
 from asyncrollout.dropin.ragen.settings import EnvPlan, Mode, Settings, read_plans, read_settings, registered_type
 from asyncrollout.errors import UnknownEnvError, UsageError
 from asyncrollout.text.projections import GENERIC, Projection, create_projection_function
@@ -67,14 +68,13 @@ def projection_of(env_type: str) -> Projection:
 
 def _make(settings: Settings, mode: Mode) -> EnvironmentManagerBase:
     plans, part = read_plans(settings, mode), settings.part(mode)
-    first = settings.base_seed("val")
     container = SynchronousContainer(
         EnvironmentContainer(
             plans,
             group_n=part.group_size,
             seed=settings.base_seed(mode),
             is_validation=mode == "val",
-            reserved=range(first, first + settings.part("val").env_groups) if mode == "train" else range(0),
+            reserved=reserved_seeds(settings, mode),
             workers=settings.es_manager.max_workers,
             parallel=settings.use_parallel_envs,
             step_timeout=settings.es_manager.step_timeout,

@@ -1,13 +1,23 @@
 """A RAGEN environment where it lives, in a worker or on the loop: one call of ours is one of its steps, or a turn."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncrollout.types import STEP_REWARDS, exact_sum
 
-BETWEEN = "\x1f"
-"""Stands between the actions of a turn, which travel as one text: that is the cheapest to send."""
+_BETWEEN = "\x1f"
+
+
+def joined(actions: Sequence[str]) -> str | list[str]:
+    """The actions of a turn as one text, the cheapest to send; as a list if one has the mark between them in it."""
+    return [*map(str, actions)] if any(_BETWEEN in action for action in actions) else _BETWEEN.join(actions)
+
+
+def _parted(turn: str | list[str]) -> list[str]:
+    if isinstance(turn, list):
+        return turn
+    return turn.split(_BETWEEN) if turn else []
 
 
 class StepEnv:
@@ -99,8 +109,8 @@ class TurnEnv(StepEnv):
         instruction = getattr(self._env, "instruction", None)
         return state, {**info, "instruction": instruction() if callable(instruction) else ""}
 
-    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        asked = action.split(BETWEEN) if action else []
+    def step(self, action: str | list[str]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        asked = _parted(action)
         known = self._known(asked)
         left = len(known) if self._max_actions is None else self._max_actions - self._count
         rewards: list[float] = []

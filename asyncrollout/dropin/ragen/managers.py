@@ -68,8 +68,16 @@ class EnvironmentManagerBase:
         Where an environment names its actions, and the projection gives words, these are read by the names. Then the
         default is the first of them.
         """
+        if len(text_actions) != self.envs.num_processes:
+            raise UsageError(f"{len(text_actions)} replies for {self.envs.num_processes} environments: give one each")
         said = [text for text in text_actions if text is not None]
-        found = iter(zip(*self.projection_f(said), strict=True))
+        actions, valids = map(list, self.projection_f(said))
+        if not len(actions) == len(valids) == len(said):
+            raise UsageError(
+                f"the projection of {self.env_name!r} gave {len(actions)} actions and {len(valids)} marks of validity "
+                f"for {len(said)} replies: one of each is needed"
+            )
+        found = iter(zip(actions, valids, strict=True))
         pairs = [(None, True) if text is None else next(found) for text in text_actions]
         for index, names in enumerate(self.envs.get_action_names()):
             action, is_valid = pairs[index]

@@ -88,7 +88,7 @@ class _Words:
         self._type = registered_type(custom.env_type, f"custom_envs.{tag}.env_type")
         env_class = envs.REGISTERED_ENVS[self._type]
         self._source: Any
-        if isinstance(env_class, type) and issubclass(env_class, envs.RagenEnv):
+        if envs.is_shipped(env_class):
             self._type = env_class.env_type
             self._source = load_factory(find_env(self._type).text_interface)
         else:

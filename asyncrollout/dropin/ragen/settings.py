@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrollout.dropin.configs import Part, converted, lookup, plain
 from asyncrollout.dropin.ragen import envs
-from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, REFUSED_TYPES, our_env, shares_problem
+from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, REFUSED_TYPES, our_env, played_config, shares_problem
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec, find_env
 from asyncrollout.rewards import Grouping, Method
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Mode = Literal["train", "val"]
+
+FORMAT_PENALTY = 0.1
 
 _SEED, _VAL_SEED = 42, 123
 _MOST_WORKERS = 8
@@ -47,7 +49,7 @@ class EsManager(Part, frozen=True):
 
     train: ModeSettings | None = None
     val: ModeSettings | None = None
-    format_penalty: float = 0.1
+    format_penalty: float = FORMAT_PENALTY
     use_multiprocessing: bool = True
     use_parallel_execution: bool = True
     max_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -209,7 +211,7 @@ class EnvPlan(msgspec.Struct, frozen=True):
     def spec(self, host: str) -> EnvSpec:
         """For the pool, as a `StepEnv` or a `TurnEnv`."""
         env_class = envs.REGISTERED_ENVS[self.env_type]
-        is_ours = isinstance(env_class, type) and issubclass(env_class, envs.RagenEnv)
+        is_ours = envs.is_shipped(env_class)
         usual: Placement = find_env(env_class.env_type).runs if is_ours else "cpu"
         runs = "light" if self.on_loop else getattr(env_class, "runs", None) or usual
         more = {**self.options, **({"split": "val"} if self.mode == "val" else {})} if is_ours else {}
@@ -250,9 +252,14 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
             counts = configs.get("n_groups") or [1 for _ in configs.get("tags") or ()]
             is_counted = isinstance(counts, list) and counts and all(isinstance(count, int) for count in counts)
             rules[mode] = {**part, "env_groups": sum(counts) if is_counted else 1}
-    penalty = lookup(given.get("agent_proxy", {}), "format_penalty")
-    if penalty is not None and rules.get("format_penalty") is None:
+    penalty, usual = lookup(given.get("agent_proxy", {}), "format_penalty"), rules.get("format_penalty")
+    if penalty is not None and usual is None:
         rules["format_penalty"] = penalty
+    elif isinstance(penalty, int | float) and isinstance(usual, int | float) and abs(penalty) != abs(usual):
+        raise UsageError(
+            f"config: agent_proxy.format_penalty={penalty} and es_manager.format_penalty={usual} mean the same: give "
+            "one of them"
+        )
     return {**given, "es_manager": rules}
 
 
@@ -267,13 +274,15 @@ def read_plans(settings: Settings, mode: Mode) -> list[EnvPlan]:
     for place, (tag, count) in enumerate(zip(configs.tags, groups, strict=True)):
         custom = settings.custom_env(tag, f"es_manager.{mode}.env_configs.tags[{place}]")
         env_type = registered_type(custom.env_type, f"custom_envs.{tag}.env_type")
+        is_ours = envs.is_shipped(envs.REGISTERED_ENVS[env_type])
+        config = played_config(msgspec.structs.asdict(custom)) if is_ours else custom.env_config or {}
         for _ in range(count):
             group = len(plans) // part.group_size
             plan = EnvPlan(
                 tag,
                 env_type,
                 group,
-                custom.env_config or {},
+                config,
                 mode,
                 custom.max_actions_per_traj,
                 {**options, "max_actions_per_traj": custom.max_actions_per_traj},

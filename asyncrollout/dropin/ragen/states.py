@@ -13,7 +13,8 @@ from asyncrollout import validation
 from asyncrollout.dropin.blocking import Forwarded, OpenedBlocking, blocking
 from asyncrollout.dropin.configs import lookup
 from asyncrollout.dropin.ragen.env_batch import EnvBatch
-from asyncrollout.dropin.ragen.hosting import BETWEEN
+from asyncrollout.dropin.ragen.hosting import joined
+from asyncrollout.dropin.ragen.seeds import first_free, reserved_seeds
 from asyncrollout.dropin.ragen.settings import EnvPlan, Mode, read_plans, read_settings
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.pool.batch_calls import Result
@@ -55,6 +56,7 @@ class AsyncEnvStateManager:
         self.mode = mode
         self.env_groups, self.group_size = part.env_groups, part.group_size
         self.base_seed, self.seed_counter = settings.base_seed(mode), 0
+        self._reserved = reserved_seeds(settings, mode)
         self.max_workers = settings.workers
         self.use_multiprocessing = settings.is_parallel
         self.format_penalty = abs(rules.format_penalty)
@@ -96,10 +98,14 @@ class AsyncEnvStateManager:
         await self._fleet.__aexit__(kind, error, trace)
 
     async def reset(self, seed: int | None = None) -> list[Cache]:
-        """New episodes: group g of seed + g. Without a seed, each reset in training takes the next ones."""
+        """New episodes: group g of seed + g. Without a seed, each reset in training takes the next ones.
+
+        Those of validation are left out.
+        """
         if seed is None:
-            seed = self.base_seed + self.seed_counter
-            self.seed_counter += self.env_groups if self.mode == "train" else 0
+            seed = first_free(self.base_seed + self.seed_counter, self.env_groups, self._reserved)
+            if self.mode == "train":
+                self.seed_counter = seed + self.env_groups - self.base_seed
         validation.check_int("seed", seed := operator.index(seed), 0)
         seeds = [seed + plan.group for plan in self._plans]
         members = [index % self.group_size for index in range(len(self._plans))]
@@ -118,7 +124,7 @@ class AsyncEnvStateManager:
             self._note(self.envs[env_id], self.rollout_cache[env_id], inputs[env_id], result)
 
         self._fleet.parallel = self.use_multiprocessing
-        await self._fleet.step({env_id: BETWEEN.join(given["actions"]) for env_id, given in inputs.items()}, note)
+        await self._fleet.step({env_id: joined(given["actions"]) for env_id, given in inputs.items()}, note)
         return [self.rollout_cache[env_id] for env_id in inputs if not self.envs[env_id]["status"].terminated]
 
     def get_rollout_states(self) -> list[Cache]:
@@ -164,7 +170,8 @@ class AsyncEnvStateManager:
             if env_id in inputs:
                 raise UsageError(f"env_id={env_id} is in the inputs twice: a turn of an environment is one entry")
             actions = given["actions"]
-            if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+            is_list = isinstance(actions, Sequence | np.ndarray) and not isinstance(actions, str)
+            if not is_list or not all(isinstance(action, str) for action in actions):
                 raise UsageError(f"env_id={env_id}: actions={actions!r:.200} is not a list of actions in words")
             inputs[int(env_id)] = given
         return {env_id: given for env_id, given in inputs.items() if not self.envs[env_id]["status"].terminated}

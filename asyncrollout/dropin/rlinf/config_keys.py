@@ -73,7 +73,7 @@ def translate(values: dict[Any, Any]) -> Translation:
         if (value := keys.take(theirs)) is not None:
             keys.put(ours, value, theirs)
     for path, read in _LATER.items():
-        if (value := keys.take(path)) is not None:
+        if (value := keys.take(path, resolve=False)) is not None:  # a model's references need not be resolvable
             read(keys, path, value)
     return Translation(keys.ours, keys.notes, keys.origins, keys.problems)
 

@@ -13,7 +13,7 @@ from asyncrollout.dropin.vagen.replies import CURRENT, LEGACY, find_format
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.images import IMAGE_MARK
 from asyncrollout.registry import find_env, load_factory
-from asyncrollout.validation import did_you_mean
+from asyncrollout.validation import check_int, did_you_mean
 
 _RENDER_MODES = ("text", "vision")
 _CANDIDATES = 20_000
@@ -170,9 +170,12 @@ class SokobanConfig(_CurrentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         steps = self.min_solution_steps
-        is_range = isinstance(steps, list | tuple) and len(steps) == 2 and all(isinstance(one, int) for one in steps)
-        if steps is not None and not is_range:
-            raise UsageError(f"Sokoban: min_solution_steps={steps!r:.100} must be two numbers, such as [1, 5]")
+        if steps is not None and not _is_range(steps):
+            raise UsageError(
+                f"Sokoban: min_solution_steps={steps!r:.100} must be two numbers, the smaller first, such as [1, 5]"
+            )
+        for key in ("reset_seed_max_tries", "min_solution_bfs_max_depth"):
+            check_int(f"Sokoban: {key}", getattr(self, key), 1)
 
 
 @dataclass
@@ -192,7 +195,10 @@ class FrozenLakeConfig(_CurrentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.is_slippery and self.slip_prob:
+        slips = self.slip_prob
+        if isinstance(slips, bool) or not isinstance(slips, int | float) or not 0 <= slips <= 1:
+            raise UsageError(f"FrozenLake: slip_prob={slips!r:.100} is not a number from 0 to 1")
+        if self.is_slippery and slips:
             raise UsageError("FrozenLake: is_slippery and slip_prob slip in different ways: set one of them")
 
 
@@ -267,6 +273,14 @@ def check_shown(env: str, config: Any) -> None:
     special = getattr(config, "special_token_list", None)
     if special is not None and (isinstance(special, str) or not all(isinstance(token, str) for token in special)):
         raise UsageError(f"{env}: special_token_list={special!r:.100} is not a list of texts")
+
+
+def _is_range(steps: Any) -> bool:
+    """Two whole numbers from 0, the smaller first."""
+    if not isinstance(steps, list | tuple) or len(steps) != 2:
+        return False
+    are_counts = all(isinstance(one, int) and not isinstance(one, bool) for one in steps)
+    return are_counts and 0 <= steps[0] <= steps[1]
 
 
 def _check_placeholder(env: str, placeholder: Any) -> None:

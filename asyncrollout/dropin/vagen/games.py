@@ -39,9 +39,7 @@ class GridGame:
         self.config = config
         self.total_reward = 0.0
         self._is_lake = hasattr(config, "size")
-        kwargs, self._symbols = _options(config, is_lake=self._is_lake)
-        name = "frozen_lake" if self._is_lake else "sokoban"
-        self._env = load_factory(find_env(name).factory)(**kwargs)
+        self._env, self._symbols = _made_env(config, is_lake=self._is_lake)
         names = _LAKE if self._is_lake else _SOKOBAN
         self._actions = {self._spelled(name): number for number, name in enumerate(names, start=1)}
         slippery = self._is_lake and (config.is_slippery or getattr(config, "slip_prob", 0) > 0)
@@ -210,6 +208,15 @@ class CurrentGame(GridGame):
         return prompts.current_format(self._game, config.prompt_format, most, separator, example=shown)
 
 
+def _made_env(config: Any, *, is_lake: bool) -> tuple[Any, str]:
+    """The shipped env, with rooms that can be solved in an episode, and the symbols of its cells."""
+    kwargs, symbols = _options(config, is_lake=is_lake)
+    env = load_factory(find_env("frozen_lake" if is_lake else "sokoban").factory)(**kwargs)
+    if not is_lake:
+        env.limit_actions(env.max_steps)
+    return env, symbols
+
+
 def _options(config: Any, *, is_lake: bool) -> tuple[dict[str, Any], str]:
     """The shipped env's keyword arguments, and the symbols of its cells."""
     if not is_lake:
@@ -251,8 +258,7 @@ def solution_length(env: Any, most: int) -> int | None:
 
 def solvable_seeds(config: Any, size: int, candidates: Iterable[int]) -> list[int]:
     """The first seeds whose rooms can be solved within `config.min_actions_to_succeed` moves."""
-    kwargs, _ = _options(config, is_lake=False)
-    env = load_factory(find_env("sokoban").factory)(**kwargs)
+    env, _ = _made_env(config, is_lake=False)
     found: list[int] = []
     for seed in candidates:
         if len(found) == size:

@@ -29,6 +29,7 @@ class VerlAgentSokoban:
         kwargs = dict(given)
         self._mode = kwargs.pop("mode")
         self._env: Any = make_env(find_env("sokoban").with_kwargs(**kwargs))
+        self._env.limit_actions(self._env.max_steps)  # rooms that can be solved in an episode
         self.config = SimpleNamespace(action_lookup=ACTIONS)
 
     def reset(self, seed: int | None = None) -> tuple[None, dict[str, Any]]:

@@ -12,6 +12,7 @@ which in a notebook is a cell, and it lends idle ones to whoever asks.
 
 import contextlib
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -53,6 +54,25 @@ class _OwnProcesses:
         return self._processes
 
 
+class KilledByPid:
+    """A process whose exit status is that of its end, even if it has ended just before it is killed.
+
+    asyncio's own `kill` (that of Python 3.11) looks first whether the process has ended, and so takes the status from
+    the loop, which then reports 255: a worker that somebody killed would look like one that failed.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+
 async def run(serve: Callable[[Any], NoReturn], config: Any, log: Path, started: list[Process]) -> None:
     """Call `serve` in a new process, and return or raise when that has ended. Its output goes to `log` from the first.
 
@@ -72,16 +92,15 @@ async def _end(started: list[Process]) -> None:
     with anyio.move_on_after(_END_LIMIT, shield=True):
         for process in started:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                KilledByPid(process).kill()
                 await process.aclose()
 
 
 def _start_function(log: IO[bytes], started: list[Process]) -> Any:
-    async def open_process(command: Sequence[str], *, stdin: int, stdout: int) -> Process:
+    async def open_process(command: Sequence[str], *, stdin: int, stdout: int) -> KilledByPid:
         process = await anyio.open_process(command, stdin=stdin, stdout=stdout, stderr=log)
         started.append(process)
-        return process
+        return KilledByPid(process)
 
     original: Any = anyio.to_process.run_sync
     names = {

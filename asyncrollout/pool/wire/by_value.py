@@ -40,7 +40,7 @@ if sys.version_info >= (3, 12):
         partial(typing.TypeAliasType, type_params=alias.__type_params__),
         (alias.__name__, alias.__value__),
     )
-_NOT_SENT = ("__msgspec_cache__",)  # of a class that msgspec has seen; it is made anew where it is needed
+_NOT_SENT = ("__msgspec_cache__",)  # of a class that msgspec has seen; it is made again where it is needed
 _OF_STRUCTS = ("__annotations__", "__match_args__", "__module__", "__slots__", *_NOT_SENT)
 
 
@@ -59,7 +59,7 @@ class _Bound(dict[str, Any]):
 
 
 class _Parcel:
-    """A value, and globals that it uses and that were bound anew since the worker got them."""
+    """A value, and the globals it uses that were rebound since the worker got them."""
 
     def __init__(self, names: Mapping[str, Any], value: Any) -> None:
         self._parts = _Bound(names), value
@@ -197,7 +197,7 @@ def _struct_parts(kind: type[msgspec.Struct]) -> tuple[Any, ...]:
 def dumps(value: Any, sent: SentDefinitions) -> bytes:
     """The value for a worker that has got `sent`, which is brought up to date. PicklingError names what cannot travel.
 
-    Globals that a function of the main script uses travel with it. If they are bound anew, the worker gets them anew.
+    Globals that a function of the main script uses travel with it. If they are rebound, the worker gets them again.
     What the value does not need is left out where it cannot travel, and loaded apart: others must not suffer from it.
     """
     renewed = sent.renewed(definitions.main_globals())

@@ -55,7 +55,7 @@ class SentDefinitions:
         return len(self.names | self._extra_names) < len(names_sent) or bool(self.missing_classes())
 
     def renewed(self, main: Mapping[str, Any]) -> dict[str, Any]:
-        """Globals of the main script that were bound anew since the worker got them, or that only others have got."""
+        """Globals of the main script that were rebound since the worker got them, or that only others have got."""
         found = {name: main[name] for name in list(names_sent) if name in main}
         return {name: value for name, value in found.items() if not self._has_name(name, value)}
 
@@ -120,7 +120,7 @@ names_sent: dict[str, None] = {}
 """The globals of the main script that any worker has got."""
 
 classes_sent: "WeakValueDictionary[str, type]" = WeakValueDictionary()
-"""The classes that any worker has got; of those that were defined anew, only what is still in use."""
+"""The classes that any worker has got; of those that were redefined, only what is still in use."""
 
 
 def main_globals() -> dict[str, Any]:

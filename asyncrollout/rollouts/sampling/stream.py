@@ -1,4 +1,4 @@
-"""The stream of groups: started under admission, judged in order, and handed out to whoever awaits them."""
+"""The stream of groups: started under admission, judged in order, and handed out to the consumer that awaits them."""
 
 import time
 from typing import Literal, NamedTuple
