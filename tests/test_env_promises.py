@@ -1,4 +1,4 @@
-"""What `docs/envs.md` states of the shipped envs: their data, tasks, actions, rewards and lengths."""
+"""What `docs/envs/` states of the shipped envs: their data, tasks, actions, rewards and lengths."""
 
 import inspect
 import json
@@ -16,8 +16,9 @@ from asyncrollout_envs.household.rooms import ACTIVITIES
 from asyncrollout_envs.webshop.generate import Generated
 from tests.docs_page import ROOT
 
-PAGE = (ROOT / "docs" / "envs.md").read_text()
-TEXT_ENVS = re.findall(r"^\| `(\w+)` \| .* \| .* \| .* \| `.* \|$", PAGE, re.MULTILINE)
+INDEX = (ROOT / "docs" / "envs" / "index.md").read_text()
+PAGE = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "envs").glob("*.md")))
+TEXT_ENVS = re.findall(r"^\| `(\w+)` \| .* \| .* \| .* \| `.* \|$", INDEX, re.MULTILINE)
 
 
 def number(pattern: str) -> int:

@@ -82,6 +82,15 @@ def test_a_number_that_fits_but_is_wrong_earns_half_and_can_be_replaced() -> Non
     assert (reward, info["success"]) == (11.0, True)
 
 
+@pytest.mark.parametrize(("style", "earned"), [("plain", [0.5, 0.5, -0.5]), ("ragen", [0.5, 1.0, 0.5])])
+def test_changing_a_number_earns_the_difference(style: Any, earned: list[float]) -> None:
+    """So that going back and forth between two numbers earns nothing, but in RAGEN's style, which pays for each."""
+    env = Sudoku(grid_size=4, style=style)
+    env.reset(options={"task": [[0, 0, 3, 4], [3, 4, 0, 2], [0, 1, 4, 3], [4, 3, 2, 0]]})
+    assert env.puzzle.solution[0][0] == 1
+    assert [env.step(f"1,1,{number}")[1] for number in (2, 1, 2)] == earned
+
+
 def test_the_last_step_ends_the_episode_whatever_it_was() -> None:
     env = make(max_steps=2)
     env.step("1,2,2")

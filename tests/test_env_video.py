@@ -145,17 +145,25 @@ def test_watching_earns_by_overlap_and_answering_by_turn() -> None:
     relevant = f"<retrieve>{env.relevant[0]},{env.relevant[-1]}</retrieve>"
     elsewhere = "<watch>0-1</watch>"
     reward, info = play(env, text, relevant)
-    assert reward == pytest.approx(0.1 + 0.5)
+    assert reward == pytest.approx(0.5)
     assert info["iou"] == frame_iou(info["frame_indices"], env.relevant)
     reward, info = play(env, text, elsewhere)  # less overlap than before costs nothing, and earns nothing
-    assert reward == pytest.approx(0.1)
+    assert reward == 0
     reward, info = play(env, text, f"<answer>{env.question.solution}</answer>")
     assert info["rewards"] == {"format": 0.1, "answer": pytest.approx(0.8)}
     assert info["success"]
-    assert env.compute_reward() == pytest.approx(0.6 + 0.1 + 0.9)
+    assert env.compute_reward() == pytest.approx(0.5 + 0.1 + 0.8)
     env.reset(seed=0)
     assert env.compute_reward() == 0
     assert play(env, text, f"<answer>{wrong(env.question)}</answer>")[0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("per", "idle"), [("episode", 0.0), ("turn", 0.9)])
+def test_idle_looks_earn_nothing_unless_every_turn_is_paid(per: str, idle: float) -> None:
+    env, text = make(max_turns=9, format_reward_per=per)
+    while env.turns_left:
+        play(env, text, "<watch>0-0</watch>")
+    assert env.compute_reward() == pytest.approx(idle)
 
 
 LOOKS = st.lists(st.tuples(st.integers(0, 63), st.integers(0, 63)).map(sorted), min_size=1, max_size=8)
@@ -179,7 +187,7 @@ def test_looks_earn_what_a_reference_says(looks: list[list[int]], step_frame_rew
         assert info["rewards"]["frames"] == pytest.approx(expected)
         overlaps.append(overlap)
     if step_frame_reward == "iou":
-        assert env.compute_reward() <= 0.1 * len(looks) + 0.5 + 1e-9
+        assert env.compute_reward() <= 0.5 + 1e-9
 
 
 def looking(env: VideoEnv, text: VideoText, *looks: tuple[int, int]) -> float:
@@ -232,7 +240,7 @@ def test_rewards_are_configured() -> None:
     relevant = f"<retrieve>{env.relevant[0]},{env.relevant[-1]}</retrieve>"
     assert play(env, text, relevant)[0] == 2
     assert play(env, text, f"<answer>{env.question.solution}</answer>")[0] == 10 * 0.5 + 2
-    env, text = make(step_frame_reward="none", final_frame_reward=True)
+    env, text = make(step_frame_reward="none", final_frame_reward=True, format_reward_per="turn")
     assert play(env, text, relevant)[0] == 0.1
     assert play(env, text, "<watch>0-0</watch>")[0] == 0.1
     _, info = play(env, text, f"<answer>{env.question.solution}</answer>")

@@ -45,11 +45,11 @@ def test_a_change_beyond_epsilon_is_rewarded_or_charged() -> None:
     env = VideoEnv(max_turns=9)
     env.reset(seed=0)
     assert env.init_embedder(Angles(*cosines(1, 0.5, 0.55, 0.58, 0.52, 0.47, 0.47))) == {"ok": True, "error": ""}
-    rewards = [look(env, f"<watch>{at}-{at + 1}</watch>")[1] - 0.1 for at in range(5)]
+    rewards = [look(env, f"<watch>{at}-{at + 1}</watch>")[1] for at in range(5)]
     assert rewards == pytest.approx([0.5, 0, -0.5, -0.5, 0])
     wide = VideoEnv(step_frame_reward="similarity", similarity_epsilon=0.2, embedder=Angles(*cosines(0.5, 0.6, 0.9)))
     wide.reset(seed=0)
-    assert [look(wide, f"<watch>{at}-{at + 1}</watch>")[1] - 0.1 for at in range(2)] == pytest.approx([0, 0.5])
+    assert [look(wide, f"<watch>{at}-{at + 1}</watch>")[1] for at in range(2)] == pytest.approx([0, 0.5])
 
 
 def test_colours_tell_pictures_apart() -> None:
@@ -65,12 +65,12 @@ def test_watching_what_is_asked_for_is_rewarded_by_colours() -> None:
     for task in moments[:6]:
         env.reset(options={"task": task})
         text = VideoText(env, TextOptions())
-        assert env.step(text.parse(text.solve()).actions[0])[1] == pytest.approx(0.6)
+        assert env.step(text.parse(text.solve()).actions[0])[1] == pytest.approx(0.5)
         windows = env.question.windows
         assert windows is not None
         start, end = windows[0]
         elsewhere = f"<watch>{end + 1:g}-{end + 2:g}</watch>" if start < LATER else "<watch>0-1</watch>"
-        assert env.step(elsewhere)[1] == pytest.approx(-0.4)
+        assert env.step(elsewhere)[1] == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize("result", [None, [[1.0]], np.full((17, 3), np.nan), [["x"] * 3] * 17])

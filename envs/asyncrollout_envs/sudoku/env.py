@@ -49,11 +49,12 @@ def parse_action(text: str) -> tuple[int, int, int] | None:
 class Sudoku:
     """An action is a text that `parse_action` reads; the observation is the grid, with 0 for an empty cell.
 
-    A number that fits earns `placed_score`, half of it if it is not the solution's; one that cannot be placed costs
-    `invalid_score`. The solved grid earns `solved_score` besides. `difficulty` is the share of cells to fill in: 40%,
-    50% or 60%. `render_format` says how much is told: the grid alone, what came of the last action as well, or also
-    conflicts (with `show_conflicts`), what fits the last ten cells (with `show_valid_numbers`) and the progress. A task
-    is a grid with one solution, as rows of numbers.
+    A number that fits earns `placed_score`, half of it if it is not the solution's, less what the number that it
+    replaces has earned; one that cannot be placed costs `invalid_score`. The solved grid earns `solved_score`
+    besides. `difficulty` is the share of cells to fill in: 40%, 50% or 60%. `render_format` says how much is told:
+    the grid alone, what came of the last action as well, or also conflicts (with `show_conflicts`), what fits the
+    last ten cells (with `show_valid_numbers`) and the progress. A task is a grid with one solution, as rows of
+    numbers.
     """
 
     def __init__(
@@ -117,17 +118,24 @@ class Sudoku:
             self.feedback = f"Not placed: {problem}."
             return self._stepped(self.invalid_score, effective=False, error=problem)
         row, column, number = asked
-        self.grid = placed(self.grid, (row - 1, column - 1), number)
+        place = (row - 1, column - 1)
+        worth_before = self._worth(place) if self.style == "plain" else 0.0  # RAGEN pays for every change of mind
+        self.grid = placed(self.grid, place, number)
         is_right = number == self.puzzle.solution[row - 1][column - 1]
         verdict = "as in the solution" if is_right else "which fits, but is not the solution's"
         self.feedback = f"{number} is at row {row}, column {column}, {verdict}."
-        reward = self.placed_score if is_right else 0.5 * self.placed_score
+        reward = self._worth(place) - worth_before
         if is_solved(self.grid):
             self.feedback += " The puzzle is solved."
             reward += self.solved_score
         left = sum(row.count(0) for row in self.grid)
         told = {"correct_placement": is_right, "cells_remaining": left, "cells_filled": self.grid_size**2 - left}
         return self._stepped(reward, effective=True, **told, steps_remaining=self.max_steps - self.steps)
+
+    def _worth(self, place: Place) -> float:
+        """What the number in a cell has earned."""
+        number, right = self.grid[place[0]][place[1]], self.puzzle.solution[place[0]][place[1]]
+        return 0.0 if not number else self.placed_score if number == right else 0.5 * self.placed_score
 
     def _stepped(
         self, reward: float, *, effective: bool, **told: Any

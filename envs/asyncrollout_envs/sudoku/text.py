@@ -12,7 +12,7 @@ You are solving a sudoku: fill in the grid. Every row, every column and every bo
 from 1 to {size} once. Given numbers are in [brackets] and stay; empty cells are dots.
 An action places one number: place 5 at row 2 col 3, or 2,3,5 (row, column, number), all counted from 1.
 A number that fits earns {placed:g}, half of that if it is not the solution's. One that cannot be placed costs
-{invalid:g}. The solved puzzle earns {solved:g} more."""
+{invalid:g}. {replaced}The solved puzzle earns {solved:g} more."""
 _MOST_HINTS = 10
 
 
@@ -80,6 +80,7 @@ class SudokuText(Projecting[Sudoku]):
             size=env.grid_size,
             placed=env.placed_score,
             invalid=abs(env.invalid_score),
+            replaced="" if env.style == "ragen" else "One that replaces another earns the difference.\n",
             solved=env.solved_score,
         )
         return f"{rules}\n\n{turn_format(self._options, 'place 5 at row 2 col 3')}"

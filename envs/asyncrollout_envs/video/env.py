@@ -131,7 +131,8 @@ class VideoEnv:
             notice = f"That cannot be done: {error}"
             info["error_kind"] = str(error).partition(":")[0]
         else:
-            earned["format"] = self.rules.format_reward
+            if done.kind == "answer" or self.rules.format_reward_per == "turn":  # else idle looks would pay
+                earned["format"] = self.rules.format_reward
             info.update(action_is_effective=True, action_type=done.kind, action_content=done.content)
             if done.kind == "answer":
                 earned |= self._answered(question, done.content, info)
@@ -142,7 +143,7 @@ class VideoEnv:
         terminated = self.over
         truncated = not terminated and self.turns_left <= 0
         self.over |= truncated
-        reward = sum(earned.values())
+        reward = sum(earned.values(), 0.0)
         self._total += reward
         info |= {"turn": self.turn, "rewards": earned, "frame_indices": [*self.indices]}
         if self._ious:

@@ -38,6 +38,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_video_frames: Count = 64
     frame_size: Annotated[int, msgspec.Meta(ge=16, le=4096)] = 336
     format_reward: float = 0.1
+    format_reward_per: Literal["episode", "turn"] = "episode"
     answer_reward: float = 1.0
     turn_cost: float = 0.1
     frame_reward: float = 0.5
