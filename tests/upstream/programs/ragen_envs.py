@@ -108,7 +108,7 @@ def sokoban(env: Any, config: Any) -> str:
     for form in forms:
         their = env.SokobanEnv(config.SokobanEnvConfig(**form))
         steps += grid_world(their, ours("sokoban", **form), 12)
-    same("boxes", config.SokobanEnvConfig().num_boxes, ours("sokoban")._env.num_boxes)
+    same("boxes", config.SokobanEnvConfig().num_boxes, ours("sokoban")._env.settings.num_boxes)
     return f"{steps} steps of {len(forms)} forms"
 
 
