@@ -42,9 +42,9 @@ def converted(given: Any, kind: type[S], key: str) -> S:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        told = str(error).replace("`$.", f"`{key}." if key else "`").replace("`$`", f"`{key}`").replace("`", "'")
-        where = f" - at '{key}'" if key and " - at " not in told else ""
-        raise UsageError(f"config: {told}{where}") from error
+        message = str(error).replace("`$.", f"`{key}." if key else "`").replace("`$`", f"`{key}`").replace("`", "'")
+        where = f" - at '{key}'" if key and " - at " not in message else ""
+        raise UsageError(f"config: {message}{where}") from error
 
 
 def _check_keys(given: Any, kind: msgspec.inspect.Type, key: str) -> None:

@@ -110,7 +110,7 @@ class EnvironmentContainer(EnvBatch):
             return "", 0.0, True, {"error": str(result)}
         shown, info = result.observation, result.info
         self._last[index], self._done[index] = EnvState(shown, info["available"], info["names"]), result.done
-        return shown, result.reward, result.done, info["told"]
+        return shown, result.reward, result.done, info["env_info"]
 
     def _check_length(self, what: str, given: Sequence[Any]) -> None:
         if isinstance(given, str | Mapping) or not isinstance(given, Sized):

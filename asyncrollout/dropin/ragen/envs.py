@@ -76,7 +76,7 @@ class RagenEnv:
         return list(offered()) if callable(offered) else []
 
     def instruction(self) -> str:
-        """The rules, as a model is told them."""
+        """The rules, as a model reads them."""
         return str(self._text.system_prompt())
 
     def close(self) -> None:

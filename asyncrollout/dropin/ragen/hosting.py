@@ -49,12 +49,12 @@ class StepEnv:
         self._count = 0
         has_info = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
         self._shown, info = result if has_info else (result, {})
-        return self._state(), {"told": info, **self._facts()}
+        return self._state(), {"env_info": info, **self._facts()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         chosen = self._known([action]) if isinstance(action, str) else [action]
         reward, done, info = self._play(chosen[0] if chosen else action)
-        return self._state(), reward, done, self._is_cut_off and not done, {"told": info, **self._facts()}
+        return self._state(), reward, done, self._is_cut_off and not done, {"env_info": info, **self._facts()}
 
     def render(self) -> Any:
         """A picture, if the env can draw one."""
@@ -123,7 +123,7 @@ class TurnEnv(StepEnv):
             if done:
                 break
         is_valid = bool(known) and len(known) == len(asked)
-        facts = {"told": info, "played": played, "is_valid": is_valid}
+        facts = {"env_info": info, "played": played, "is_valid": is_valid}
         if len(rewards) > 1:
             facts[STEP_REWARDS] = rewards
         return self._state(), exact_sum(rewards), done, self._is_cut_off and not done, facts

@@ -199,7 +199,7 @@ class AsyncEnvStateManager:
         else:
             state, reward = result.observation, TurnReward(result.reward)
             reward.parts = result.info.get(STEP_REWARDS, ())
-            info, played = result.info["told"], result.info["played"]
+            info, played = result.info["env_info"], result.info["played"]
             if not result.info["is_valid"]:
                 cache["penalty"] -= self.format_penalty
             status.terminated = result.done

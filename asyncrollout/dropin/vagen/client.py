@@ -55,8 +55,8 @@ class BatchEnvClient:
 
     def create_environments_batch(self, ids2configs: Mapping[Any, Any]) -> None:
         """Open envs. It is an error if none can be made; else those that are missing say why when they are used."""
-        told = self._post("environments", {"ids2configs": {key: _sent(one) for key, one in ids2configs.items()}})
-        errors = told.get("errors", {})  # VAGEN's own server does not tell
+        answer = self._post("environments", {"ids2configs": {key: _sent(one) for key, one in ids2configs.items()}})
+        errors = answer.get("errors", {})  # VAGEN's own server reports none
         for env_id, config in ids2configs.items():
             if str(env_id) in errors:
                 log.warning("env_failed", env_id=env_id, error=errors[str(env_id)])
@@ -123,14 +123,18 @@ class BatchEnvClient:
             with anyio.fail_after(seconds):
                 async with self._opened.value.request(method, url, data=body, headers=headers) as response:
                     raw = await read_raw(response, _LARGEST_ANSWER)
-                told = msgspec.json.decode(await unpack(raw, response.headers.get("Content-Encoding"), _LARGEST_ANSWER))
+                found = msgspec.json.decode(
+                    await unpack(raw, response.headers.get("Content-Encoding"), _LARGEST_ANSWER)
+                )
         except TimeoutError as error:
             raise PoolError(f"{url} gave no answer within {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, msgspec.DecodeError, ProviderError) as error:
             raise PoolError(f"{url} cannot be asked: {str(error) or type(error).__name__}") from error
-        if response.ok and isinstance(told, dict):
-            return told
-        reason = told["error"] if isinstance(told, dict) and "error" in told else "no answer of an environment server"
+        if response.ok and isinstance(found, dict):
+            return found
+        reason = (
+            found["error"] if isinstance(found, dict) and "error" in found else "no answer of an environment server"
+        )
         is_busy = response.status >= _SERVER_TROUBLE or response.status == _TOO_MANY
         raise (PoolError if is_busy else UsageError)(f"{url}: status {response.status}: {reason}")
 
