@@ -91,7 +91,7 @@ test: $(INSTALLED) lint types layers  ## Run linters, type checks and the tests 
 test-fast: $(INSTALLED)  ## Run the tests that start few processes, for the inner loop (90 seconds on two cores)
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not heavy and not extended and not slow and not upstream and not wheel'
 
-test-all: $(INSTALLED)  ## Run what `make test` leaves out: second event loop, training examples, browser, long forms
+test-all: $(INSTALLED)  ## Run what `make test` leaves out: drop-ins, second event loop, training examples, browser, long forms
 	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow and not upstream and not wheel'
 
 test-slow: $(INSTALLED)  ## Run soak and chaos tests in their full form

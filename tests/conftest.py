@@ -16,7 +16,7 @@ import uvloop
 from hypothesis import settings
 
 from tests.playing import BACKENDS
-from tests.selection import BOTH_LOOPS_EACH_TIME, EXTENDED, HEAVY, ON_ONE_LOOP
+from tests.selection import BOTH_LOOPS_EACH_TIME, EXTENDED, EXTENDED_PREFIXES, HEAVY, ON_ONE_LOOP
 
 _LEAK_PATIENCE = 5.0  # seconds for killed processes to be gone
 _LIMITS = {"slow": 1800.0, "extended": 900.0, "heavy": 480.0}  # seconds for one test, the first that applies
@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.path.stem
         if name in HEAVY:
             item.add_marker(pytest.mark.heavy)
-        if name in EXTENDED or (name not in BOTH_LOOPS_EACH_TIME and _on_second_loop(item)):
+        on_second_loop = name not in BOTH_LOOPS_EACH_TIME and _on_second_loop(item)
+        if name in EXTENDED or name.startswith(EXTENDED_PREFIXES) or on_second_loop:
             item.add_marker(pytest.mark.extended)
         limits = [limit for marker, limit in _LIMITS.items() if item.get_closest_marker(marker)]
         if limits and not item.get_closest_marker("timeout"):

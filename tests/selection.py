@@ -22,8 +22,17 @@ BOTH_LOOPS_EACH_TIME = frozenset({
 The pass of all other files on asyncio's own loop is `extended`.
 """
 
-EXTENDED = frozenset({"test_env_leaks", "test_examples_training", "test_report_browser"})
-"""Files that need not run on every commit: they open and close envs for a minute, train, or need a browser."""
+EXTENDED = frozenset({"test_env_hacking", "test_env_leaks", "test_examples_training", "test_report_browser"})
+"""Files that need not run on every commit: they play or open envs for a minute, train, or need a browser."""
+
+EXTENDED_PREFIXES = (
+    "test_dropin_metarl",
+    "test_dropin_ragen",
+    "test_dropin_vagen",
+    "test_dropin_verl",
+    "test_evaluation",
+)
+"""Likewise by their names: the drop-ins, which nothing else depends on. Whoever changes one runs its files."""
 
 HEAVY = frozenset({
     "test_blame",
