@@ -32,6 +32,6 @@ def test_gallery_shows_every_env_that_renders(tmp_path: Path) -> None:
 
 def test_service_example_plays_in_this_process_and_over_http() -> None:
     reported = run("service_example.py")
-    assert reported.count("env_0: reward +0.1, 8 pictures") == 2
+    assert reported.count("env_0: reward +0.0, 8 pictures") == 2
     assert reported.count("nobody: Environment nobody not found") == 2
     assert reported.count("a pool there: reward ") == 2
