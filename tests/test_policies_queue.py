@@ -288,7 +288,7 @@ async def test_waiting_for_a_refused_place_is_not_charged_to_the_rollout() -> No
     async with llm_server(script=[Answer(429, headers={"Retry-After": "0.3"})]) as server, policy(server) as asked:
         with rollout_clock() as held:
             await asked.generate(ask())
-        assert held.seconds() >= 0.3
+        assert held.seconds() >= 0.3 - 0.001  # uvloop's timers count whole milliseconds
 
 
 async def test_a_wait_in_the_queue_ends_with_the_deadline() -> None:

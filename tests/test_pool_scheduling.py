@@ -54,20 +54,26 @@ def diary(tmp_path: Path) -> Path:
 
 
 async def test_opens_that_wait_for_a_worker_fail_when_the_pool_is_closed(diary: Path, holds: list[Path]) -> None:
+    waiting = 4
+
     async def wait(pool: EnvPool) -> None:
+        nonlocal waiting
         with pytest.raises(ClosedError):
             await pool.open(EnvSpec(name="unknown", factory=HELD.factory), diary=str(diary))
+        waiting -= 1
+        if not waiting:  # not before: a worker that becomes free would build them
+            for hold in holds:
+                hold.unlink()
 
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks, EnvPool(workers=1) as pool:
             env = await pool.open(HELD, diary=str(diary), hold=str(holds[0]), worker=0)
             await env.reset(seed=1)
             await cancelled(lambda: env.step("hold"), lambda: until(lambda: words(diary)["step"] == 1))
-            for _ in range(4):
+            for _ in range(waiting):
                 tasks.start_soon(wait, pool)
             await all_tasks_blocked()
-            holds[0].unlink()
-            holds[1].unlink()
+    assert not waiting
 
 
 async def test_a_quick_env_does_not_wait_for_slow_ones_before_it(diary: Path, holds: list[Path]) -> None:
