@@ -232,18 +232,17 @@ async def test_a_turn_of_several_replies_is_as_old_as_the_oldest_of_them(tmp_pat
 
 
 async def test_a_recorded_reply_counts_with_its_own_version(tmp_path: Path) -> None:
-    async def collect_and_update(source: ar.Rollouts) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(source.collect, 1)
-            await all_tasks_blocked()
-            async with source.weight_update(3, mode="abort"):
-                pass
-
     def resumed(actor: Weighty, **options: Any) -> ar.Rollouts:
         agent = Relay(Weighty(), actor)
         return test_journal.rollouts(tmp_path, agent=agent, group_size=1, max_lag=None, **options)
 
-    await break_off(resumed(Weighty(go=anyio.Event())), collect_and_update)
+    async with resumed(Weighty(go=anyio.Event())) as source, anyio.create_task_group() as tasks:
+        tasks.start_soon(source.collect, 1)
+        await all_tasks_blocked()
+        async with source.weight_update(3, mode="abort"):
+            pass
+        await all_tasks_blocked()
+        tasks.cancel_scope.cancel()
     assert len(events(tmp_path, "turn")) == 1  # of the planner
     async with resumed(Weighty(), resume=True) as source:
         (trajectory,) = (await source.collect(groups=1)).trajectories
