@@ -2,7 +2,7 @@
 
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +14,13 @@ from asyncrollout.types import Generation
 
 FORMAT = "asyncrollout.run"
 VERSION = 1
+
+
+class ShardPlace(NamedTuple):
+    """A shard, and the node that it runs on."""
+
+    shard: str
+    node: str
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -74,7 +81,10 @@ class Failed(Event, frozen=True, tag="failed"):
 
 
 class Finished(Event, frozen=True, tag="finished"):
-    """A rollout ended; its trajectory is in the file of trajectories by then."""
+    """A rollout ended; its trajectory is in the file of trajectories by then.
+
+    `shard` and `node` are where it played, if shards did.
+    """
 
     uid: str
     reward: float | None
@@ -84,6 +94,8 @@ class Finished(Event, frozen=True, tag="finished"):
     tokens: int
     seconds: float
     error: str | None = None
+    shard: str | msgspec.UnsetType = msgspec.UNSET
+    node: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Cancelled(Event, frozen=True, tag="cancelled"):

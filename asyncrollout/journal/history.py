@@ -71,6 +71,12 @@ class RecordedReply(NamedTuple):
     oldest_version: int | None = None
 
 
+def recorded_reply(event: Replied) -> RecordedReply:
+    policy = 0 if event.policy is msgspec.UNSET else event.policy
+    oldest = None if event.oldest_version is msgspec.UNSET else event.oldest_version
+    return RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest)
+
+
 class RedeliveredBatch(NamedTuple):
     """A batch that was delivered, and is to be delivered again as it was."""
 
@@ -150,11 +156,7 @@ class RunHistory:
             case Dispatched(uid=uid):
                 self._begin(uid)
             case Replied(uid=uid):
-                policy = 0 if event.policy is msgspec.UNSET else event.policy
-                oldest = None if event.oldest_version is msgspec.UNSET else event.oldest_version
-                self.replies[uid].append(
-                    RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest)
-                )
+                self.replies[uid].append(recorded_reply(event))
             case Failed(uid=uid):
                 self.replies.pop(uid, None)
                 self.retries[group_of(uid)] += 1

@@ -1,5 +1,7 @@
 """Passes on what happens to rollouts, groups and batches: to the ledger, the metrics and the journal."""
 
+from asyncrollout.journal.events import ShardPlace
+from asyncrollout.journal.history import RecordedReply
 from asyncrollout.journal.run import NullJournal
 from asyncrollout.rollouts.episode.observer import RolloutObserver
 from asyncrollout.rollouts.episode.progress import Progress
@@ -47,6 +49,20 @@ class RunObserver(RolloutObserver):
         self.journal.failed(trajectory)
         self.ledger.retry(trajectory.uid)
         self._count(trajectory)
+
+    def recorded_replies(self, uid: str) -> list[RecordedReply]:
+        """What a policy has replied in a rollout that an earlier process has begun."""
+        return self.journal.recorded_replies(uid)
+
+    def replied(self, line: bytes) -> None:
+        """A policy has replied on a shard; `line` is the event."""
+        self.journal.replied(line)
+
+    def ended(self, tag: str, trajectory: Trajectory, record: bytes, place: ShardPlace) -> Trajectory:
+        """A rollout has ended on a shard, which may have encoded its record; what this returns takes its place."""
+        trajectory = self.journal.ended(tag, trajectory, record, place)
+        self._count(trajectory)
+        return trajectory
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         trajectory = await self.journal.finished(tag, trajectory)
