@@ -290,11 +290,10 @@ class Unpacker:
 
 
 def frame(messages: list[Any]) -> bytes:
-    return frame_bytes(_encode(messages))
+    return framed(_encode(messages))
 
 
-def frame_bytes(body: bytes) -> bytes:
-    """A frame of what is encoded already."""
+def framed(body: bytes) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 

@@ -1,12 +1,12 @@
 """A group that plays on a shard: what it has brought so far, which is enough to continue it on another one."""
 
 import pickle
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-import anyio.abc
 
 from asyncrollout.errors import EnvCrashed, PoolError, RolloutError
 from asyncrollout.journal.events import Replied, ShardPlace, decode
@@ -50,19 +50,6 @@ class GroupAssignment:
 
 
 @dataclass(eq=False)
-class _SlotWait:
-    """Reports arrive outside of tasks, where no cancel scope can be made: the task that waits makes it."""
-
-    scope: anyio.CancelScope | None = None
-    is_over: bool = False
-
-    def give_up(self) -> None:
-        self.is_over = True
-        if self.scope is not None:
-            self.scope.cancel()
-
-
-@dataclass(eq=False)
 class _Member:
     place: int
     uid: str
@@ -72,7 +59,7 @@ class _Member:
     was_interrupted: bool = False
     progress: Progress | None = None  # while the ledger has it
     turns: int = 0  # that were counted
-    waiting: "_SlotWait | None" = None
+    wants_slot: bool = False
     has_slot: bool = False
 
 
@@ -109,7 +96,9 @@ class PlacedGroup:
         self._has_moved_on = False
         self._place = ShardPlace("", "")
         self._send: Callable[[GrantSlot], None] | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._wanting: deque[_Member] = deque()
+        self._is_wanted = anyio.Event()
+        self._acquiring = anyio.CancelScope()
         for member in self._members:
             member.finished = observer.recall(member.uid)
             if member.finished is None:
@@ -134,18 +123,21 @@ class PlacedGroup:
             retries_used=self._retries,
         )
 
-    def begin(
-        self, play: int, place: ShardPlace, send: Callable[[GrantSlot], None], tasks: anyio.abc.TaskGroup
-    ) -> None:
-        """A stay on a shard begins; those who wait for slots do so in `tasks`."""
-        self.play, self._place, self._send, self._tasks = play, place, send, tasks
+    def begin(self, play: int, place: ShardPlace, send: Callable[[GrantSlot], None]) -> None:
+        """A stay on a shard begins."""
+        self.play, self._place, self._send = play, place, send
         self.over, self.loss, self._has_moved_on = anyio.Event(), None, False
+        self._wanting.clear()
 
     def end(self) -> None:
         """The stay is over, however it ended: give all slots back."""
         self.play, self._send = 0, None
         for member in self._members:
             self._return_slot(member)
+
+    @property
+    def takes_slots(self) -> bool:
+        return self._slots is not None
 
     def lose(self, reason: str, *, is_blamed: bool = True) -> None:
         """Its shard is gone."""
@@ -195,44 +187,45 @@ class PlacedGroup:
                 )
                 member.finished = self._observer.ended(self.request.tag, failed, b"", self._place)
 
+    async def grant_slots(self) -> None:
+        """Wait for slots on behalf of those who want one, in turn, while the group is on a shard."""
+        assert self._slots is not None
+        while True:
+            while not self._wanting:
+                self._is_wanted = anyio.Event()
+                await self._is_wanted.wait()
+            member = self._wanting[0]
+            with anyio.CancelScope() as self._acquiring:
+                await self._slots.acquire_on_behalf_of(member.uid)
+                if member.wants_slot:
+                    self._grant(member)
+                else:  # given up meanwhile
+                    self._slots.release_on_behalf_of(member.uid)
+            self._wanting.popleft()
+
     def _want_slot(self, member: _Member, _report: SlotWanted) -> None:
-        if self._slots is None:
+        member.wants_slot = True
+        if not self._wanting and (self._slots is None or _acquire_now(self._slots, member.uid)):
             self._grant(member)
             return
-        try:
-            acquire_nowait = getattr(self._slots, "acquire_on_behalf_of_nowait", None)
-            if acquire_nowait is not None:
-                acquire_nowait(member.uid)
-                self._grant(member)
-                return
-        except anyio.WouldBlock:
-            pass
-        assert self._tasks is not None
-        member.waiting = _SlotWait()
-        self._tasks.start_soon(self._wait_for_slot, member, member.waiting, self._slots)
-
-    async def _wait_for_slot(self, member: _Member, wait: _SlotWait, slots: Slots) -> None:
-        if wait.is_over:
-            return
-        with anyio.CancelScope() as wait.scope:
-            await slots.acquire_on_behalf_of(member.uid)
-            if wait.is_over:  # given up meanwhile
-                slots.release_on_behalf_of(member.uid)
-            else:
-                self._grant(member)
+        self._wanting.append(member)
+        self._is_wanted.set()
 
     def _grant(self, member: _Member) -> None:
         assert self._send is not None
-        member.waiting, member.has_slot = None, True
+        member.wants_slot, member.has_slot = False, True
         self._send(GrantSlot(self.play, member.place))
 
     def _take_slot_back(self, member: _Member, _report: SlotReturned) -> None:
         self._return_slot(member)
 
     def _return_slot(self, member: _Member) -> None:
-        if member.waiting is not None:
-            member.waiting.give_up()
-            member.waiting = None
+        if member.wants_slot:
+            member.wants_slot = False
+            if self._wanting[0] is member:
+                self._acquiring.cancel()
+            else:
+                self._wanting.remove(member)
         if member.has_slot:
             member.has_slot = False
             if self._slots is not None:
@@ -286,6 +279,18 @@ _HEARD: dict[type[MemberReport], Callable[[PlacedGroup, _Member, Any], None]] = 
     MemberRetried: PlacedGroup._retry,  # noqa: SLF001
     MemberFinished: PlacedGroup._finish,  # noqa: SLF001
 }
+
+
+def _acquire_now(slots: Slots, borrower: str) -> bool:
+    """Whether a slot was free; those that cannot be asked are waited for."""
+    acquire = getattr(slots, "acquire_on_behalf_of_nowait", None)
+    if acquire is None:
+        return False
+    try:
+        acquire(borrower)
+    except anyio.WouldBlock:
+        return False
+    return True
 
 
 def _replies(member: _Member) -> list[RecordedReply]:

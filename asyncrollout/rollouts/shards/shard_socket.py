@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import anyio
 
 from asyncrollout.errors import PoolError
-from asyncrollout.pool.wire.codec import FrameReader, frame_bytes
+from asyncrollout.pool.wire.codec import FrameReader, framed
 from asyncrollout.rollouts.shards.shard_server import ShardServer
 
 _PROOF = 32  # bytes of each half of a secret
@@ -72,7 +72,7 @@ class SocketChannel(asyncio.Protocol):
 
     def send(self, frame: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame_bytes(frame))
+            self._transport.write(framed(frame))
 
     def hold(self, *, is_held: bool) -> None:
         if self._transport is None or self._transport.is_closing():

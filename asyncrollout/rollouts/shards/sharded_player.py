@@ -79,7 +79,9 @@ class ShardedPlayer:
                 f"task {group.request.index} cannot be sent to a shard: {error.__cause__ or error}"
             ) from error
         async with task_group() as waiting:
-            group.begin(play, link.place, link.send, waiting)
+            group.begin(play, link.place, link.send)
+            if group.takes_slots:
+                waiting.start_soon(group.grant_slots)
             link.add(play, group)
             self._shards.note_load(link, group.size)
             try:
