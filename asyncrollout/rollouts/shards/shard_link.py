@@ -31,7 +31,14 @@ class ShardLink:
     may still be running.
     """
 
-    def __init__(self, place: ShardPlace, channel: ShardChannel, hold_reading: Callable[["ShardLink"], None]) -> None:
+    def __init__(
+        self,
+        place: ShardPlace,
+        channel: ShardChannel,
+        *,
+        on_read: Callable[["ShardLink"], None],
+        on_end: Callable[["ShardLink"], None],
+    ) -> None:
         self.place = place
         self.plays: dict[int, PlacedGroup] = {}
         self.rollouts = 0  # of the groups that play here
@@ -45,7 +52,8 @@ class ShardLink:
         self.changed = anyio.Event()
         self._channel = channel
         self._outbox = Outbox(channel)
-        self._hold_reading = hold_reading
+        self._on_read = on_read
+        self._on_end = on_end
         self.sent = SentDefinitions()
         self.is_ending = False
 
@@ -81,6 +89,7 @@ class ShardLink:
         if self.lost is not None:
             return
         self.lost = reason
+        self._on_end(self)
         self._channel.abort()
         for group in [*self.plays.values()]:
             group.lose(reason)
@@ -107,7 +116,7 @@ class ShardLink:
                 self._end_group(group, report)
             else:
                 group.hear(report)  # type: ignore[arg-type] # only reports of members are left
-        self._hold_reading(self)
+        self._on_read(self)
 
     def _end_group(self, group: PlacedGroup, ended: GroupEnded) -> None:
         self.played += 1

@@ -303,7 +303,12 @@ class ShardSet:
 
         process = await self._launcher.start(kept.name, on_silent)
         try:
-            link = kept.link = ShardLink(ShardPlace(kept.name, process.node), process.channel, self._hold_reading)
+            link = kept.link = ShardLink(
+                ShardPlace(kept.name, process.node),
+                process.channel,
+                on_read=self._hold_reading,
+                on_end=self._ready.discard,  # at once: the groups that it had are placed next
+            )
             link.open(pickled_setup(self._setup_now(), link.sent))
             self._links[link] = None
             with anyio.move_on_after(_READY_SECONDS):
