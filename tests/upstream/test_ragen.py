@@ -175,6 +175,6 @@ def make_house(rng: random.Random) -> list[dict[str, Any]]:
         if turn and rng.random() < 0.3:
             item["manager_invalid_action"] = True
         history.append(item)
-    for turn in history[:-1]:
-        turn["llm_response"] = rng.choice(["<think>t</think><answer>look</answer>", "hm", "<answer> go to 3 </answer>"])
+    for item in history[:-1]:
+        item["llm_response"] = rng.choice(["<think>t</think><answer>look</answer>", "hm", "<answer> go to 3 </answer>"])
     return history
