@@ -35,7 +35,7 @@ class ShardChannel(Protocol):
         """End at once."""
 
 
-class Outbox:
+class ShardOutbox:
     """Messages of one loop iteration, which leave as one frame."""
 
     def __init__(self, channel: ShardChannel) -> None:

@@ -9,7 +9,7 @@ from asyncrollout.errors import PoolError
 from asyncrollout.journal.events import ShardPlace
 from asyncrollout.pool.wire.definitions import SentDefinitions
 from asyncrollout.rollouts.shards.placed_group import PlacedGroup, error_from
-from asyncrollout.rollouts.shards.shard_channel import Outbox, ShardChannel
+from asyncrollout.rollouts.shards.shard_channel import ShardChannel, ShardOutbox
 from asyncrollout.rollouts.shards.shard_messages import (
     CancelGroup,
     EndShard,
@@ -51,7 +51,7 @@ class ShardLink:
         self.heard_pause = self.paused = 0  # the numbers of the last ones
         self.changed = anyio.Event()
         self._channel = channel
-        self._outbox = Outbox(channel)
+        self._outbox = ShardOutbox(channel)
         self._on_read = on_read
         self._on_end = on_end
         self.sent = SentDefinitions()

@@ -11,83 +11,83 @@ import msgspec
 from asyncrollout.types import PauseMode
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _ShardMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One order or report."""
 
 
-class PlayGroup(_Message, frozen=True, tag=0):
+class PlayGroup(_ShardMessage, frozen=True, tag=0):
     """Play a group; `assignment` is a pickled `GroupAssignment`."""
 
     play: int
     assignment: bytes
 
 
-class CancelGroup(_Message, frozen=True, tag=1):
+class CancelGroup(_ShardMessage, frozen=True, tag=1):
     play: int
 
 
-class GrantSlot(_Message, frozen=True, tag=2):
+class GrantSlot(_ShardMessage, frozen=True, tag=2):
     """A rollout may be in flight from now on."""
 
     play: int
     member: int
 
 
-class PausePolicies(_Message, frozen=True, tag=3):
+class PausePolicies(_ShardMessage, frozen=True, tag=3):
     number: int
     mode: PauseMode
 
 
-class ResumePolicies(_Message, frozen=True, tag=4):
+class ResumePolicies(_ShardMessage, frozen=True, tag=4):
     """Let calls through again; None if the weights have not changed."""
 
     version: int | None
 
 
-class EndShard(_Message, frozen=True, tag=5):
+class EndShard(_ShardMessage, frozen=True, tag=5):
     """Cancel what plays, close everything, and end."""
 
 
-class ShardReady(_Message, frozen=True, tag=0):
+class ShardReady(_ShardMessage, frozen=True, tag=0):
     """Groups may come."""
 
     pid: int
 
 
-class ShardFailed(_Message, frozen=True, tag=1):
+class ShardFailed(_ShardMessage, frozen=True, tag=1):
     """It cannot start, or cannot continue."""
 
     error: bytes
 
 
-class PauseHeard(_Message, frozen=True, tag=2):
+class PauseHeard(_ShardMessage, frozen=True, tag=2):
     """No new call begins; those in flight may still be awaited."""
 
     number: int
 
 
-class PoliciesPaused(_Message, frozen=True, tag=3):
+class PoliciesPaused(_ShardMessage, frozen=True, tag=3):
     number: int
 
 
-class SlotWanted(_Message, frozen=True, tag=4):
+class SlotWanted(_ShardMessage, frozen=True, tag=4):
     play: int
     member: int
 
 
-class SlotReturned(_Message, frozen=True, tag=5):
+class SlotReturned(_ShardMessage, frozen=True, tag=5):
     """It is not in flight any more, or does not wait for a slot any more."""
 
     play: int
     member: int
 
 
-class MemberDispatched(_Message, frozen=True, tag=6):
+class MemberDispatched(_ShardMessage, frozen=True, tag=6):
     play: int
     member: int
 
 
-class MemberWaits(_Message, frozen=True, tag=7):
+class MemberWaits(_ShardMessage, frozen=True, tag=7):
     """What it waits for from now on, "" if it is over."""
 
     play: int
@@ -95,7 +95,7 @@ class MemberWaits(_Message, frozen=True, tag=7):
     doing: str
 
 
-class ReplyRecorded(_Message, frozen=True, tag=8):
+class ReplyRecorded(_ShardMessage, frozen=True, tag=8):
     """A policy's reply, as a line of the journal."""
 
     play: int
@@ -103,7 +103,7 @@ class ReplyRecorded(_Message, frozen=True, tag=8):
     line: bytes
 
 
-class TurnPlayed(_Message, frozen=True, tag=9):
+class TurnPlayed(_ShardMessage, frozen=True, tag=9):
     """What the figures of a live run need to know about a turn; `number` counts from 0."""
 
     play: int
@@ -115,7 +115,7 @@ class TurnPlayed(_Message, frozen=True, tag=9):
     env_seconds: float
 
 
-class MemberRetried(_Message, frozen=True, tag=10):
+class MemberRetried(_ShardMessage, frozen=True, tag=10):
     """It failed, and is played again from its beginning."""
 
     play: int
@@ -123,7 +123,7 @@ class MemberRetried(_Message, frozen=True, tag=10):
     trajectory: bytes
 
 
-class MemberFinished(_Message, frozen=True, tag=11):
+class MemberFinished(_ShardMessage, frozen=True, tag=11):
     """It has ended; `record` is its line in the file of trajectories, or empty if the journal is to write one."""
 
     play: int
@@ -132,14 +132,14 @@ class MemberFinished(_Message, frozen=True, tag=11):
     record: bytes
 
 
-class GroupEnded(_Message, frozen=True, tag=12):
+class GroupEnded(_ShardMessage, frozen=True, tag=12):
     """Nothing of it plays any more; `error` is pickled, and empty if all members have finished or it was cancelled."""
 
     play: int
     error: bytes
 
 
-class PoolCounts(_Message, frozen=True, tag=13):
+class PoolCounts(_ShardMessage, frozen=True, tag=13):
     """The state of the shard's pool, whenever it has changed."""
 
     envs: int

@@ -14,7 +14,7 @@ from asyncrollout.pool.wire.codec import UnsendableError, to_pickle
 from asyncrollout.rollouts.episode.observer import RolloutObserver
 from asyncrollout.rollouts.episode.progress import Progress
 from asyncrollout.rollouts.shards.placed_group import GroupAssignment
-from asyncrollout.rollouts.shards.shard_channel import Outbox
+from asyncrollout.rollouts.shards.shard_channel import ShardOutbox
 from asyncrollout.rollouts.shards.shard_messages import (
     MemberDispatched,
     MemberFinished,
@@ -42,7 +42,7 @@ class RemoteProgress(Progress):
 
     __slots__ = ("_member", "_outbox", "_play")
 
-    def __init__(self, uid: str, outbox: Outbox, play: int, member: int) -> None:
+    def __init__(self, uid: str, outbox: ShardOutbox, play: int, member: int) -> None:
         super().__init__(uid)
         self._outbox = outbox
         self._play = play
@@ -71,7 +71,7 @@ class RemoteProgress(Progress):
 class ShardReporter(RolloutObserver):
     """The observer of the groups that a shard plays; also what records replies, and the slots of its rollouts."""
 
-    def __init__(self, outbox: Outbox, *, records: bool) -> None:
+    def __init__(self, outbox: ShardOutbox, *, records: bool) -> None:
         self.replies: defaultdict[str, list[RecordedReply]] = defaultdict(list)
         self._outbox = outbox
         self._records = records

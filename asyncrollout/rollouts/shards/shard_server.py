@@ -22,7 +22,7 @@ from asyncrollout.rollouts.episode.group import GroupRunner
 from asyncrollout.rollouts.episode.scoring import Scorer
 from asyncrollout.rollouts.resume import with_journal
 from asyncrollout.rollouts.shards.placed_group import GroupAssignment
-from asyncrollout.rollouts.shards.shard_channel import Outbox, ShardChannel
+from asyncrollout.rollouts.shards.shard_channel import ShardChannel, ShardOutbox
 from asyncrollout.rollouts.shards.shard_messages import (
     CancelGroup,
     EndShard,
@@ -51,7 +51,7 @@ class ShardServer:
 
     def __init__(self, channel: ShardChannel) -> None:
         self._channel = channel
-        self._outbox = Outbox(channel)
+        self._outbox = ShardOutbox(channel)
         self._frames: deque[bytes] = deque()  # no more than groups in flight ask for
         self._arrived = anyio.Event()
         self._is_closed = False
