@@ -111,13 +111,12 @@ class ParallelEnvManager:
         """Whether an attribute of one env is a method; one that is missing is an error."""
         return self._opened.run(self._env(env_idx).is_method, path)
 
-    def local_envs(self, count: int) -> list[Any]:
-        """Envs like the first ones in the workers, in this process; one from each function, made when first wanted."""
-        makes = self.env_fns[:count]
-        for make in makes:
-            if id(make) not in self._local_envs:
-                self._local_envs[id(make)] = make()
-        return [self._local_envs[id(make)] for make in makes]
+    def local_env(self, rank: int) -> Any:
+        """An env like that one in a worker, in this process; one from each function, made when first wanted."""
+        make = self.env_fns[rank]
+        if id(make) not in self._local_envs:
+            self._local_envs[id(make)] = make()
+        return self._local_envs[id(make)]
 
     def seed(self, seeds: Sequence[int]) -> None:
         """What the episodes of each env are drawn from, from its next reset on."""
