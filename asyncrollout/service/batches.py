@@ -42,7 +42,9 @@ class EnvService:
         pool: EnvPool | None = None,
     ) -> None:
         if config is not None and not hasattr(config, "get"):
-            raise UsageError(f"config must be a BaseServiceConfig or a dict, such as {{'max_workers': 4}}, not {config!r:.100}")
+            raise UsageError(
+                f"config must be a BaseServiceConfig or a dict, such as {{'max_workers': 4}}, not {config!r:.100}"
+            )
         if max_workers is None:
             max_workers = (config or BaseServiceConfig()).get("max_workers", BaseServiceConfig.max_workers)
         validation.check_int("max_workers", max_workers, 1)

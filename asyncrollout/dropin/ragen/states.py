@@ -160,7 +160,9 @@ class AsyncEnvStateManager:
     def _read(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
         """Inputs by environment, without those for environments that are done."""
         if isinstance(all_env_inputs, Mapping | str):
-            raise UsageError(f"all_env_inputs must be a list, with a dict for each environment: {all_env_inputs!r:.200}")
+            raise UsageError(
+                f"all_env_inputs must be a list, with a dict for each environment: {all_env_inputs!r:.200}"
+            )
         if not self.rollout_cache:
             raise UsageError("no environment was reset: call reset() first")
         inputs: dict[int, Mapping[str, Any]] = {}
