@@ -81,7 +81,7 @@ async def test_batches_are_the_same_with_any_number_of_shards(ray_cluster: TestC
         paths = Counter(seen.path for seen in server.requests)
     assert found[0] == found[1] == found[2]
     assert paths["/pause"] == paths["/resume"] == 9  # by the trainer alone
-    assert not actors(ray_cluster)
+    await _until(lambda: not actors(ray_cluster))
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
@@ -121,7 +121,7 @@ async def test_groups_of_a_lost_shard_continue_elsewhere(
     assert all(answered(server)[request] == 1 for request in recorded)
     assert figures.balanced
     assert figures.dispatched_count == 6
-    assert not actors(ray_cluster)
+    await _until(lambda: not actors(ray_cluster))
 
 
 async def test_a_cluster_without_room_is_an_error_that_names_what_is_missing(ray_cluster: TestCluster) -> None:

@@ -27,7 +27,10 @@ from asyncrollout import (
     frozen,
 )
 from asyncrollout.journal.files import whole_lines
+from asyncrollout.journal.recorded_run import read_run
 from asyncrollout.journal.writer import JOURNAL
+from asyncrollout.report.statistics import Span
+from asyncrollout.report.timeline import _nodes
 from asyncrollout.rollouts.shards import shard_set
 from asyncrollout.rollouts.shards.least_loaded import LeastLoaded
 from asyncrollout.rollouts.shards.local_shards import LocalShardProcess, LocalShards
@@ -328,6 +331,9 @@ async def test_a_run_continues_with_another_number_of_shards(tmp_path: Path) -> 
     finished = [line for line in lines if b'"finished"' in line]
     assert finished
     assert all(b'"shard":"' in line and b'"node":"node0"' in line for line in finished)
+    history = read_run(tmp_path / "run")
+    (nodes,) = _nodes(history, dict.fromkeys(history.finished, Span(0.0, 4.0, [("LLM", 1.0), ("env", 3.0)])))
+    assert nodes["rows"] == [["node0", 2, 6, 0.25, 0.0, 0.75, 0.0]]
 
 
 async def test_only_the_trainer_notifies_the_server_of_new_weights() -> None:

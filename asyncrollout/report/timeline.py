@@ -1,5 +1,6 @@
 """Where the time went: what rollouts waited for, one by one and all together."""
 
+from collections import Counter
 from typing import Any
 
 from asyncrollout.journal.recorded_run import RecordedRun
@@ -51,7 +52,8 @@ def where_time_went(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str
     found = spans(history, [member for group in groups for member in group.members])
     end = history.clock(history.last)
     parts = [_in_flight(found, end), _bars(found, end)] if found else []
-    return {"id": "time", "title": "Where the time went", "text": _limit(found), "parts": [*parts, *_latencies(groups)]}
+    parts += [*_latencies(groups), *_nodes(history, found)]
+    return {"id": "time", "title": "Where the time went", "text": _limit(found), "parts": parts}
 
 
 def _limit(found: dict[str, Span]) -> str:
@@ -64,6 +66,30 @@ def _limit(found: dict[str, Span]) -> str:
         return ""
     shares = ", ".join(f"{total[what] / known:.1%} {_NOTES[what]}" for what in _COLOURS if what != "no end yet")
     return f"Time of all finished rollouts: {shares}."
+
+
+def _nodes(history: RecordedRun, found: dict[str, Span]) -> list[dict[str, Any]]:
+    """What the rollouts of each node waited for, if shards have played them."""
+    spent: dict[str, dict[str, float]] = {}
+    shards: dict[str, set[str]] = {}
+    counts = Counter[str]()
+    for uid, (shard, node) in history.places.items():
+        if uid in found:
+            counts[node] += 1
+            shards.setdefault(node, set()).add(shard)
+            of_node = spent.setdefault(node, dict.fromkeys(_COLOURS, 0.0))
+            for what, seconds in found[uid].parts:
+                of_node[what] += seconds
+    if not spent:
+        return []
+    kinds = [what for what in _COLOURS if what != "no end yet"]
+    columns: list[tuple[str, Kind]] = [("node", "text"), ("shards", "count"), ("rollouts", "count")]
+    columns += [(_NOTES[what], "share") for what in kinds]
+    rows = [
+        [node, len(shards[node]), counts[node], *(parts[what] / (sum(parts.values()) or 1.0) for what in kinds)]
+        for node, parts in sorted(spent.items())
+    ]
+    return [table("Nodes", columns, rows, "Shares of the time of the rollouts that ended on each node.")]
 
 
 def _in_flight(found: dict[str, Span], end: float) -> dict[str, Any]:

@@ -72,6 +72,8 @@ def read_gauges(engine: Engine, delivery: Delivery, wanted: tuple[int, int] | No
         restarts=stats.pool.restarts,
         retries=ledger.retried,
         version=stats.version,
+        shards=len(ready := [shard for shard in stats.shards if shard.state == "ready"]),
+        nodes=len({shard.node for shard in ready}),
     )
 
 

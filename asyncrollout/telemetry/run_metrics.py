@@ -13,7 +13,8 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the rollouts at one moment. `retries` are those of calls and of rollouts.
 
     `stale` counts groups that were kept and then became too old, `queued` calls waiting for a worker. The wanted
-    batches, and the groups in all of them, are None if the run has no end.
+    batches, and the groups in all of them, are None if the run has no end. `shards` counts those that are ready, on so
+    many `nodes`.
     """
 
     wanted_batches: int | None = None
@@ -28,6 +29,8 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     retries: int = 0
     version: int = 0
+    shards: int = 0
+    nodes: int = 0
 
 
 class RunMetrics(Gauges, frozen=True, kw_only=True):
