@@ -26,17 +26,30 @@ class PlannedEnv(msgspec.Struct, frozen=True):
 
 
 class EvaluationPlan(msgspec.Struct, frozen=True):
-    """All envs; `environs` are the environment variables of each process of the pool."""
+    """All envs; `environs` are the environment variables of each process of the pool.
+
+    `steps` is a limit of steps that the env does not take itself.
+    """
 
     spec: EnvSpec
     kwargs: dict[str, Any]
     limits: Limits
     envs: tuple[PlannedEnv, ...]
     environs: tuple[dict[str, str], ...]
+    steps: int | None = None
 
     @property
     def episodes(self) -> int:
         return sum(len(env.seeds) for env in self.envs)
+
+    def limited(self, *, text: bool) -> tuple[dict[str, Any], Limits]:
+        """Keyword arguments and limits that apply the limit of steps, for envs that play in text or not."""
+        if self.steps is None:
+            return self.kwargs, self.limits
+        if text and self.spec.text is not None:
+            return {**self.kwargs, "max_actions_per_traj": self.steps}, self.limits
+        most = min(self.steps, self.limits.turns or self.steps)
+        return self.kwargs, msgspec.structs.replace(self.limits, turns=most)
 
 
 def make_plan(config: EvaluationConfig, spec: EnvSpec, *, visible: str | None = None) -> EvaluationPlan:
@@ -57,17 +70,17 @@ def make_plan(config: EvaluationConfig, spec: EnvSpec, *, visible: str | None = 
     by_rank: Mapping[int, RankedWorker] = {worker.rank: worker for worker in workers}
     ranks = [slot.rank for slot in slots] if is_alone else sorted({slot.rank for slot in slots})
     environs = [{DEVICES: visible_devices(by_rank[rank].gpus, visible)} for rank in ranks]
-    kwargs, limits = _settings(config, spec)
-    return EvaluationPlan(spec, kwargs, limits, envs, tuple(environs))
+    kwargs, steps = _settings(config, spec)
+    return EvaluationPlan(spec, kwargs, config.limits, envs, tuple(environs), steps)
 
 
 def _task(tasks: list[Any], index: int) -> Any:
     return tasks[index % len(tasks)] if tasks else None
 
 
-def _settings(config: EvaluationConfig, spec: EnvSpec) -> tuple[dict[str, Any], Limits]:
-    """Keyword arguments and limits; a step limit that the env does not take itself is applied from outside."""
-    chosen, kwargs, limits = config.env.eval, dict(config.env.eval.env_kwargs), config.limits
+def _settings(config: EvaluationConfig, spec: EnvSpec) -> tuple[dict[str, Any], int | None]:
+    """Keyword arguments, and a limit of steps that the env does not take itself."""
+    chosen, kwargs = config.env.eval, dict(config.env.eval.env_kwargs)
     for key in _DECIDED:
         if key in kwargs:
             raise UsageError(f"env.eval.env_kwargs.{key}: the evaluation sets it: remove the key")
@@ -76,12 +89,6 @@ def _settings(config: EvaluationConfig, spec: EnvSpec) -> tuple[dict[str, Any], 
         if "resolution" not in known:
             raise UsageError(f"env.eval.resolution: {spec.name} has no such option: remove the key")
         kwargs["resolution"] = chosen.resolution
-    if (most := chosen.max_episode_steps) is None:
-        return kwargs, limits
-    if "max_episode_steps" in known:
-        kwargs["max_episode_steps"] = most
-    elif spec.text is not None:
-        kwargs["max_actions_per_traj"] = most
-    else:
-        limits = msgspec.structs.replace(limits, turns=min(most, limits.turns or most))
-    return kwargs, limits
+    if (most := chosen.max_episode_steps) is None or "max_episode_steps" not in known:
+        return kwargs, most
+    return {**kwargs, "max_episode_steps": most}, None

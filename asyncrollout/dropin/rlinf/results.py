@@ -9,12 +9,13 @@ from asyncrollout.dropin.rlinf.plan import PlannedEnv
 from asyncrollout.errors import RolloutError
 from asyncrollout.stats import Estimate, mean, mean_count, share
 from asyncrollout.successes import RolloutResult, Successes, reported
-from asyncrollout.trajectories import StopReason, Trajectory
+from asyncrollout.trajectories import StopReason, Trajectory, Turn
 from asyncrollout.video.files import stem_of
 
 
 class EvaluatedEpisode(msgspec.Struct, frozen=True):
-    """One episode; `error` says why it has no outcome. `video` is the name of its file, if it was recorded.
+    """One episode; `error` says why it has no outcome. `video` is the name of its file, if it was recorded; while the
+    evaluation runs, the name that it will have if its env draws anything.
 
     `success` is what the env reported; None if it did not, until `decided` knows all episodes.
     """
@@ -45,8 +46,10 @@ class EvaluationTotals(msgspec.Struct, frozen=True):
     steps: Estimate
 
 
-def as_episode(planned: PlannedEnv, number: int, played: Trajectory | RolloutError, *, video: bool) -> EvaluatedEpisode:
-    """The record of an env's episode, or of an env that could not be made."""
+def as_episode(
+    planned: PlannedEnv, number: int, played: Trajectory | RolloutError, *, video: bool, text: bool = True
+) -> EvaluatedEpisode:
+    """The record of an env's episode, or of an env that could not be made; a turn in `text` may have several steps."""
     slot, task = planned.slot, planned.tasks[number]
     known: dict[str, Any] = {
         "env": slot.video_id,
@@ -67,12 +70,18 @@ def as_episode(planned: PlannedEnv, number: int, played: Trajectory | RolloutErr
         **known,
         success=reported(played) if played.valid else None,
         reward=played.reward if played.valid else None,
-        steps=sum(len(turn.info["actions"]) if "actions" in turn.info else 1 for turn in played.turns),
+        steps=sum(_steps(turn) if text else 1 for turn in played.turns),
         stop_reason=played.stop_reason.value,
         seconds=played.seconds,
         error="" if played.error is None else f"{type(played.error).__name__}: {played.error}",
         video=f"{stem_of(planned.name, number)}.mp4" if video else None,
     )
+
+
+def _steps(turn: Turn) -> int:
+    """The text interface lists the actions that it stepped; an env of its own kind may report anything by that name."""
+    actions = turn.info.get("actions")
+    return len(actions) if isinstance(actions, list) else 1
 
 
 def decided(episodes: Sequence[EvaluatedEpisode]) -> list[EvaluatedEpisode]:

@@ -20,7 +20,7 @@ from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Player
 from asyncrollout.rollouts.episode.episode import run_rollout
 from asyncrollout.rollouts.episode.progress import Progress
-from asyncrollout.trajectories import Move, Trajectory
+from asyncrollout.trajectories import Limits, Move, Trajectory
 from asyncrollout.types import Outcome
 from asyncrollout.video import VideoRecorder
 
@@ -49,7 +49,17 @@ async def run_plan(
         run = _Run(plan, player, pool, recorder, on_step, on_episode)
         for planned, episodes in zip(plan.envs, played, strict=True):
             tasks.start_soon(run.play, planned, episodes)
-    return [episode for episodes in played for episode in episodes]
+    found = await anyio.to_thread.run_sync(_files_in, Path(chosen.video_cfg.video_base_dir))
+    return [_with_video(episode, found) for episodes in played for episode in episodes]
+
+
+def _files_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+
+
+def _with_video(episode: EvaluatedEpisode, found: set[str]) -> EvaluatedEpisode:
+    """The episode with its video, if there is one by now: its env may have drawn nothing."""
+    return episode if episode.video in found else msgspec.structs.replace(episode, video=None)
 
 
 @dataclass(frozen=True)
@@ -64,12 +74,14 @@ class _Run:
     async def play(self, planned: PlannedEnv, played: list[EvaluatedEpisode]) -> None:
         """The episodes of one env."""
         record = None if self.recorder is None else self.recorder.record(planned.name)
-        how: dict[str, Any] = {"text": self.player.text, "expert": self.player.expert, "worker": planned.process}
+        text = self.player.text
+        how: dict[str, Any] = {"text": text, "expert": self.player.expert, "worker": planned.process}
+        kwargs, limits = self.plan.limited(text=text)
         try:
-            async with self.pool.open(self.plan.spec, record=record, **how, **self.plan.kwargs) as env:
+            async with self.pool.open(self.plan.spec, record=record, **how, **kwargs) as env:
                 for number in range(len(planned.seeds)):
-                    trajectory = await self._played(env, planned, number)
-                    played.append(as_episode(planned, number, trajectory, video=record is not None))
+                    trajectory = await self._played(env, planned, number, limits)
+                    played.append(as_episode(planned, number, trajectory, video=record is not None, text=text))
                     self.on_episode(played[-1])
         except UsageError:
             raise
@@ -78,14 +90,14 @@ class _Run:
                 played.append(as_episode(planned, number, error, video=False))
                 self.on_episode(played[-1])
 
-    async def _played(self, env: EnvHandle, planned: PlannedEnv, number: int) -> Trajectory:
+    async def _played(self, env: EnvHandle, planned: PlannedEnv, number: int, limits: Limits) -> Trajectory:
         uid = f"{planned.slot.video_id}.{number}"
         return await run_rollout(
             env,
             _DropObservations(self.player.agent),
             seed=planned.seeds[number],
             task=planned.tasks[number],
-            limits=self.plan.limits,
+            limits=limits,
             uid=uid,
             progress=Progress(uid, lambda _: self.on_step()),
         )
