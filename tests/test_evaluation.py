@@ -17,6 +17,7 @@ import pytest
 from asyncrollout import Outcome, find_env
 from asyncrollout.cli.app import main
 from asyncrollout.dropin.rlinf.config import VIDEO_DIRECTORY, Eval, VideoCfg, parse_evaluation, read_evaluation
+from asyncrollout.dropin.rlinf.interfaces import evaluate as run_rlinf
 from asyncrollout.dropin.rlinf.plan import make_plan
 from asyncrollout.dropin.rlinf.player import EvaluationPlayer
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, summarize
@@ -257,6 +258,28 @@ def test_an_env_without_pictures_has_no_video_and_that_is_reported(evaluate: Any
     assert "Videos: none" in out
     assert err.count("env_not_recorded") == 1
     assert names(VIDEOS) == []
+
+
+def test_videos_are_named_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = {"env.eval": {"env_type": "countdown", "total_num_envs": 2}}
+    assert [one.video for one in run_rlinf(chosen).episodes] == [None, None]
+    drawn = {"env.eval": {"max_episode_steps": 1}}
+    assert [one.video for one in run_rlinf(drawn).episodes] == ["behavior_video_rank0_gpu0_env0.mp4"]
+
+
+def test_what_an_env_reports_as_actions_is_its_own(evaluate: Any) -> None:
+    reporting = (f"env.eval.env_type={ENVS}:Reporting", *PAINTER[1:], "env.eval.video_cfg.save_video=false")
+    code, out, err = evaluate(*reporting, *ACTING, "--json")
+    assert code == 0, err
+    assert [(one["steps"], one["reward"]) for one in records(out)[0]] == [(3, 4.5)]
+
+
+def test_functions_are_limited_in_envs_that_can_play_in_text(evaluate: Any) -> None:
+    lake = ("env.eval.env_type=frozen_lake", "env.eval.max_episode_steps=2", "env.eval.video_cfg.save_video=false")
+    code, out, err = evaluate(*lake, "--allow-import", "--policy", f"{ENVS}:stay", "--json")
+    assert code == 0, err
+    assert [(one["steps"], one["stop_reason"]) for one in records(out)[0]] == [(2, "turns")]
 
 
 def test_two_evaluations_at_once_do_not_overwrite_each_others_videos(evaluate: Any) -> None:

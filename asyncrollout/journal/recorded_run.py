@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrollout.batches.batch_json import decode_record, located_at
 from asyncrollout.errors import UsageError
 from asyncrollout.journal.attempts import RolloutAttempt
 from asyncrollout.journal.counts import EventCounter
@@ -167,6 +168,11 @@ class RecordedRun:
         for uid, count in records.counts.items():
             if count > self._ends[uid]:
                 attempt = self.in_flight.pop(uid, None) or RolloutAttempt(uid, [(self.last, None)])
+                line = records.groups[group_of(uid)][uid]
+                with located_at(line.place):
+                    _, _, trajectory = decode_record(records.read(line))
+                attempt.turns = max(attempt.turns, len(trajectory.turns))
+                attempt.tokens = max(attempt.tokens, trajectory.sampled_tokens)
                 attempt.pause(self.last)
                 attempt.end = "finished"
                 self._note_end(attempt)

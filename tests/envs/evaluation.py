@@ -56,6 +56,19 @@ class Loner(Painter):
         Loner._in_use = True
 
 
+class Reporting(Painter):
+    """Reports what it calls actions, which is no list of them."""
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        *outcome, info = super().step(action)
+        return (*outcome, {**info, "actions": 7})  # type: ignore[return-value]
+
+
+def stay(observation: Any) -> int:
+    """Into the wall beside the start, whatever is shown."""
+    return 0
+
+
 def act(observation: int) -> float:
     return 0.5 + observation
 
