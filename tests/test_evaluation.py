@@ -262,9 +262,9 @@ def test_an_env_without_pictures_has_no_video_and_that_is_reported(evaluate: Any
 
 def test_videos_are_named_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    chosen = {"env.eval": {"env_type": "countdown", "total_num_envs": 2}}
+    chosen = {"env": {"eval": {"env_type": "countdown", "total_num_envs": 2}}}
     assert [one.video for one in run_rlinf(chosen).episodes] == [None, None]
-    drawn = {"env.eval": {"max_episode_steps": 1}}
+    drawn = {"env": {"eval": {"max_episode_steps": 1}}}
     assert [one.video for one in run_rlinf(drawn).episodes] == ["behavior_video_rank0_gpu0_env0.mp4"]
 
 
