@@ -35,12 +35,12 @@ def mean(values: Any) -> float | None:
 
 def tokens_of_reply(reply: Json) -> int:
     ids = reply.get("token_ids")
-    return len(ids) if ids is not None else reply.get("usage", {}).get("completion", 0)
+    return len(ids) if ids is not None else int(reply.get("usage", {}).get("completion", 0))
 
 
 def tokens_of_turn(turn: Json) -> int:
     ids = turn["token_ids"]
-    return ids["shape"][0] if ids is not None else turn["usage"]["completion"]
+    return int(ids["shape"][0] if ids is not None else turn["usage"]["completion"])
 
 
 class Recomputed:
