@@ -72,10 +72,10 @@ def same_answer(given: str, expected: str, question: str = "") -> bool:
     if max(len(given), len(expected)) > LONGEST_ANSWER:
         return False
     asked = units.asked_by(question)
-    plain = [_plain(given), _plain(expected)]
+    one, other = _plain(given), _plain(expected)
     if "£" in given + expected + question:  # else they are a weight
-        plain = [_POUNDS.sub("gbp", text) for text in plain]
-    return _same(*plain, asked, _MOST_DEPTH)
+        one, other = _POUNDS.sub("gbp", one), _POUNDS.sub("gbp", other)
+    return _same(one, other, asked, _MOST_DEPTH)
 
 
 def same_letters(given: str, expected: str) -> bool:
