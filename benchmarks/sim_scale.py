@@ -143,7 +143,8 @@ class SimulatedShard:
                     said.MemberWaits(play, member, "the policy"),
                     said.ReplyRecorded(play, member, self._line),
                     said.MemberWaits(play, member, "the env's step"),
-                    said.TurnPlayed(play, member, turn, 12, True, 0.5, 0.01),
+                    said.ReplySampled(play, member, 12, 0.5),
+                    said.TurnPlayed(play, member, turn, 0.01),
                 )
         self._loop.call_soon(self._play, play, request, turn + 1)
 

@@ -24,12 +24,13 @@ from asyncrollout.rollouts.shards.shard_messages import (
     MemberRetried,
     MemberWaits,
     ReplyRecorded,
+    ReplySampled,
     SlotReturned,
     SlotWanted,
     TurnPlayed,
 )
 from asyncrollout.trajectories import Group, StopReason, Trajectory, Turn, member_uid
-from asyncrollout.types import Usage
+from asyncrollout.types import Generation, Usage
 
 _MOST_LOSSES = 5
 """In a row, each without a step forward: then the group itself is to blame, or nothing can play it."""
@@ -249,9 +250,11 @@ class PlacedGroup:
             return
         self._has_moved_on = True
         member.turns += 1
-        usage = Usage(completion=report.tokens)
-        waited, stepped = report.policy_seconds, report.env_seconds
-        member.progress.played(Turn(None, valid=report.valid, usage=usage, policy_seconds=waited, env_seconds=stepped))
+        member.progress.played(Turn(None, env_seconds=report.env_seconds))
+
+    def _count_reply(self, member: _Member, report: ReplySampled) -> None:
+        if member.progress is not None:
+            member.progress.replied(Generation("", usage=Usage(completion=report.tokens)), report.seconds)
 
     def _retry(self, member: _Member, report: MemberRetried) -> None:
         self._has_moved_on = True
@@ -275,6 +278,7 @@ _HEARD: dict[type[MemberReport], Callable[[PlacedGroup, _Member, Any], None]] = 
     MemberDispatched: PlacedGroup._dispatch,  # noqa: SLF001
     MemberWaits: PlacedGroup._wait,  # noqa: SLF001
     ReplyRecorded: PlacedGroup._record_reply,  # noqa: SLF001
+    ReplySampled: PlacedGroup._count_reply,  # noqa: SLF001
     TurnPlayed: PlacedGroup._count_turn,  # noqa: SLF001
     MemberRetried: PlacedGroup._retry,  # noqa: SLF001
     MemberFinished: PlacedGroup._finish,  # noqa: SLF001

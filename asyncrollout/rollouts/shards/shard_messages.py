@@ -109,9 +109,6 @@ class TurnPlayed(_ShardMessage, frozen=True, tag=9):
     play: int
     member: int
     number: int
-    tokens: int
-    valid: bool
-    policy_seconds: float
     env_seconds: float
 
 
@@ -147,10 +144,19 @@ class PoolCounts(_ShardMessage, frozen=True, tag=13):
     restarts: int
 
 
+class ReplySampled(_ShardMessage, frozen=True, tag=14):
+    """What they need to know about a reply that is not from the record."""
+
+    play: int
+    member: int
+    tokens: int
+    seconds: float
+
+
 ShardOrder = PlayGroup | CancelGroup | GrantSlot | PausePolicies | ResumePolicies | EndShard
 MemberReport = (
-    SlotWanted | SlotReturned | MemberDispatched | MemberWaits | ReplyRecorded | TurnPlayed | MemberRetried
-    | MemberFinished
+    SlotWanted | SlotReturned | MemberDispatched | MemberWaits | ReplyRecorded | ReplySampled | TurnPlayed
+    | MemberRetried | MemberFinished
 )  # fmt: skip
 ShardReport = ShardReady | ShardFailed | PauseHeard | PoliciesPaused | GroupEnded | PoolCounts | MemberReport
 

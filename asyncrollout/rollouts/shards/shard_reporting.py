@@ -21,11 +21,13 @@ from asyncrollout.rollouts.shards.shard_messages import (
     MemberRetried,
     MemberWaits,
     ReplyRecorded,
+    ReplySampled,
     SlotReturned,
     SlotWanted,
     TurnPlayed,
 )
 from asyncrollout.trajectories import Trajectory, Turn, group_of
+from asyncrollout.types import Generation
 
 
 class _Stay:
@@ -53,18 +55,11 @@ class RemoteProgress(Progress):
             self._outbox.put(MemberWaits(self._play, self._member, doing))
         return super().begins(doing)
 
+    def replied(self, reply: Generation, seconds: float) -> None:
+        self._outbox.put(ReplySampled(self._play, self._member, reply.sampled_tokens, seconds))
+
     def played(self, turn: Turn) -> None:
-        self._outbox.put(
-            TurnPlayed(
-                self._play,
-                self._member,
-                self.turn,
-                turn.sampled_tokens,
-                turn.valid,
-                float(turn.policy_seconds),
-                float(turn.env_seconds),
-            )
-        )
+        self._outbox.put(TurnPlayed(self._play, self._member, self.turn, float(turn.env_seconds)))
         super().played(turn)
 
 
