@@ -215,6 +215,11 @@ def check_time(run: Path) -> None:
     durations = {row[0]: row for row in part_of(summary, "Durations")["rows"]}
     calls = raw.llm_seconds()
     assert durations["LLM call"][1:3] == [len(calls), near(sum(calls) / len(calls))]
+    sampled = {(one["uid"], one["turn"]): one["seconds"] for one in raw.events if one["event"] == "turn"}
+    for uid in raw.standing:
+        for number, turn in enumerate(raw.records[uid]["turns"]):
+            if turn["replayed"]:
+                assert turn["policy_seconds"] == near(sampled[uid, number])
     waited = [raw.records[uid]["score_seconds"] for uid in raw.standing if uid.startswith("g")]
     assert ("score" in durations) == any(waited)
     if any(waited):
@@ -304,6 +309,8 @@ async def test_figures_are_what_the_files_say(
         check_evaluations(run)
         check_records(run)
         check_comparison(run, capsys)
+        turns = [turn for one in Recomputed(run).records.values() for turn in one["turns"]]
+        assert any(turn["replayed"] for turn in turns) or kind is not resumed
         if kind is not killed:  # its metrics know what the files have lost
             check_metrics(run)
 
