@@ -145,8 +145,11 @@ def test_intervals_of_lengths_hold_where_a_few_are_long(groups: int, spread: flo
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.95])
 def test_intervals_of_the_share_kept_hold(groups: int, rate: float) -> None:
     draw = np.random.default_rng([groups, int(100 * rate)])
-    kept = lambda: (draw.random(groups) < rate).astype(float).tolist()  # noqa: E731
-    assert 0.92 < coverage(rate, lambda: share(kept(), groups)) <= 1
+
+    def kept() -> Estimate:
+        return share((draw.random(groups) < rate).astype(float).tolist(), groups)
+
+    assert 0.92 < coverage(rate, kept) <= 1
 
 
 @pytest.mark.parametrize("shared", [True, False])
