@@ -50,8 +50,11 @@ class ParallelEnvManager:
     ) -> None:
         if start_method is not None:
             check_choice("start_method", start_method, _START_METHODS)
-        if not env_fns:
-            raise UsageError("ParallelEnvManager needs at least one function that makes an env")
+        if not isinstance(env_fns, Sequence) or not env_fns:
+            raise UsageError(f"env_fns must be a list of at least one function that makes an env, not {env_fns!r:.100}")
+        for number, make in enumerate(env_fns):
+            if not callable(make):
+                raise UsageError(f"env_fns[{number}] must be a function that makes an env, not {make!r:.100}")
         check_int("processes", 1 if processes is None else processes, 1)
         self.num_envs = len(env_fns)
         self.env_fns = list(env_fns)
