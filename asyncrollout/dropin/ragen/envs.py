@@ -51,7 +51,7 @@ class EnvConfig:
             names = _action_names(of.env_type)
             self.action_lookup = dict(enumerate(names, start=of.first_action)) if names else None
             self.grid_vocab = CELLS.get(of.env_type)
-            self.grid_lookup = self.grid_vocab and dict(enumerate(self.grid_vocab))
+            self.grid_lookup = dict(enumerate(self.grid_vocab)) if self.grid_vocab else None
         self.__dict__.update(given)
 
 
