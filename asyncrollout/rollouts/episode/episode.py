@@ -21,7 +21,7 @@ from asyncrollout.errors import (
     UsageError,
 )
 from asyncrollout.policies.holding import Deadline, rollout_clock
-from asyncrollout.policies.versions import noted_versions
+from asyncrollout.policies.versions import NotedVersions
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Playable, Player
 from asyncrollout.registry import EnvSpec
@@ -127,7 +127,7 @@ async def _play(
             while (ended := finished(outcome, turns, limits, sampled)) is None:
                 asked = progress.begins(POLICY)
                 left = None if limits.tokens is None else limits.tokens - sampled
-                with noted_versions() as versions:
+                with NotedVersions() as versions:
                     move = await _act(player, outcome, left)
                 spoken = _place_of_reply(player.messages)
                 acted = progress.begins(STEP)
