@@ -22,9 +22,11 @@ from asyncrollout.dropin.rlinf.plan import EvaluationPlan, make_plan
 from asyncrollout.dropin.rlinf.player import open_player
 from asyncrollout.dropin.rlinf.ranks import DEVICES
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, decided, summarize
-from asyncrollout.dropin.rlinf.run import run_plan, videos_in
+from asyncrollout.dropin.rlinf.run import run_plan, videos_in, with_videos
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.registry import allowed_env
+
+_EXPERT = "solver"
 
 
 def is_rlinf(path: Path, overrides: Sequence[str]) -> bool:
@@ -69,8 +71,10 @@ def _with_policy(
         return msgspec.structs.replace(config, policy=schema.OpenAI(base_url=base_url, model=model))
     if path is None:
         return config
+    if path == _EXPERT:
+        return msgspec.structs.replace(config, policy=schema.Solver())
     if ":" not in path:
-        raise UsageError(f"--policy {path!r} is not an import path: write module:name")
+        raise UsageError(f"--policy {path!r} is neither 'solver', the env's expert, nor an import path, module:name")
     return msgspec.structs.replace(config, policy=Python(path))
 
 
@@ -122,7 +126,8 @@ def _introduced(plan: EvaluationPlan, config: EvaluationConfig) -> str:
     videos = f"videos in {chosen.video_cfg.video_base_dir}" if chosen.video_cfg.save_video else "no videos"
     envs, processes = len(plan.envs), len(plan.environs)
     text = f"{envs} env{'s' * (envs > 1)} in {processes} process{'es' * (processes > 1)}"
-    return f"{chosen.env_type}: {text} (GPU {gpus}), {videos}"
+    split = "" if plan.split is None else f"split {plan.split}, "
+    return f"{chosen.env_type}: {text} (GPU {gpus}), {split}{videos}"
 
 
 def _ended(
@@ -140,7 +145,11 @@ def _ended(
     tasks = msgspec.to_builtins(by_task(episodes))
     video = config.env.eval.video_cfg
     videos = len(videos_in(Path(video.video_base_dir), video.prefix)) if video.save_video else 0
-    output.record({"event": "ended", "state": state, **msgspec.to_builtins(found), "tasks": tasks, "videos": videos})
+    made = with_videos(episodes, Path(video.video_base_dir))
+    without = [one.video for one, after in zip(episodes, made, strict=True) if one.video != after.video]
+    totals = {**msgspec.to_builtins(found), "tasks": tasks}
+    ended = {"event": "ended", "state": state, "split": plan.split, "videos": videos, "videos_not_made": without}
+    output.record({**ended, **totals})
     if episodes:
         output.show(outcomes(episodes))
     if video.save_video:

@@ -56,12 +56,25 @@ class Loner(Painter):
         Loner._in_use = True
 
 
+class Blinking(Painter):
+    """Reports success in its second step only, and the numbers of its motors under a name that text envs use."""
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        shown, *came, _ = super().step(action)
+        return shown, *came, {"success": self._steps == 2, "actions": np.zeros(23)}  # type: ignore[return-value]
+
+
 def act(observation: int) -> float:
     return 0.5 + observation
 
 
 async def act_later(observation: int) -> float:
     return 0.5 + observation
+
+
+def wait(_: object) -> int:
+    """For frozen lakes: into the wall again and again."""
+    return 1
 
 
 class Seeing:

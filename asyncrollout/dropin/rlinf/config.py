@@ -10,7 +10,7 @@ from msgspec import Meta, field
 from asyncrollout.config import schema
 from asyncrollout.config.checking import Checker, Problem
 from asyncrollout.config.dialect import Note
-from asyncrollout.config.document import Document, load
+from asyncrollout.config.document import Document, Path, Place, load
 from asyncrollout.config.overrides import expanded, override, undotted
 from asyncrollout.config.reading import problems_text, read_text
 from asyncrollout.config.schema import ConfigPart, EnvName, FrameRate, FromOne, FromZero, ImportPath, Positive, Text
@@ -62,11 +62,15 @@ class VideoCfg(ConfigPart, frozen=True):
 
 
 class Eval(ConfigPart, frozen=True):
-    """The envs; each plays `episodes` episodes. `tasks` are dealt out to them in turn."""
+    """The envs; each plays `episodes` episodes. `tasks` are dealt out to them in turn.
+
+    Envs that have splits play `split`: "test", unless `env_kwargs` names another one.
+    """
 
     total_num_envs: FromOne = 1
     env_type: EnvName = "household"
     env_kwargs: dict[str, Any] = field(default_factory=dict)
+    split: Text | None = None
     episodes: FromOne = 1
     max_episode_steps: FromOne | None = None
     resolution: Literal["low", "high"] | None = None
@@ -157,7 +161,10 @@ def as_evaluation(values: dict[str, Any], overrides: Sequence[str] = (), where: 
     """As `read_evaluation`, from the values of a file."""
     if "defaults" in values:
         raise UsageError(f"{where}: 'defaults' are resolved from the files beside a file: give its path instead")
-    return _checked(Document(values, {}), overrides, where)
+    places: dict[Path, Place] = {
+        (key,): Place("a key with dots") for key in values if isinstance(key, str) and "." in key
+    }
+    return _checked(undotted(Document(values, places), where), overrides, where)
 
 
 def _checked(document: Document, overrides: Sequence[str], where: str) -> EvaluationConfig:

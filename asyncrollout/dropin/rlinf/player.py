@@ -54,6 +54,8 @@ async def open_player(config: EvaluationConfig, spec: EnvSpec, *, own: Any = Non
 
 
 def _own_player(config: EvaluationConfig, spec: EnvSpec, own: Any) -> EvaluationPlayer:
+    if inspect.isclass(own):
+        raise UsageError(f"policy: {own.__name__} is a class: give an instance, such as {own.__name__}()")
     if not (callable(own) or hasattr(own, "open") or hasattr(own, "generate")):
         raise UsageError(f"policy: {own!r:.100} is not a policy, an agent or a function")
     if hasattr(own, "open"):
@@ -115,4 +117,6 @@ class _FunctionPolicy:
             action = await self._act(request.data)
         else:
             action = await anyio.to_thread.run_sync(self._act, request.data, limiter=self._one, abandon_on_cancel=True)
+            if inspect.isawaitable(action):  # of a lambda around a coroutine function
+                action = await action
         return Generation("", action=action)

@@ -9,6 +9,7 @@ robots, or its nodes.
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,15 @@ def spread(envs: int, workers: Sequence[RankedWorker]) -> list[EnvSlot]:
 
 
 def visible_devices(gpus: Sequence[int], visible: str | None) -> str:
-    """The value of CUDA_VISIBLE_DEVICES for some GPUs, which are counted among those it names already."""
+    """The value of CUDA_VISIBLE_DEVICES for some GPUs, which are counted among those it names already.
+
+    If it names none, all GPUs are hidden, and stay so.
+    """
+    if visible is None:
+        return ",".join(map(str, gpus))
     named = _named(visible)
     if not named:
-        return ",".join(map(str, gpus))
+        return visible
     if gpus[-1] >= len(named):
         raise UsageError(f"GPU {gpus[-1]} is requested, but {DEVICES}={visible} names only {len(named)}")
     return ",".join(named[gpu] for gpu in gpus)
@@ -144,13 +150,16 @@ def visible_devices(gpus: Sequence[int], visible: str | None) -> str:
 
 def count_gpus() -> int:
     """How many GPUs CUDA_VISIBLE_DEVICES names, or this machine has; 1 if there are none."""
-    if named := _named(os.environ.get(DEVICES)):
-        return len(named)
+    visible = os.environ.get(DEVICES)
+    if visible is not None:
+        return max(len(_named(visible)), 1)
     return max(len([*_NVIDIA.iterdir()]) if _NVIDIA.is_dir() else 0, 1)
 
 
-def _named(visible: str | None) -> list[str]:
-    return [name.strip() for name in (visible or "").split(",") if name.strip()]
+def _named(visible: str) -> list[str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names; a negative number ends the list, as CUDA reads it."""
+    names = (name.strip() for name in visible.split(","))
+    return [*takewhile(lambda name: name and not name.startswith("-"), names)]
 
 
 def _shared(ranks: list[int], on: list[int], text: str | int) -> Iterator[RankedWorker]:
