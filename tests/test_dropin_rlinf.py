@@ -184,6 +184,15 @@ def test_a_policy_s_gpus_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None
         assert evaluate(chosen, allow_import=True).metrics["eval/return"] == 3 * 7
 
 
+@pytest.mark.parametrize(("policy", "total"), [("Counting", 3 * 31), ("Nested", 3)])
+def test_one_evaluation_at_a_time_chooses_gpus(policy: str, total: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    chosen = configured(video_cfg={"save_video": False})
+    chosen["cluster"] = {"component_placement": {"rollout": 2}}
+    chosen["policy"] = {"kind": "python", "path": f"tests.envs.evaluation:{policy}"}
+    assert evaluate(chosen, allow_import=True).metrics["eval/return"] == total
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -191,7 +200,11 @@ def test_a_policy_s_gpus_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None
         ({"env": {"eval": {"total_num_env": 4}}}, r"unknown key 'env.eval.total_num_env': did you mean"),
         ({"env.eval.total_num_env": 4}, r"unknown key 'env.eval.total_num_env': did you mean"),
         ({"env.eval.seed": 4, "env": {"eval": {"seed": 3}}}, r"a key with dots: 'env.eval.seed' is given twice"),
-        ({"cluster": {"component_placement": {"env": "0-x"}}}, r"component_placement: env: found '0-x'"),
+        (
+            {"cluster": {"component_placement": {"env": "0-x"}}},
+            r"config: cluster.component_placement: env: found '0-x'",
+        ),
+        ({"cluster": {"component_placement": {"envs": 0}}}, r"component_placement: there is no 'env', but 'envs'"),
         (4, "expected a file name or a dict, found 4"),
         ("nowhere.yaml", "nowhere.yaml"),
     ],

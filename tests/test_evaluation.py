@@ -274,6 +274,8 @@ def test_the_expert_can_be_asked_for(evaluate: Any) -> None:
             "env_kwargs.max_episode_steps=4: env.eval.max_episode_steps is 5: give one",
         ),
         (["--base-url", "http://localhost:1"], "--base-url and --model go together"),
+        (["--base-url", "localhost", "--model", "m"], "policy.base_url: found another value"),
+        (["env.eval.env_type=nowhere_at_all:Env", *ACTING, "--allow-import"], "no env is called 'nowhere_at_all:Env'"),
         (["--policy", f"{ENVS}:act"], "allow it with --allow-import"),
         (["--policy", "act", "--allow-import"], "neither 'solver', the env's expert, nor an import path, module:name"),
         (["--policy", f"{ENVS}:NEITHER", "--allow-import"], "policy: 7 is not a policy, an agent or a function"),
@@ -403,7 +405,7 @@ async def test_a_slow_env_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.
 async def test_a_server_plays(tmp_path: Path) -> None:
     (tmp_path / "eval.yaml").write_text("env.eval: {total_num_envs: 2, max_episode_steps: 2}")
     async with llm_server(script=lambda *_: Reply("<answer>turn left || forward</answer>")) as server:
-        flags = ["--base-url", server.url, "--model", "m", "--json"]
+        flags = ["--base-url", server.url, "--model", "m", "policy.attempts=2", "--json"]
         done = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "eval", "eval.yaml", *flags))
     assert done.returncode == 0, done.stderr
     episodes, _ = records(done.stdout)

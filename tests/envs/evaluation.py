@@ -8,7 +8,9 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout import Generation, Request
+from asyncrollout import Generation, Request, UsageError
+from asyncrollout.dropin import rlinf
+from asyncrollout.dropin.rlinf.ranks import devices
 
 STEP = 20
 """Between two shades that can be distinguished in a video."""
@@ -85,6 +87,26 @@ class Seeing:
 
     def __call__(self, observation: int) -> float:
         return self._device
+
+
+class Counting:
+    """Acts by how many GPUs this process was given, and how many it sees."""
+
+    def __call__(self, observation: int) -> float:
+        return 10.0 * len((devices() or "").split(",")) + len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+
+
+class Nested:
+    """Starts an evaluation whose policy wants a GPU, too, and acts by whether it was refused."""
+
+    def __call__(self, observation: int) -> float:
+        other: Any = {"env": {"eval": {"env_type": "bandit"}}, "cluster": {"component_placement": {"rollout": 0}}}
+        other["policy"] = {"kind": "python", "path": "tests.envs.evaluation:wait"}
+        try:
+            rlinf.evaluate(other, allow_import=True)
+        except UsageError as error:
+            return float("restricts CUDA_VISIBLE_DEVICES" in str(error))
+        return 0.0
 
 
 class Adding:

@@ -12,7 +12,7 @@ from asyncrollout.dropin.configs import plain
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, as_evaluation, read_evaluation
 from asyncrollout.dropin.rlinf.plan import make_plan
 from asyncrollout.dropin.rlinf.player import open_player
-from asyncrollout.dropin.rlinf.ranks import DEVICES, spread
+from asyncrollout.dropin.rlinf.ranks import devices, spread
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, EvaluationTotals, decided, summarize
 from asyncrollout.dropin.rlinf.run import run_plan
 from asyncrollout.errors import UsageError
@@ -96,7 +96,7 @@ def evaluate(config: Any, *overrides: str, policy: Any = None, allow_import: boo
 
 async def _evaluate(config: EvaluationConfig, policy: Any) -> EvaluationResult:
     spec = allowed_env(config.env.eval.env_type, allow_import=True)  # or `evaluate` has refused it
-    plan = make_plan(config, spec, visible=os.environ.get(DEVICES))
+    plan = make_plan(config, spec, visible=devices())
     async with open_player(config, spec, own=policy) as player:
         episodes = decided(await run_plan(plan, config.env.eval, player, on_episode=_log))
     return EvaluationResult(episodes, summarize(episodes), plan.split)

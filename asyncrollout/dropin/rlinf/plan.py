@@ -9,7 +9,7 @@ import msgspec
 from asyncrollout.dropin.rlinf.config import Eval, EvaluationConfig
 from asyncrollout.dropin.rlinf.ranks import DEVICES, EnvSlot, RankedWorker, spread, visible_devices
 from asyncrollout.errors import UsageError
-from asyncrollout.registry import EnvSpec, load_factory
+from asyncrollout.registry import EnvSpec, check_exists, load_factory
 from asyncrollout.trajectories import Limits
 from asyncrollout.validation import did_you_mean
 
@@ -58,6 +58,7 @@ class EvaluationPlan(msgspec.Struct, frozen=True):
 
 def make_plan(config: EvaluationConfig, spec: EnvSpec, *, visible: str | None = None) -> EvaluationPlan:
     """The plan for envs of a spec. `visible` is CUDA_VISIBLE_DEVICES as it is."""
+    check_exists(spec)
     chosen, workers = config.env.eval, config.cluster.workers("env")
     slots = spread(chosen.total_num_envs, workers)
     is_alone = getattr(load_factory(spec.factory), "alone_in_process", False)

@@ -9,6 +9,7 @@ robots, or its nodes.
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _MOST = 4096  # processes, or GPUs
+_given: list[str | None] = []  # while an evaluation restricts it: CUDA_VISIBLE_DEVICES before
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
@@ -148,9 +150,33 @@ def visible_devices(gpus: Sequence[int], visible: str | None) -> str:
     return ",".join(named[gpu] for gpu in gpus)
 
 
+def devices() -> str | None:
+    """CUDA_VISIBLE_DEVICES as it was given to this process."""
+    return _given[0] if _given else os.environ.get(DEVICES)
+
+
+@contextmanager
+def restricted(to: str) -> Iterator[None]:
+    """Code that is loaded in here sees these GPUs alone; in a process, one evaluation at a time can do so."""
+    if _given:
+        raise UsageError(
+            f"another evaluation in this process restricts {DEVICES} for its policy: run them one after the other, "
+            "or without cluster.component_placement.rollout"
+        )
+    _given.append(os.environ.get(DEVICES))
+    os.environ[DEVICES] = to
+    try:
+        yield
+    finally:
+        if (before := _given.pop()) is None:
+            del os.environ[DEVICES]
+        else:
+            os.environ[DEVICES] = before
+
+
 def count_gpus() -> int:
     """How many GPUs CUDA_VISIBLE_DEVICES names, or this machine has; 1 if there are none."""
-    visible = os.environ.get(DEVICES)
+    visible = devices()
     if visible is not None:
         return max(len(_named(visible)), 1)
     return max(len([*_NVIDIA.iterdir()]) if _NVIDIA.is_dir() else 0, 1)
