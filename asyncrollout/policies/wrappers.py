@@ -27,6 +27,10 @@ class Limited:
     inner: Policy
     slots: anyio.CapacityLimiter
 
+    def __reduce__(self) -> Any:
+        """In another process, calls have places of their own."""
+        return limited, (self.inner, int(self.slots.total_tokens))
+
     async def generate(self, request: Request) -> Generation:
         if request.seconds is None:
             return await self._take_place(request)
@@ -79,6 +83,10 @@ class Cached:
     kept: OrderedDict[bytes, CachedReply] = field(default_factory=OrderedDict)
     _asking: dict[bytes, anyio.Lock] = field(default_factory=dict)
     _forgotten: list[int] = field(default_factory=lambda: [0])  # how often
+
+    def __reduce__(self) -> Any:
+        """In another process, nothing is kept yet."""
+        return _cached, (self.inner, self.size)
 
     async def generate(self, request: Request) -> Generation:
         shown = [getattr(request, name) for name in _COMPARED]
@@ -156,6 +164,10 @@ def cached(policy: Policy, *, size: int = 1024) -> Cached:
     if isinstance(size, bool) or size < 1:
         raise UsageError(f"cached: size={size!r} must be at least 1")
     return Cached(policy, size)
+
+
+def _cached(policy: Policy, size: int) -> Cached:
+    return cached(policy, size=size)
 
 
 def frozen(policy: Policy) -> Frozen:
