@@ -31,6 +31,7 @@ from asyncrollout import (
     RolloutError,
     Rollouts,
     StopReason,
+    Usage,
     UsageError,
     Verdict,
     filters,
