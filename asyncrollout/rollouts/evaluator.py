@@ -51,7 +51,7 @@ class Evaluator:
     ) -> Evaluation:
         """Play each task `k` times; an evaluation that was interrupted, and is the same, continues."""
         listed, given = _read_tasks(tasks), dict(env_kwargs or {})
-        specs = {tag: share.env for tag, share in self._engine.runner.envs.items()}
+        specs = {tag: share.env for tag, share in self._engine.player.envs.items()}
         played = {} if split is None or "split" in given else _find_split(specs.values(), split)
         added = {**played, **given}
         journal = self._engine.observer.journal
@@ -60,7 +60,7 @@ class Evaluator:
         await journal.flush()
 
         async def play(request: GroupRequest) -> Group:
-            group = await self._engine.runner.run(
+            group = await self._engine.player.run(
                 msgspec.structs.replace(request, id=f"{name}-{request.id}"),
                 size=k,
                 env_kwargs=added if specs[request.tag].splits else given,
@@ -103,7 +103,7 @@ class Evaluator:
         async with task_group() as watched:
             watched.start_soon(self._raise_if_stalled, f"{name}-")
             async with task_group() as playing:
-                shares = [*self._engine.runner.envs.values()]
+                shares = [*self._engine.player.envs.values()]
                 async for request in TaskSource(tasks, sampling_seed(seed, "evaluation"), shares, consecutive=True):
                     await at_once.acquire_on_behalf_of(request.id)  # which lets others run, too
                     playing.start_soon(play_one, request)
