@@ -14,7 +14,7 @@ from asyncrollout.journal.history import RecordedReply
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.holding import held_back
 from asyncrollout.policies.replays import note_replayed, note_sampled
-from asyncrollout.policies.versions import note_version, noted_versions
+from asyncrollout.policies.versions import NotedVersions, note_version
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
@@ -79,7 +79,7 @@ class JournaledPolicy:
         if self._writer.is_full:
             with held_back():
                 await self._writer.room()
-        with noted_versions() as versions:
+        with NotedVersions() as versions:
             generation = await self.inner.generate(request)
         try:
             reply = encode_reply(generation)

@@ -13,7 +13,7 @@ import numpy as np
 
 from asyncrollout.errors import ProviderError, UsageError
 from asyncrollout.policies.holding import Deadline, held_back
-from asyncrollout.policies.versions import note_version, noted_versions, unnoted
+from asyncrollout.policies.versions import NotedVersions, Unnoted, note_version
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 
@@ -97,7 +97,7 @@ class Cached:
                 key = self._key(asked)
                 if key not in self.kept:
                     forgotten = self._forgotten[0]
-                    with noted_versions() as versions:
+                    with NotedVersions() as versions:
                         generation = await self.inner.generate(request)
                     if forgotten != self._forgotten[0] or key != self._key(asked):
                         return generation  # possibly of the old weights
@@ -137,7 +137,7 @@ class Frozen:
         return getattr(self.inner, name)
 
     async def generate(self, request: Request) -> Generation:
-        with unnoted():
+        with Unnoted():
             generation = await self.inner.generate(request)
         return msgspec.structs.replace(generation, frozen=True)
 
