@@ -54,6 +54,7 @@ class WorkerHost(asyncio.Protocol):
         self.load = 0.0
         self.envs = 0
         self.pid = 0
+        self.bare_memory = 0  # bytes that it uses without envs
         self.pending: dict[int, SentCall] = {}
         self.page: WatchedPage = page
         self.backlog = 0.0  # seconds of work that the calls in `pending` are expected to take
@@ -250,7 +251,7 @@ class WorkerHost(asyncio.Protocol):
 
     def _greet(self, hello: WorkerHello) -> None:
         if hmac.compare_digest(hello.token, self._token):
-            self.pid = hello.pid
+            self.pid, self.bare_memory = hello.pid, hello.memory
             self._on_hello(self)
         else:
             self.refuse()
