@@ -117,7 +117,7 @@ def test_what_is_reported_to_programs(evaluate: Any) -> None:
 def test_what_is_reported_to_people(evaluate: Any) -> None:
     code, out, _ = evaluate("env.eval.total_num_envs=2", "env.eval.tasks=[bring_cup, set_table]")
     assert code == 0
-    assert "household: 2 envs in 1 process (GPU 0), videos in logs/behavior_eval/video/eval" in out
+    assert "household: 2 envs in 1 process (GPU 0), split test, videos in logs/behavior_eval/video/eval" in out
     assert "2 of 2: " in out
     rows = [line.split() for line in out.splitlines()]
     assert ["rank0_gpu0_env0", "bring_cup", "0", "yes", "1.000"] in [row[:5] for row in rows]
@@ -378,7 +378,7 @@ def test_the_example_is_read() -> None:
         f"behavior_video_rank{rank}_gpu{rank}_env{env_idx}" for rank in (0, 1) for env_idx in (0, 1)
     ]
     assert plan.environs == ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"})
-    assert plan.kwargs == {"resolution": "low", "max_episode_steps": 200}
+    assert plan.kwargs == {"split": "test", "resolution": "low", "max_episode_steps": 200}
 
 
 def test_every_key_is_documented() -> None:

@@ -2,12 +2,15 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from asyncrollout import UsageError
 from asyncrollout.dropin.rlinf import evaluate
-from asyncrollout.dropin.rlinf.config import RLinfModel, read_evaluation
+from asyncrollout.dropin.rlinf.config import RLinfModel, as_evaluation, read_evaluation
+from asyncrollout.dropin.rlinf.plan import make_plan
+from asyncrollout.registry import find_env
 
 MAIN = """
 defaults:
@@ -170,3 +173,22 @@ def test_keys_without_effect_are_reported(main: Path, caplog: pytest.LogCaptureF
     assert [record.levelno for record in warned] == [logging.WARNING] * 2
     for record, key in zip(warned, ("macro", "camera"), strict=True):
         assert f"key=env.eval.omni_config.{key}" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("values", "split"),
+    [({}, "test"), ({"split": "val"}, "val"), ({"env_kwargs": {"split": "val"}}, "val"), ({"split": None}, None)],
+)
+def test_envs_with_splits_play_the_test_split(values: dict[str, Any], split: str | None) -> None:
+    config = as_evaluation({"env": {"eval": {"env_type": "household", **values}}})
+    plan = make_plan(config, find_env("household"))
+    assert plan.split == plan.kwargs.get("split") == split
+
+
+def test_an_env_without_splits_plays_what_it_has_and_a_wrong_split_is_named() -> None:
+    without = as_evaluation({"env": {"eval": {"env_type": "gymnasium:CartPole-v1"}}})
+    assert make_plan(without, find_env("gymnasium:CartPole-v1")).split is None
+    for name, error in (("household", "no split='vall': did you mean 'val'"), ("gymnasium:CartPole-v1", "no splits")):
+        wrong = as_evaluation({"env": {"eval": {"env_type": name, "split": "vall"}}})
+        with pytest.raises(UsageError, match=f"env.eval.split: .*{error}"):
+            make_plan(wrong, find_env(name))

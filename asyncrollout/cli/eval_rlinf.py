@@ -28,12 +28,14 @@ from asyncrollout.registry import allowed_env
 
 
 def is_rlinf(path: Path, overrides: Sequence[str]) -> bool:
-    """Whether a file or its overrides have RLinf's keys, `env.eval` and `cluster`."""
+    """Whether a file or its overrides have RLinf's keys, `env.eval` and `cluster`; one that names its `env` has not."""
     values = load(read_text(path), str(path)).value
-    keys = [*map(str, values)] if isinstance(values, dict) else []
-    if "env" in keys and isinstance(values["env"], dict):
-        keys += [f"env.{key}" for key in values["env"]]
-    return any(key.startswith(("env.eval", "cluster")) for key in [*keys, *overrides])
+    values = values if isinstance(values, dict) else {}
+    env = values.get("env") or {}
+    if not isinstance(env, dict) or "env" in env:
+        return False
+    keys = [*map(str, values), *(f"env.{key}" for key in env), *overrides]
+    return any(key.startswith(("env.eval", "cluster")) for key in keys)
 
 
 async def evaluate_rlinf(
@@ -122,7 +124,8 @@ def _introduced(plan: EvaluationPlan, config: EvaluationConfig) -> str:
     videos = f"videos in {chosen.video_cfg.video_base_dir}" if chosen.video_cfg.save_video else "no videos"
     envs, processes = len(plan.envs), len(plan.environs)
     text = f"{envs} env{'s' * (envs > 1)} in {processes} process{'es' * (processes > 1)}"
-    return f"{chosen.env_type}: {text} (GPU {gpus}), {videos}"
+    split = "" if plan.split is None else f"split {plan.split}, "
+    return f"{chosen.env_type}: {text} (GPU {gpus}), {split}{videos}"
 
 
 def _ended(
@@ -140,7 +143,8 @@ def _ended(
     tasks = msgspec.to_builtins(by_task(episodes))
     video = config.env.eval.video_cfg
     videos = len(videos_in(Path(video.video_base_dir), video.prefix)) if video.save_video else 0
-    output.record({"event": "ended", "state": state, **msgspec.to_builtins(found), "tasks": tasks, "videos": videos})
+    totals = {**msgspec.to_builtins(found), "split": plan.split or "", "tasks": tasks, "videos": videos}
+    output.record({"event": "ended", "state": state, **totals})
     if episodes:
         output.show(outcomes(episodes))
     if video.save_video:

@@ -62,11 +62,15 @@ class VideoCfg(ConfigPart, frozen=True):
 
 
 class Eval(ConfigPart, frozen=True):
-    """The envs; each plays `episodes` episodes. `tasks` are dealt out to them in turn."""
+    """The envs; each plays `episodes` episodes. `tasks` are dealt out to them in turn.
+
+    An env that has splits plays `split`, unless `env_kwargs` name another; null leaves it to the env.
+    """
 
     total_num_envs: FromOne = 1
     env_type: EnvName = "household"
     env_kwargs: dict[str, Any] = field(default_factory=dict)
+    split: Text | None = "test"
     episodes: FromOne = 1
     max_episode_steps: FromOne | None = None
     resolution: Literal["low", "high"] | None = None

@@ -10,6 +10,7 @@ from asyncrollout.dropin.rlinf.config import EvaluationConfig
 from asyncrollout.dropin.rlinf.ranks import DEVICES, EnvSlot, RankedWorker, spread, visible_devices
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec, load_factory
+from asyncrollout.rollouts.evaluator import read_splits
 from asyncrollout.trajectories import Limits
 
 _DECIDED = ("text", "worker", "expert", "record")  # keywords of EnvPool.open
@@ -33,6 +34,11 @@ class EvaluationPlan(msgspec.Struct, frozen=True):
     limits: Limits
     envs: tuple[PlannedEnv, ...]
     environs: tuple[dict[str, str], ...]
+
+    @property
+    def split(self) -> str | None:
+        """What the envs play, if they have splits."""
+        return self.kwargs.get("split") if self.spec.splits else None
 
     @property
     def episodes(self) -> int:
@@ -72,6 +78,8 @@ def _settings(config: EvaluationConfig, spec: EnvSpec) -> tuple[dict[str, Any], 
         if key in kwargs:
             raise UsageError(f"env.eval.env_kwargs.{key}: the evaluation sets it: remove the key")
     known = inspect.signature(load_factory(spec.factory)).parameters
+    if "split" not in kwargs and (split := _split(chosen.split, spec)) is not None:
+        kwargs["split"] = split
     if chosen.resolution is not None:
         if "resolution" not in known:
             raise UsageError(f"env.eval.resolution: {spec.name} has no such option: remove the key")
@@ -85,3 +93,11 @@ def _settings(config: EvaluationConfig, spec: EnvSpec) -> tuple[dict[str, Any], 
     else:
         limits = msgspec.structs.replace(limits, turns=min(most, limits.turns or most))
     return kwargs, limits
+
+
+def _split(asked: str | None, spec: EnvSpec) -> str | None:
+    """What the env plays; None if it has no splits, or to leave it to the env."""
+    try:
+        return read_splits({spec.name: spec}, asked).get(spec.name)
+    except UsageError as error:
+        raise UsageError(f"env.eval.split: {error}") from error
