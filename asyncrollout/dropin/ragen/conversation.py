@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.dropin.ragen.prompts import PromptTemplates
-from asyncrollout.dropin.ragen.states import NO_ACTION
+from asyncrollout.dropin.ragen.states import INVALID_REASON, NO_ACTION
 from asyncrollout.dropin.ragen.tokens import Message
 
 logger = logging.getLogger(__name__)
@@ -63,10 +63,11 @@ class ConversationWriter(msgspec.Struct, frozen=True):
         return messages if reply is None else [*messages, _message("assistant", reply)]
 
     def _body(self, item: Turn, max_tokens: int | None) -> str:
-        texts = self.templates
+        texts, reason = self.templates, item.get(INVALID_REASON)
+        warning = texts.warning if item.get(NO_ACTION) else ""
         return texts.body.format(
             state=item["state"],
-            warning=texts.warning if item.get(NO_ACTION) else "",
+            warning=warning if reason is None else texts.invalid.format(reason=reason),
             actions_left=item["actions_left"],
             format=texts.think_format if self.thinks else texts.answer_format,
             length="" if max_tokens is None else texts.length.format(max_tokens=max_tokens),
