@@ -2,15 +2,12 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from asyncrollout import UsageError
 from asyncrollout.dropin.rlinf import evaluate
-from asyncrollout.dropin.rlinf.config import RLinfModel, as_evaluation, read_evaluation
-from asyncrollout.dropin.rlinf.plan import make_plan
-from asyncrollout.registry import find_env
+from asyncrollout.dropin.rlinf.config import RLinfModel, read_evaluation
 
 MAIN = """
 defaults:
@@ -113,6 +110,13 @@ def test_references_see_overrides(main: Path) -> None:
     assert config.env.eval.max_episode_steps == 4096
 
 
+def test_the_former_name_of_epochs_counts_where_the_new_one_is_missing(main: Path) -> None:
+    former = ["algorithm.eval_rollout_epoch=7"]
+    assert read_evaluation(main, former).env.eval.episodes == 2
+    main.write_text(MAIN.replace("    rollout_epoch: 2\n", ""))
+    assert read_evaluation(main, former).env.eval.episodes == 7
+
+
 def test_another_policy_never_plays_in_the_place_of_the_file_s_model(main: Path) -> None:
     with pytest.raises(UsageError, match=r"rollout\.model names a model '/models/vla', which only RLinf loads"):
         evaluate(main, "env.eval.env_type=household", "env.eval.env_kwargs={}")
@@ -144,8 +148,10 @@ def test_what_is_missing_says_how_to_go_on(main: Path, monkeypatch: pytest.Monke
         ("env.eval.max_steps_per_rollout_epoch=0", "max_steps_per_rollout_epoch: found 0, expected a whole number"),
         ("env.eval.rollout_epoch=0", "env.eval.rollout_epoch"),
         ("env.eval.episodes=3", "means the same"),
+        ("algorithm.eval_rollout_epoch=${nowhere}", "algorithm.eval_rollout_epoch: found '${nowhere}'"),
         ("env.eval.rollout_epochs=3", "unknown key 'env.eval.rollout_epochs'"),
-        ("env.eval.env_type=libero", "no env is called 'libero'"),
+        ("env.eval.env_type=libero", "RLinf's 'libero' is not available here; of its environments, only 'behavior' is"),
+        ("env.eval.env_type=behaviour", "no env is called 'behaviour': did you mean 'behavior'"),
         ("cluster.num_nodes=2", "an evaluation runs on one machine"),
         ("cluster.component_placement={env: {node_group: node, placement: 0}}", "node_group 'node' has no GPUs"),
     ],
@@ -173,22 +179,3 @@ def test_keys_without_effect_are_reported(main: Path, caplog: pytest.LogCaptureF
     assert [record.levelno for record in warned] == [logging.WARNING] * 2
     for record, key in zip(warned, ("macro", "camera"), strict=True):
         assert f"key=env.eval.omni_config.{key}" in record.getMessage()
-
-
-@pytest.mark.parametrize(
-    ("values", "split"),
-    [({}, "test"), ({"split": "val"}, "val"), ({"env_kwargs": {"split": "val"}}, "val"), ({"split": None}, None)],
-)
-def test_envs_with_splits_play_the_test_split(values: dict[str, Any], split: str | None) -> None:
-    config = as_evaluation({"env": {"eval": {"env_type": "household", **values}}})
-    plan = make_plan(config, find_env("household"))
-    assert plan.split == plan.kwargs.get("split") == split
-
-
-def test_an_env_without_splits_plays_what_it_has_and_a_wrong_split_is_named() -> None:
-    without = as_evaluation({"env": {"eval": {"env_type": "gymnasium:CartPole-v1"}}})
-    assert make_plan(without, find_env("gymnasium:CartPole-v1")).split is None
-    for name, error in (("household", "no split='vall': did you mean 'val'"), ("gymnasium:CartPole-v1", "no splits")):
-        wrong = as_evaluation({"env": {"eval": {"env_type": name, "split": "vall"}}})
-        with pytest.raises(UsageError, match=f"env.eval.split: .*{error}"):
-            make_plan(wrong, find_env(name))
