@@ -17,7 +17,7 @@ from msgspec import inspect as inspect_types
 import asyncrollout as ar
 from asyncrollout import filters, rewards
 from asyncrollout.batches.advantage import _NAMES
-from asyncrollout.config import Config, parse_config, read_config, read_tasks, schema, to_yaml
+from asyncrollout.config import Config, build, parse_config, read_config, read_tasks, schema, to_yaml
 from asyncrollout.config.type_info import bare, options, structs
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.redaction import is_secret
@@ -75,6 +75,7 @@ def test_defaults_are_those_of_rollouts() -> None:
         "batches",
         "evaluate",
         "backend",
+        "ray",
         "reward_normalization",
         "advantage",
     }
@@ -272,6 +273,8 @@ def test_tasks_are_found_beside_the_config(tmp_path: Path) -> None:
     config = read_config(path)
     assert config.tasks == str(tmp_path / "a.jsonl")
     assert read_tasks(config) == [1, {"b": 2}]
+    (tmp_path / "a.jsonl").write_text('1\n\n{"b": 2}\n', encoding="utf-8-sig")  # as Windows editors do
+    assert read_tasks(config) == [1, {"b": 2}]
     assert parse_config(to_yaml(config), where="elsewhere/x.yaml") == config
     path.write_text("env: bandit\ntasks: b.json")
     assert read_tasks(read_config(path)) == [1, 2]
@@ -451,3 +454,20 @@ def test_any_document_is_a_config_or_an_error(value: Any) -> None:
     except ar.UsageError as error:
         reported = str(error)
     assert reported.startswith("config.yaml")
+
+
+def test_shards_of_a_cluster() -> None:
+    config = parse_config("env: bandit\nshards: 4\nray: {address: 'auto', num_cpus: 2, labels: {zone: a}}")
+    assert config.shards == 4
+    assert build._shards(config) == ar.RayShards(4, address="auto", num_cpus=2, labels={"zone": "a"})
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("ray: {address: auto}", "ray: is where shards run, and there are none"),
+    ("shards: 2\nbackend: inline", "each shard has a pool of its own"),
+    ("shards: 2\nrecord: true", "on the nodes of the shards"),
+    ("shards: 2\npolicy: {kind: local}", "is on this machine, which shards do not reach"),
+])  # fmt: skip
+def test_what_does_not_go_with_shards(text: str, said: str) -> None:
+    with pytest.raises(ar.UsageError, match=said):
+        parse_config(f"env: bandit\n{text}")

@@ -2,9 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import psutil
 import pytest
 
 from asyncrollout import EnvHandle, EnvPool, EnvSpec, EnvTimeout, Outcome, PoolError, RayOptions, UsageError
-from asyncrollout.ray import actor_rank, orders
+from asyncrollout.ray import actor_rank, cluster, env_actors, orders
+from asyncrollout.ray.cluster import ClusterLease
 from asyncrollout.testing import check_env, same
 from asyncrollout.video import VideoRecorder
 from tests.docs_page import ROOT
@@ -39,9 +41,9 @@ from tests.waiting import freeze
 pytestmark = pytest.mark.ray
 
 
-def on(cluster: TestCluster, **options: Any) -> dict[str, Any]:
+def on(ray_cluster: TestCluster, **options: Any) -> dict[str, Any]:
     """What makes a pool on this cluster."""
-    return {"backend": "ray", "ray": RayOptions(address=cluster.address, **{"wait": 60, **options})}
+    return {"backend": "ray", "ray": RayOptions(address=ray_cluster.address, **{"wait": 60, **options})}
 
 
 # The same as on this machine
@@ -156,13 +158,13 @@ async def test_check_env_on_ray(ray_cluster: TestCluster) -> None:
 # Whatever happens to a node
 
 
-async def _play_through(pool: EnvPool, envs: list[EnvHandle], disturb: Callable[[int], None]) -> None:
+async def _play_through(pool: EnvPool, envs: list[EnvHandle], disturb: Callable[[int], Awaitable[None]]) -> None:
     """All envs reach the end of the same episode, though something happens before each step."""
     wanted = expected(COUNTER, 6, ACTIONS)
     assert same(await pool.reset_many(envs, seeds=[6] * len(envs)), [wanted[0]] * len(envs))
     for at, action in enumerate(ACTIONS, 1):
-        disturb(at)
         with anyio.fail_after(PATIENCE):
+            await disturb(at)
             assert same(await pool.step_many(envs, [action] * len(envs)), [wanted[at]] * len(envs))
 
 
@@ -173,20 +175,32 @@ async def test_killed_and_frozen_workers_and_actors(
     monkeypatch.setattr(actor_rank, "SILENCE_LIMIT", 3.0)
     async with EnvPool(2, **on(ray_cluster, transport=transport)) as pool:
         envs = [await pool.open(COUNTER) for _ in range(6)]
+        disturbances = {1: _kill_worker, 2: _kill_actor, 3: freeze, 4: _freeze_actor}
 
-        def disturb(at: int) -> None:
-            worker = pid_of(pool, envs[0])
-            actor = psutil.Process(worker).ppid()
-            if at == 1:
-                os.kill(worker, signal.SIGKILL)
-            elif at == 2:
-                os.kill(actor, signal.SIGKILL)
-            elif at == 3:
-                freeze(actor)
+        async def disturb(at: int) -> None:
+            if at in disturbances:
+                worker = pid_of(pool, envs[0])
+                disturbances[at](worker)
+                while worker in (one.pid for one in pool.stats().workers):  # noqa: ASYNC110 (no event says so)
+                    await anyio.sleep(0.01)
 
         await _play_through(pool, envs, disturb)
-        stats = pool.stats()
-        assert stats.restored >= 3
+        assert pool.stats().restored >= 4
+    with anyio.fail_after(PATIENCE):
+        while any("ray::" in one and "IDLE" not in one for one in ray_cluster.processes().values()):  # noqa: ASYNC110
+            await anyio.sleep(0.05)  # nothing that was frozen is left
+
+
+def _kill_worker(worker: int) -> None:
+    os.kill(worker, signal.SIGKILL)
+
+
+def _kill_actor(worker: int) -> None:
+    os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
+
+
+def _freeze_actor(worker: int) -> None:
+    freeze(psutil.Process(worker).ppid())
 
 
 async def test_a_killed_node(ray_cluster: TestCluster) -> None:
@@ -197,7 +211,7 @@ async def test_a_killed_node(ray_cluster: TestCluster) -> None:
             envs = [await pool.open(COUNTER) for _ in range(4)]
             (rank,) = (worker.rank for worker in pool.stats().workers if (worker.node or "").endswith(node[:8]))
 
-            def disturb(at: int) -> None:
+            async def disturb(at: int) -> None:
                 if at == 2:
                     ray_cluster.kill_node(node)
 
@@ -249,8 +263,8 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"num_cpus": 64}, r"2 workers need 64 CPU each, and none of its nodes has that: [\d.]+ \(0 CPU\); "),
-        ({"num_gpus": 1}, r"need 1 CPU, 1 GPU each, and none of its nodes has that: [\d.]+ \(0 CPU, 0 GPU\)"),
+        ({"num_cpus": 64}, r"2 workers need 64 CPU each, and none of its nodes has that: [\d.]+ \(\d CPU\); "),
+        ({"num_gpus": 1}, r"need 1 CPU, 1 GPU each, and none of its nodes has that: [\d.]+ \(\d CPU, 0 GPU\)"),
         ({"labels": {"zone": "b"}}, r"need 1 CPU on a node with labels \{'zone': 'b'\} each, and none"),
         ({"num_cpus": 2.0, "workers": 3}, r"3 workers need 2 CPU each, and it has room for 2"),
     ],
@@ -272,3 +286,41 @@ async def test_a_program_has_one_cluster(ray_cluster: TestCluster) -> None:
         async with EnvPool(1, backend="ray") as second, second.open(COUNTER) as beside:  # the one that is there
             assert same(await beside.reset(seed=1), env.outcome)
         assert np.isfinite((await env.step(1)).reward)
+
+
+async def test_a_connection_of_the_program_stays(ray_cluster: TestCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    lease = await ClusterLease.take(ray_cluster.address)
+    lease.ray._private.worker.print_to_stdstream({"lines": ["raylet: x"], "pid": "raylet", "is_err": False}, False)
+    await lease.give_back()
+    lease.ray.init(ray_cluster.address, log_to_driver=False, logging_level="error")
+    try:
+        async with EnvPool(1, backend="ray", ray=RayOptions(wait=60)) as pool, pool.open(COUNTER) as env:
+            await env.reset(seed=1)
+        assert lease.ray.is_initialized()
+    finally:
+        lease.ray.shutdown()
+    printed = capfd.readouterr()
+    assert printed.out == ""  # whose place is the program's own output
+    assert "raylet: x" in printed.err
+
+
+async def test_the_loss_of_the_head_is_said_before_ray_ends_the_program(
+    ray_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's own service is stood in for by a socket: the cluster is needed by other tests."""
+    monkeypatch.setattr(env_actors, "_HEAD_LOOK", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        monkeypatch.setattr(ClusterLease, "head", f"127.0.0.1:{head.getsockname()[1]}")
+        with pytest.raises(PoolError, match=r"the head node of the Ray cluster at 127.0.0.1:\d+ is gone"):  # noqa: PT012
+            async with EnvPool(1, **on(ray_cluster)) as pool, pool.open(COUNTER) as env:
+                assert same(await play(env, 6, ACTIONS), expected(COUNTER, 6, ACTIONS))
+                head.close()
+                with anyio.fail_after(PATIENCE):
+                    await anyio.sleep_forever()
+    await anyio.to_thread.run_sync(cluster._disconnect)  # nobody asked anything of a head that is gone
+
+
+async def test_a_memory_limit_below_that_of_a_worker_is_said(ray_cluster: TestCluster) -> None:
+    pool = EnvPool(1, **on(ray_cluster), memory_limit=1 << 20)
+    with anyio.fail_after(PATIENCE), pytest.raises(PoolError, match="memory_limit=1048576 is less than a worker"):
+        await pool.start()

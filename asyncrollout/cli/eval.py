@@ -1,5 +1,6 @@
 """`eval`: any env and any model, with pass@k and its intervals. Files with RLinf's keys go to `eval_rlinf`."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from asyncrollout.cli.envs import option_value
 from asyncrollout.cli.eval_rlinf import evaluate_rlinf, is_rlinf
-from asyncrollout.cli.run import AllowImport, BaseUrl, Model, Runs, check_server, play
+from asyncrollout.cli.run import AllowImport, BaseUrl, Model, RayAddress, Runs, Shards, check_server, play
 from asyncrollout.cli.run_directory import env_secrets, new_directory, next_attempt, write_config
 from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.cli.terminal.output import WHOLE, Output, OutputParam
@@ -57,6 +58,8 @@ async def eval(  # noqa: A001 (the command's name)
     max_tokens: Annotated[int | None, WHOLE, Parameter(help="Maximum number of tokens of a reply.")] = None,
     workers: Annotated[int | None, WHOLE, Parameter(help="Worker processes for envs (default: one per core).")] = None,
     max_in_flight: Annotated[int | None, WHOLE, Parameter(help="Rollouts in flight (default: 512).")] = None,
+    shards: Shards = None,
+    ray: RayAddress = None,
     name: Annotated[str | None, Parameter(help="Name of the run directory (default: eval-ENV-1 and so on).")] = None,
     run_dir: Annotated[Path | None, Parameter(help="The run directory itself, instead of --runs and --name.")] = None,
     runs: Runs = Path("runs"),
@@ -92,9 +95,19 @@ async def eval(  # noqa: A001 (the command's name)
         "agent.sampling.max_tokens": max_tokens,
         "workers": workers,
         "max_in_flight": max_in_flight,
+        "shards": shards,
+        "ray.address": ray,
     }
     chosen = {key: value for key, value in options.items() if value is not None}
-    for key in ("evaluate", "group_size", "limits.turns", "agent.sampling.max_tokens", "workers", "max_in_flight"):
+    for key in (
+        "evaluate",
+        "group_size",
+        "limits.turns",
+        "agent.sampling.max_tokens",
+        "workers",
+        "max_in_flight",
+        "shards",
+    ):
         if chosen.get(key, 1) < 1:
             raise UsageError(f"{_flag(key)} {chosen[key]}: must be a whole number from 1")
     if env is None and (not given or ("=" in given[0] and not os.path.exists(given[0]))):  # noqa: ASYNC240, PTH110
@@ -170,7 +183,10 @@ def _from_options(
 
 def _from_file(path: Path, split: str | None, values: Mapping[str, Any], overrides: Sequence[str]) -> Config:
     """The config of an evaluation of what a run's file plays; its filter and batches are for training."""
-    config = read_config(path, overrides, dialect=RAGEN_KEYS)
+    values = dict(values)
+    policy = values.pop("policy", None)  # first, so that `policy.attempts=3` after it applies to it
+    chosen = [] if policy is None else [f"policy={json.dumps(policy)}"]
+    config = read_config(path, [*chosen, *overrides], dialect=RAGEN_KEYS)
     listed = read_tasks(config)
     asked = {"evaluate": config.evaluate or (_TASKS if listed is None else len(listed)), **values}
     group_size = {} if config.evaluate is not None else {"group_size": 1}

@@ -1,23 +1,38 @@
 """A policy whose replies are recorded, and which does not ask again for those that were."""
 
+import time
+from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import msgspec
 
 from asyncrollout.errors import EnvDiverged, UsageError
 from asyncrollout.journal.events import Replied, decode_reply, encode_reply
-from asyncrollout.journal.history import RunHistory
-from asyncrollout.journal.writer import Writer
+from asyncrollout.journal.history import RecordedReply
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.holding import held_back
-from asyncrollout.policies.versions import note_version, noted_versions
+from asyncrollout.policies.replays import note_replayed, note_sampled
+from asyncrollout.policies.versions import NotedVersions, note_version
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 
 log = get_logger(__name__)
+
+
+class ReplyWriter(Protocol):
+    """What records replies: the writer of a run, or a shard's way to it."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is queued, or cannot be written."""
+
+    async def room(self) -> None:
+        """Wait while too much is queued."""
+
+    def put(self, event: Replied, /) -> None: ...
 
 
 class JournaledPolicy:
@@ -31,8 +46,8 @@ class JournaledPolicy:
     def __init__(
         self,
         inner: Policy,
-        writer: Writer,
-        past: RunHistory,
+        writer: ReplyWriter,
+        replies: Mapping[str, list[RecordedReply]],
         *,
         place: int = 0,
         asks_once: bool,
@@ -40,7 +55,7 @@ class JournaledPolicy:
     ) -> None:
         self.inner = inner
         self._writer = writer
-        self._replies = past.replies
+        self._replies = replies
         self._place = place
         self._asks_once = asks_once
         self._only_appends = only_appends
@@ -55,13 +70,16 @@ class JournaledPolicy:
         asked = _digests(request, only_appends=self._only_appends)
         recorded = self._recorded(request, asked)
         if recorded is not None:
-            generation, oldest = recorded
+            generation, oldest = decode_reply(recorded.content), recorded.oldest_version
             note_version(_own_version(generation) if oldest is None else oldest)
+            note_replayed(recorded.seconds)
             return generation
+        note_sampled()
+        began = time.monotonic()
         if self._writer.is_full:
             with held_back():
                 await self._writer.room()
-        with noted_versions() as versions:
+        with NotedVersions() as versions:
             generation = await self.inner.generate(request)
         try:
             reply = encode_reply(generation)
@@ -77,18 +95,18 @@ class JournaledPolicy:
                 request=asked.all,
                 policy=self._place or msgspec.UNSET,
                 oldest_version=_unless_own(min(versions, default=None), generation),
+                seconds=round(time.monotonic() - began, 6),
             )
         )
         return generation
 
-    def _recorded(self, request: Request, asked: "_Digests") -> tuple[Generation, int | None] | None:
-        """The reply, and the oldest version that it depends on, if it is not its own."""
+    def _recorded(self, request: Request, asked: "_Digests") -> RecordedReply | None:
         replies = self._replies.get(request.session, [])
         for place, reply in enumerate(replies):
             is_same = reply.asked == asked.last and reply.request in (None, asked.all)
             if reply.turn == request.turn and is_same and reply.policy == self._place:
                 del replies[place]
-                return decode_reply(reply.content), reply.oldest_version
+                return reply
         own = [reply for reply in replies if reply.policy == self._place]
         if own and self._asks_once:
             is_seen = any((reply.turn, reply.asked) == (request.turn, asked.last) for reply in own)

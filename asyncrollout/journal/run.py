@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from anyio import to_thread
@@ -20,20 +20,21 @@ from asyncrollout.journal.events import (
     Evaluated,
     Evaluating,
     Failed,
-    Finished,
     Judged,
+    ShardPlace,
     TakenBack,
     Updated,
+    end_of,
 )
 from asyncrollout.journal.files import cut_torn_end, whole_lines
 from asyncrollout.journal.group_numbers import GroupNumbers
-from asyncrollout.journal.history import RunHistory, read_past
+from asyncrollout.journal.history import RecordedReply, RunHistory, read_past
 from asyncrollout.journal.settings import changes, read_given
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.redaction import hide, hide_in_error, known_secrets, named_secrets, without_secrets
 from asyncrollout.serialization import to_plain
-from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, group_of
+from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, Verdict, group_of
 
 _SHOWN = 500
 _SHOWN_SETTING = 200
@@ -46,6 +47,13 @@ class EvaluationSettings(msgspec.Struct, frozen=True):
     splits: dict[str, str]
     tasks: int
     k: int
+
+
+class VoidVerdict(NamedTuple):
+    """A verdict that no longer counts, with the mean reward of its group, if a member had an outcome."""
+
+    verdict: Verdict
+    reward: float | None
 
 
 class NullJournal:
@@ -76,15 +84,46 @@ class NullJournal:
 
     def failed(self, trajectory: Trajectory) -> None: ...
 
-    async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:  # noqa: ARG002
+    async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         """The trajectory, which is on its way to the disk; one that cannot be written has failed."""
+        return self.ended(tag, trajectory)
+
+    # What shards report has happened elsewhere: replies are read there, and lines are encoded there.
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is queued, or cannot be written."""
+        return False
+
+    async def room(self) -> None:
+        """Wait while too much is queued."""
+
+    def recorded_replies(self, uid: str) -> list[RecordedReply]:  # noqa: ARG002
+        """Those of a rollout that an earlier process has begun, and this one has not."""
+        return []
+
+    def replied(self, line: bytes) -> None:
+        """A reply, encoded as its event."""
+
+    def ended(
+        self,
+        tag: str,  # noqa: ARG002
+        trajectory: Trajectory,
+        record: bytes = b"",  # noqa: ARG002
+        place: ShardPlace | None = None,  # noqa: ARG002
+    ) -> Trajectory:
+        """As `finished`, without a wait for room; `record` is its line in the file of trajectories, if known."""
         return trajectory
 
     def judged(self, group: Group, more: int) -> None:
         """A group has its verdict, and so have `more` that were judged with it, which follow."""
 
-    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
-        """They will be replayed; with `with_all_recorded`, so will all recorded groups that were not drawn since."""
+    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> list[VoidVerdict]:  # noqa: ARG002
+        """They will be replayed; with `with_all_recorded`, so will all recorded groups that were not drawn since.
+
+        Returns the verdicts on them that were recorded by an earlier process.
+        """
+        return []
 
     def dropped(self, groups: list[str]) -> None:
         """They led to no batch, and are not looked at again."""
@@ -151,36 +190,72 @@ class RunJournal(NullJournal):
 
     def failed(self, trajectory: Trajectory) -> None:
         self.past.replies.pop(trajectory.uid, None)
-        self.writer.put(Failed(uid=trajectory.uid, error=self._shown_error(trajectory)))
+        self.writer.put(
+            Failed(
+                uid=trajectory.uid,
+                error=self._shown_error(trajectory),
+                stop_reason=trajectory.stop_reason,
+                turns=len(trajectory.turns),
+                tokens=trajectory.sampled_tokens,
+                invalid=trajectory.invalid_replies,
+            )
+        )
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         await self.writer.room()
-        group = group_of(trajectory.uid)
+        return self.ended(tag, trajectory)
+
+    @property
+    def is_full(self) -> bool:
+        return self.writer.is_full
+
+    async def room(self) -> None:
+        await self.writer.room()
+
+    def recorded_replies(self, uid: str) -> list[RecordedReply]:
+        return [] if uid in self._dispatched else [*self.past.replies.get(uid, ())]
+
+    def replied(self, line: bytes) -> None:
+        self.writer.put_line(line)
+
+    def ended(
+        self, tag: str, trajectory: Trajectory, record: bytes = b"", place: ShardPlace | None = None
+    ) -> Trajectory:
         if trajectory.error is not None:
             trajectory = msgspec.structs.replace(trajectory, error=hide_in_error(trajectory.error, self._secrets))
+        if not record:
+            trajectory, record = self._encoded(tag, trajectory)
+        self._dispatched.discard(trajectory.uid)
+        self.past.replies.pop(trajectory.uid, None)
+        error_shown = None if trajectory.error is None else self._shown_error(trajectory)
+        self.writer.put(end_of(trajectory, error_shown, place=place), record)
+        return trajectory
+
+    def _encoded(self, tag: str, trajectory: Trajectory) -> tuple[Trajectory, bytes]:
+        group = group_of(trajectory.uid)
         try:
             line = encode_record(group, tag, trajectory)
         except UsageError as error:
-            trajectory = _unwritable(trajectory, error)
+            trajectory = unwritable(trajectory, error)
             line = encode_record(group, tag, trajectory)
-        self._dispatched.discard(trajectory.uid)
-        error_shown = None if trajectory.error is None else self._shown_error(trajectory)
-        self.writer.put(_end_of(trajectory, error_shown), line + b"\n")
-        return trajectory
+        return trajectory, line + b"\n"
 
     def judged(self, group: Group, more: int) -> None:
         assert group.verdict is not None
         self.writer.put(Judged(group=group.id, keep=group.verdict.keep, reason=group.verdict.reason, more=more))
 
-    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
+    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> list[VoidVerdict]:
         given_up = {*groups}
         if with_all_recorded:
             given_up |= self._unclaimed
             self._unclaimed.clear()
         self._dispatched = {uid for uid in self._dispatched if group_of(uid) not in given_up}
+        means = self.past.reward_means
+        void = [VoidVerdict(self.past.verdicts[one], means.get(one)) for one in given_up if one in self.past.verdicts]
         for group in given_up:
             self.past.forget(group)
             self.writer.put(Cancelled(group=group))
+        return void
 
     def dropped(self, groups: list[str]) -> None:
         if groups:
@@ -260,9 +335,8 @@ async def open_journal(
                 writer.put(began)  # the first line, even if trajectories are left
             for drawn in past.undrawn:
                 writer.hold(drawn)
-            for trajectory in past.unlogged:
-                error = trajectory.error
-                writer.hold(_end_of(trajectory, None if error is None else type(error).__name__))
+            for finished in past.unlogged:
+                writer.hold(finished)
             if past.attempts:
                 writer.hold(began)
             await writer.flush()
@@ -346,18 +420,6 @@ def _shown(name: str, settings: Mapping[str, Any]) -> str:
     return f"{_redacted_setting(name, settings[name])!r:.{_SHOWN_SETTING}}"
 
 
-def _end_of(trajectory: Trajectory, error: str | None) -> Finished:
-    return Finished(
-        uid=trajectory.uid,
-        reward=trajectory.reward,
-        stop_reason=trajectory.stop_reason,
-        turns=len(trajectory.turns),
-        tokens=trajectory.sampled_tokens,
-        seconds=trajectory.seconds,
-        error=error,
-    )
-
-
 def _recordable(env_kwargs: dict[str, Any]) -> Any:
     """Without secrets; None if it cannot be written, which does not prevent it from being played."""
     try:
@@ -366,7 +428,8 @@ def _recordable(env_kwargs: dict[str, Any]) -> Any:
         return None
 
 
-def _unwritable(trajectory: Trajectory, error: UsageError) -> Trajectory:
+def unwritable(trajectory: Trajectory, error: UsageError) -> Trajectory:
+    """A rollout that has failed because its trajectory cannot be recorded."""
     failed = EnvError.at(f"{error}", env=trajectory.env, seed=trajectory.seed, turn=len(trajectory.turns))
     return msgspec.structs.replace(
         trajectory,

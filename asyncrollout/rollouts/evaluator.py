@@ -57,7 +57,7 @@ class Evaluator:
     ) -> Evaluation:
         """Play each task `k` times; an evaluation that was interrupted, and is the same, continues."""
         listed, given = _read_tasks(tasks), dict(env_kwargs or {})
-        specs = {tag: share.env for tag, share in self._engine.runner.envs.items()}
+        specs = {tag: share.env for tag, share in self._engine.player.envs.items()}
         splits = {} if "split" in given else read_splits(specs, split)
         journal = self._engine.observer.journal
         what = [listed, k, seed, self._control.version, given]
@@ -69,7 +69,7 @@ class Evaluator:
         await journal.flush()
 
         async def play(request: GroupRequest) -> Group:
-            group = await self._engine.runner.run(
+            group = await self._engine.player.run(
                 msgspec.structs.replace(request, id=f"{name}-{request.id}"),
                 size=k,
                 env_kwargs={**given, "split": splits[request.tag]} if request.tag in splits else given,
@@ -112,7 +112,7 @@ class Evaluator:
         async with task_group() as watched:
             watched.start_soon(self._raise_if_stalled, f"{name}-")
             async with task_group() as playing:
-                shares = [*self._engine.runner.envs.values()]
+                shares = [*self._engine.player.envs.values()]
                 env_seeds = evaluation_seeds(seed, are_spread=self._engine.observer.journal.past.has_spread_seeds)
                 async for request in TaskSource(tasks, seed, shares, env_seeds=env_seeds):
                     await at_once.acquire_on_behalf_of(request.id)  # which lets others run, too

@@ -7,8 +7,9 @@ import msgspec
 
 from asyncrollout.rollouts.delivery import Delivery
 from asyncrollout.rollouts.engine import Engine
-from asyncrollout.rollouts.episode.progress import POLICY, RESET, STEP, Progress
+from asyncrollout.rollouts.episode.progress import POLICY, RESET, SCORE, STEP, Progress
 from asyncrollout.rollouts.sampling.ledger import ENDS
+from asyncrollout.rollouts.shards.shard_set import ShardStats
 from asyncrollout.telemetry import Gauges
 from asyncrollout.trajectories import DRAWN
 from asyncrollout.types import PoolStats
@@ -33,6 +34,7 @@ class RolloutsStats(msgspec.Struct, frozen=True):
     ends: dict[str, int]
     stale_groups: int
     pool: PoolStats
+    shards: tuple[ShardStats, ...] = ()
 
 
 def read_stats(engine: Engine, delivery: Delivery) -> RolloutsStats:
@@ -47,7 +49,8 @@ def read_stats(engine: Engine, delivery: Delivery) -> RolloutsStats:
         open_rollouts=len(engine.ledger.open),
         ends={end: engine.ledger.ends[end] for end in ENDS},
         stale_groups=engine.batch_stats.stale_groups,
-        pool=engine.pool.stats(),
+        pool=engine.pool.stats() if engine.shards is None else engine.shards.pool_stats(engine.pool.stats()),
+        shards=() if engine.shards is None else engine.shards.stats(),
     )
 
 
@@ -61,19 +64,20 @@ def read_gauges(engine: Engine, delivery: Delivery, wanted: tuple[int, int] | No
         wanted_groups=None if wanted is None else wanted[0] * wanted[1],
         playing=stats.playing_groups,
         buffered=stats.buffered_groups,
-        stale=stats.stale_groups,
         waiting_policy=waiting["policy"],
         waiting_env=waiting["env"],
+        waiting_score=waiting["score"],
         waiting_else=waiting["else"],
         queued=stats.pool.queued,
         restarts=stats.pool.restarts,
-        retries=ledger.retried,
         version=stats.version,
+        shards=len(ready := [shard for shard in stats.shards if shard.state == "ready"]),
+        nodes=len({shard.node for shard in ready}),
     )
 
 
 def waiting_for(rollouts: Iterable[Progress]) -> Counter[str]:
-    """How many of them wait for the `policy`, the `env`, or something `else`."""
+    """How many of them wait for the `policy`, the `env`, their `score`, or something `else`."""
     return Counter(_kind_of_wait(progress.doing) for progress in rollouts)
 
 
@@ -82,4 +86,6 @@ def _kind_of_wait(doing: str) -> str:
         return "policy"
     if doing in (RESET, STEP):
         return "env"
+    if doing == SCORE:
+        return "score"
     return "else" if doing else "over"
