@@ -5,11 +5,12 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import anyio
 
 from asyncrollout import EnvSpec, Generation, Group, Request, Task, Trajectory, UsageError, Verdict
-from asyncrollout.seeding import sampling_seed
+from asyncrollout.seeding import sampling_seed, training_seed
 from tests.sampler_programs import Program
 
 
@@ -24,6 +25,8 @@ class World:
         self.program = program
         self.tags = [f"env{place}" for place in range(len(program.shares))]
         self._tags: list[str] = []
+        self._seeds: list[int] = []
+        self._drawn: Counter[str] = Counter()  # without a seed of their own
 
     def chance(self, *place: object) -> float:
         return sampling_seed(self.program.seed, *place) / 2**31
@@ -35,9 +38,15 @@ class World:
         return Task({"number": index}, 1_000 + index if index % 5 == 0 else None, tag)
 
     def env_seed(self, index: int) -> int:
-        task = self.task(index)
-        given = None if task is None else task.seed
-        return sampling_seed(self.program.seed, "env", index) if given is None else given
+        """Its task's own, or the next one of its tag."""
+        while len(self._seeds) <= index:
+            task, tag = self.task(len(self._seeds)), self.tag(len(self._seeds))
+            given = None if task is None else task.seed
+            if given is None:
+                given = training_seed(self.program.seed, tag, self._drawn[tag])
+                self._drawn[tag] += 1
+            self._seeds.append(given)
+        return self._seeds[index]
 
     def tag(self, index: int) -> str:
         while len(self._tags) <= index:
@@ -100,8 +109,33 @@ class Steps:
 STEPS = EnvSpec(name="steps", factory="tests.sampler_world:Steps", runs="light")
 
 
+class Asker:
+    """What a shard asks: a client of the one policy, as of a server."""
+
+    def __init__(self, policy: "Scripted") -> None:
+        self._policy = policy
+
+    async def generate(self, request: Request) -> Generation:
+        return await self._policy.generate(request)
+
+
+_KNOWN: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def _known(key: int) -> Any:
+    return _KNOWN[key]
+
+
+def _asker(key: int) -> Asker:
+    return Asker(_KNOWN[key])
+
+
 class Scripted:
     """A policy whose replies take virtual time, and which knows itself by which weights each one was begun."""
+
+    def __reduce__(self) -> Any:
+        _KNOWN[id(self)] = self
+        return _asker, (id(self),)
 
     def __init__(self, world: World, loaded: int) -> None:
         self.loaded = loaded
@@ -142,6 +176,10 @@ class Scripted:
 
 class Hooks:
     """The filter, the score and the source of tasks; what they heard, and what they raised."""
+
+    def __reduce__(self) -> Any:
+        _KNOWN[id(self)] = self
+        return _known, (id(self),)
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -17,7 +17,7 @@ from msgspec import inspect as inspect_types
 import asyncrollout as ar
 from asyncrollout import filters, rewards
 from asyncrollout.batches.advantage import _NAMES
-from asyncrollout.config import Config, parse_config, read_config, read_tasks, schema, to_yaml
+from asyncrollout.config import Config, build, parse_config, read_config, read_tasks, schema, to_yaml
 from asyncrollout.config.type_info import bare, options, structs
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.redaction import is_secret
@@ -74,8 +74,8 @@ def test_defaults_are_those_of_rollouts() -> None:
         "groups",
         "batches",
         "evaluate",
-        "eval_split",
         "backend",
+        "ray",
         "reward_normalization",
         "advantage",
     }
@@ -100,7 +100,9 @@ def test_policies_and_agents_have_the_options_of_their_classes() -> None:
 
 
 def test_mirrored_structs_are_as_the_originals() -> None:
-    assert defaults(schema.EnvEntry) == {**defaults(ar.Share), "runs": None}
+    own = {"runs": None, "eval": schema.EvalOptions()}
+    assert defaults(schema.EnvEntry) == {**defaults(ar.Share), **own}
+    assert schema.EvalOptions().split == parameters(ar.Rollouts.evaluate)["split"]
     normalize = parameters(rewards.normalize)
     assert defaults(schema.Normalization) == {name: normalize[name] for name in ("grouping", "method")}
     assert get_args(schema.Normalization.__annotations__["method"]) == get_args(rewards.Method)
@@ -328,6 +330,7 @@ def test_a_config_made_in_python_is_checked_too() -> None:
         ("env: bandit\nkeep: top_p", ["keep.value=0.5"], {"keep": schema.TopP(value=0.5)}),
         ("env: bandit\nkeep: reward_varies", ["keep=null"], {"keep": None}),
         ("env: bandit", ["max_lag="], {"max_lag": None}),
+        ("env: bandit", ["env.eval.split=val"], {"env": schema.EnvEntry("bandit", eval=schema.EvalOptions("val"))}),
         ("env: [{env: bandit}]", ["env.0.share=2"], {"env": [schema.EnvEntry("bandit", share=2.0)]}),
         ("env: bandit", ["tasks=[1, {a: b=c}]"], {"tasks": [1, {"a": "b=c"}]}),
         ("", ["env=bandit"], {"env": "bandit"}),
@@ -451,3 +454,20 @@ def test_any_document_is_a_config_or_an_error(value: Any) -> None:
     except ar.UsageError as error:
         reported = str(error)
     assert reported.startswith("config.yaml")
+
+
+def test_shards_of_a_cluster() -> None:
+    config = parse_config("env: bandit\nshards: 4\nray: {address: 'auto', num_cpus: 2, labels: {zone: a}}")
+    assert config.shards == 4
+    assert build._shards(config) == ar.RayShards(4, address="auto", num_cpus=2, labels={"zone": "a"})
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("ray: {address: auto}", "ray: is where shards run, and there are none"),
+    ("shards: 2\nbackend: inline", "each shard has a pool of its own"),
+    ("shards: 2\nrecord: true", "on the nodes of the shards"),
+    ("shards: 2\npolicy: {kind: local}", "is on this machine, which shards do not reach"),
+])  # fmt: skip
+def test_what_does_not_go_with_shards(text: str, said: str) -> None:
+    with pytest.raises(ar.UsageError, match=said):
+        parse_config(f"env: bandit\n{text}")

@@ -29,7 +29,7 @@ from asyncrollout.cli.samples import write_samples
 from asyncrollout.cli.terminal.live import Display, live, live_view
 from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.cli.terminal.numbers import as_record, summary, with_totals
-from asyncrollout.cli.terminal.output import DONE, STOPPED, Output, OutputParam, program
+from asyncrollout.cli.terminal.output import DONE, STOPPED, WHOLE, Output, OutputParam, program
 from asyncrollout.cli.terminal.scores import (
     EvaluationProgress,
     evaluation_summary,
@@ -39,7 +39,7 @@ from asyncrollout.cli.terminal.scores import (
 )
 from asyncrollout.cli.terminal.signals import Stop, stoppable
 from asyncrollout.config import Config, read_config, read_tasks
-from asyncrollout.config.build import check_imports, open_rollouts
+from asyncrollout.config.build import check_imports, open_rollouts, splits_of
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.journal.history import read_past
@@ -49,6 +49,7 @@ from asyncrollout.redaction import hide_in_error, known_secrets
 from asyncrollout.report.page import REPORT, WrittenReport
 from asyncrollout.report.videos import videos_of
 from asyncrollout.rollouts.api import Rollouts
+from asyncrollout.rollouts.evaluator import SplitChoice
 from asyncrollout.telemetry import RunMetrics
 from asyncrollout.video.files import VIDEOS
 
@@ -69,6 +70,10 @@ AcceptChanges = Annotated[
     tuple[str, ...],
     Parameter(help="Accept a changed setting of the agent or policy, such as agent.system_prompt. Repeatable."),
 ]
+Shards = Annotated[int | None, WHOLE, Parameter(help="Play groups on this many processes of a Ray cluster.")]
+RayAddress = Annotated[
+    str | None, Parameter(name="--ray", help="Address of the Ray cluster for --shards: HOST:6379, auto or local.")
+]
 AllowImport = Annotated[bool, Parameter(help="Allow imports of code: `score`, and envs given as module:Class.")]
 
 
@@ -77,10 +82,18 @@ def check_server(base_url: str | None, model: str | None) -> None:
         raise UsageError("--base-url and --model go together: the URL of a server and the name of its model")
 
 
+def shard_overrides(shards: int | None, ray: str | None) -> list[str]:
+    """The options of the command line as overrides of a configuration."""
+    given = {"shards": shards, "ray.address": ray}
+    return [f"{key}={value}" for key, value in given.items() if value is not None]
+
+
 async def run(
     config: Annotated[Path, Parameter(help="YAML file; see examples/configs.")],
     *overrides: Overrides,
     runs: Runs = Path("runs"),
+    shards: Shards = None,
+    ray: RayAddress = None,
     allow_import: AllowImport = False,
     output: OutputParam,
 ) -> int:
@@ -92,7 +105,10 @@ async def run(
     Example: asyncrollout run examples/configs/mixed_dapo.yaml
 
     Example: asyncrollout run examples/configs/frozen_lake_solver.yaml name=lake env_kwargs.size=8
+
+    Example: asyncrollout run examples/configs/mixed_dapo.yaml --ray 10.0.0.1:6379 --shards 8
     """
+    overrides = (*overrides, *shard_overrides(shards, ray))
     if not config.is_file():
         raise UsageError(f"{config} is not a file" if config.exists() else f"{config} does not exist")
     chosen = read_config(config, overrides, dialect=RAGEN_KEYS)
@@ -216,7 +232,12 @@ async def play(
                     on_open()
                     if config.evaluate is not None:
                         await _evaluate(
-                            rollouts, config, config.evaluate, title=directory.name, output=output, stop=stop
+                            rollouts,
+                            config,
+                            splits_of(config, allow_import=allow_import),
+                            title=directory.name,
+                            output=output,
+                            stop=stop,
                         )
                     else:
                         await _consume(
@@ -274,9 +295,12 @@ async def _report(directory: Path, stop: Stop, output: Output) -> WrittenReport 
     return None
 
 
-async def _evaluate(rollouts: Rollouts, config: Config, tasks: int, *, title: str, output: Output, stop: Stop) -> None:
+async def _evaluate(
+    rollouts: Rollouts, config: Config, split: SplitChoice, *, title: str, output: Output, stop: Stop
+) -> None:
     """Play each task `group_size` times, recorded, with a live view."""
-    listed = read_tasks(config)
+    listed, tasks = read_tasks(config), config.evaluate
+    assert tasks is not None
     if listed is not None and len(listed) < tasks:
         raise UsageError(f"evaluate: found {tasks}, but there are {len(listed)} tasks")
     console = Console(stderr=True, quiet=output.quiet or output.json)
@@ -286,7 +310,7 @@ async def _evaluate(rollouts: Rollouts, config: Config, tasks: int, *, title: st
         await rollouts.evaluate(
             tasks if listed is None else listed[:tasks],
             k=config.group_size,
-            split=config.eval_split,
+            split=split,
             seed=config.seed,
             on_group=progress.add,
         )

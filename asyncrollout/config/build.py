@@ -24,9 +24,11 @@ from asyncrollout.policies.openai.policy import OpenAIPolicy
 from asyncrollout.policies.scripted import ScriptedPolicy, SolverPolicy
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Policy
+from asyncrollout.ray.ray_shards import RayShards
 from asyncrollout.redaction import known_secrets, named_secrets, without_secrets
 from asyncrollout.registry import allowed_env
 from asyncrollout.rollouts.api import Rollouts
+from asyncrollout.rollouts.evaluator import DEFAULT_SPLIT, SplitChoice
 from asyncrollout.rollouts.options import read_accepted, read_envs
 from asyncrollout.rollouts.resume import run_identity
 from asyncrollout.rollouts.sampling.task_source import Share
@@ -80,6 +82,7 @@ async def open_rollouts(
             score=None if config.score is None else import_object(config.score, "score"),
             workers=None if pool is not None else config.workers,
             pool=pool,
+            shards=_shards(config),
             run_dir=run_dir,
             resume=resume,
             accept_changes=accept_changes,
@@ -124,6 +127,16 @@ def share_of(entry: schema.EnvEntry, *, allow_import: bool) -> Share:
     return Share(spec, entry.tag, entry.share, entry.env_kwargs)
 
 
+def splits_of(config: Config, *, allow_import: bool) -> SplitChoice:
+    """What `Rollouts.evaluate` takes as `split`."""
+    entries = config.entries
+    if len({entry.eval.split for entry in entries}) == 1:
+        return entries[0].eval.split
+    shares = read_envs([share_of(entry, allow_import=allow_import) for entry in entries], None)
+    chosen = {share.tag: entry.eval.split for share, entry in zip(shares, entries, strict=True)}
+    return {tag: split for tag, split in chosen.items() if split != DEFAULT_SPLIT}
+
+
 @asynccontextmanager
 async def _open_pool(config: Config) -> AsyncIterator[EnvPool | None]:
     """A pool, if it is said where the envs are to run; else `Rollouts` finds out by itself."""
@@ -132,6 +145,13 @@ async def _open_pool(config: Config) -> AsyncIterator[EnvPool | None]:
         return
     async with EnvPool(config.workers, config.backend) as pool:
         yield pool
+
+
+def _shards(config: Config) -> RayShards | None:
+    if config.shards is None:
+        return None
+    cluster = schema.RayCluster() if config.ray is None else config.ray
+    return RayShards(config.shards, **msgspec.structs.asdict(cluster))
 
 
 def _recorder(config: Config) -> bool | VideoRecorder:

@@ -76,6 +76,13 @@ class RecordedReply(NamedTuple):
     seconds: float | None = None
 
 
+def recorded_reply(event: Replied) -> RecordedReply:
+    policy = 0 if event.policy is msgspec.UNSET else event.policy
+    oldest = None if event.oldest_version is msgspec.UNSET else event.oldest_version
+    took = None if event.seconds is msgspec.UNSET else event.seconds
+    return RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest, took)
+
+
 class RedeliveredBatch(NamedTuple):
     """A batch that was delivered, and is to be delivered again as it was."""
 
@@ -104,6 +111,8 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.attempts = 0
+        self.has_spread_seeds = False
+        """Whether an older version began the run: then envs keep getting their seeds as they did."""
         self.given: dict[str, Any] = {}
         self.drawn: dict[int, Drawn] = {}
         self.settled = GroupNumbers()
@@ -147,6 +156,8 @@ class RunHistory:
         match event:
             case Began():
                 self.attempts += 1
+                if self.attempts == 1:
+                    self.has_spread_seeds = event.seeds == "spread"
                 self._in_flight.clear()
                 self._partial_round.clear()
                 if changes(self.given, event.given):
@@ -160,12 +171,7 @@ class RunHistory:
             case Dispatched(uid=uid):
                 self._begin(uid)
             case Replied(uid=uid):
-                policy = 0 if event.policy is msgspec.UNSET else event.policy
-                oldest = None if event.oldest_version is msgspec.UNSET else event.oldest_version
-                took = None if event.seconds is msgspec.UNSET else event.seconds
-                self.replies[uid].append(
-                    RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest, took)
-                )
+                self.replies[uid].append(recorded_reply(event))
             case Failed(uid=uid):
                 self.replies.pop(uid, None)
                 self.retries[group_of(uid)] += 1

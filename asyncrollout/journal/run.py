@@ -21,13 +21,14 @@ from asyncrollout.journal.events import (
     Evaluating,
     Failed,
     Judged,
+    ShardPlace,
     TakenBack,
     Updated,
     end_of,
 )
 from asyncrollout.journal.files import cut_torn_end, whole_lines
 from asyncrollout.journal.group_numbers import GroupNumbers
-from asyncrollout.journal.history import RunHistory, read_past
+from asyncrollout.journal.history import RecordedReply, RunHistory, read_past
 from asyncrollout.journal.settings import changes, read_given
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.pool.wire.digest import digest
@@ -37,6 +38,15 @@ from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, 
 
 _SHOWN = 500
 _SHOWN_SETTING = 200
+
+
+class EvaluationSettings(msgspec.Struct, frozen=True):
+    """What an evaluation adds to the envs' own arguments, the split that each tag plays, and how much it plays."""
+
+    env_kwargs: dict[str, Any]
+    splits: dict[str, str]
+    tasks: int
+    k: int
 
 
 class VoidVerdict(NamedTuple):
@@ -74,8 +84,35 @@ class NullJournal:
 
     def failed(self, trajectory: Trajectory) -> None: ...
 
-    async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:  # noqa: ARG002
+    async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         """The trajectory, which is on its way to the disk; one that cannot be written has failed."""
+        return self.ended(tag, trajectory)
+
+    # What shards report has happened elsewhere: replies are read there, and lines are encoded there.
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is queued, or cannot be written."""
+        return False
+
+    async def room(self) -> None:
+        """Wait while too much is queued."""
+
+    def recorded_replies(self, uid: str) -> list[RecordedReply]:  # noqa: ARG002
+        """Those of a rollout that an earlier process has begun, and this one has not."""
+        return []
+
+    def replied(self, line: bytes) -> None:
+        """A reply, encoded as its event."""
+
+    def ended(
+        self,
+        tag: str,  # noqa: ARG002
+        trajectory: Trajectory,
+        record: bytes = b"",  # noqa: ARG002
+        place: ShardPlace | None = None,  # noqa: ARG002
+    ) -> Trajectory:
+        """As `finished`, without a wait for room; `record` is its line in the file of trajectories, if known."""
         return trajectory
 
     def judged(self, group: Group, more: int) -> None:
@@ -99,7 +136,11 @@ class NullJournal:
 
     def updated(self, weights: int) -> None: ...
 
-    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:  # noqa: ARG002
+    def is_interrupted(self, what: Any) -> bool:  # noqa: ARG002
+        """Whether an evaluation of this began in an earlier process, and did not end."""
+        return False
+
+    def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:  # noqa: ARG002
         """A name that no other evaluation has; but one that was interrupted, and is the same, continues."""
         self.past.evaluations += 1
         return f"{EVALUATED}{self.past.evaluations - 1}"
@@ -162,18 +203,42 @@ class RunJournal(NullJournal):
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         await self.writer.room()
-        group = group_of(trajectory.uid)
+        return self.ended(tag, trajectory)
+
+    @property
+    def is_full(self) -> bool:
+        return self.writer.is_full
+
+    async def room(self) -> None:
+        await self.writer.room()
+
+    def recorded_replies(self, uid: str) -> list[RecordedReply]:
+        return [] if uid in self._dispatched else [*self.past.replies.get(uid, ())]
+
+    def replied(self, line: bytes) -> None:
+        self.writer.put_line(line)
+
+    def ended(
+        self, tag: str, trajectory: Trajectory, record: bytes = b"", place: ShardPlace | None = None
+    ) -> Trajectory:
         if trajectory.error is not None:
             trajectory = msgspec.structs.replace(trajectory, error=hide_in_error(trajectory.error, self._secrets))
+        if not record:
+            trajectory, record = self._encoded(tag, trajectory)
+        self._dispatched.discard(trajectory.uid)
+        self.past.replies.pop(trajectory.uid, None)
+        error_shown = None if trajectory.error is None else self._shown_error(trajectory)
+        self.writer.put(end_of(trajectory, error_shown, place=place), record)
+        return trajectory
+
+    def _encoded(self, tag: str, trajectory: Trajectory) -> tuple[Trajectory, bytes]:
+        group = group_of(trajectory.uid)
         try:
             line = encode_record(group, tag, trajectory)
         except UsageError as error:
-            trajectory = _unwritable(trajectory, error)
+            trajectory = unwritable(trajectory, error)
             line = encode_record(group, tag, trajectory)
-        self._dispatched.discard(trajectory.uid)
-        error_shown = None if trajectory.error is None else self._shown_error(trajectory)
-        self.writer.put(end_of(trajectory, error_shown), line + b"\n")
-        return trajectory
+        return trajectory, line + b"\n"
 
     def judged(self, group: Group, more: int) -> None:
         assert group.verdict is not None
@@ -208,14 +273,27 @@ class RunJournal(NullJournal):
     def updated(self, weights: int) -> None:
         self.writer.put(Updated(weights=weights))
 
-    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:
+    def is_interrupted(self, what: Any) -> bool:
+        asked = digest(what)
+        return any(begun.what == asked for begun in self.past.evaluating.values())
+
+    def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:
         asked = digest(what)
         for name, begun in self.past.evaluating.items():
             if begun.what == asked:
                 del self.past.evaluating[name]
                 return name
-        name = super().begin_evaluation(what, env_kwargs, tasks, k)
-        self.writer.put(Evaluating(name=name, what=asked, env_kwargs=_recordable(env_kwargs), tasks=tasks, k=k))
+        name = super().begin_evaluation(what, settings)
+        self.writer.put(
+            Evaluating(
+                name=name,
+                what=asked,
+                env_kwargs=_recordable(settings.env_kwargs),
+                splits=settings.splits,
+                tasks=settings.tasks,
+                k=settings.k,
+            )
+        )
         return name
 
     def end_evaluation(self, name: str) -> None:
@@ -248,7 +326,11 @@ async def open_journal(
         else:
             past = await to_thread.run_sync(_read, directory, given, resume, accept)
         async with Writer(directory) as writer:
-            began = Began(given=given, batch=None if isinstance(resume, bool) else resume)
+            began = Began(
+                given=given,
+                batch=None if isinstance(resume, bool) else resume,
+                seeds="spread" if past.has_spread_seeds else "consecutive",
+            )
             if not past.attempts:
                 writer.put(began)  # the first line, even if trajectories are left
             for drawn in past.undrawn:
@@ -346,7 +428,8 @@ def _recordable(env_kwargs: dict[str, Any]) -> Any:
         return None
 
 
-def _unwritable(trajectory: Trajectory, error: UsageError) -> Trajectory:
+def unwritable(trajectory: Trajectory, error: UsageError) -> Trajectory:
+    """A rollout that has failed because its trajectory cannot be recorded."""
     failed = EnvError.at(f"{error}", env=trajectory.env, seed=trajectory.seed, turn=len(trajectory.turns))
     return msgspec.structs.replace(
         trajectory,

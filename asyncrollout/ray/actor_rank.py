@@ -270,6 +270,7 @@ class ActorRank:
             clock=self.clock,
             on_hello=partial(self._on_hello, life),
             on_idle=self._on_idle,
+            starting=self._watch.starting,
             on_lost=partial(self._on_disconnect, life),
             reported=life.page,
             node="",

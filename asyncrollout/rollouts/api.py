@@ -21,13 +21,14 @@ from asyncrollout.rollouts.engine import Engine
 from asyncrollout.rollouts.episode.group import Failures
 from asyncrollout.rollouts.episode.scoring import Score
 from asyncrollout.rollouts.evaluation import Evaluation
-from asyncrollout.rollouts.evaluator import Evaluator
+from asyncrollout.rollouts.evaluator import DEFAULT_SPLIT, Evaluator, SplitChoice
 from asyncrollout.rollouts.options import RolloutsOptions
 from asyncrollout.rollouts.sampling.batch_buffer import OnExhausted
 from asyncrollout.rollouts.sampling.filtering import Keep
 from asyncrollout.rollouts.sampling.shares import SharesOf
 from asyncrollout.rollouts.sampling.stream import Order
 from asyncrollout.rollouts.sampling.task_source import MapStyle, Share, Tasks
+from asyncrollout.rollouts.shards.shard_set import ShardBackend
 from asyncrollout.rollouts.snapshot import RolloutsStats, read_gauges, read_stats
 from asyncrollout.telemetry import METRICS, JsonLines, RunMetrics, Sink
 from asyncrollout.telemetry.exporter import MetricsExporter
@@ -54,6 +55,8 @@ class Rollouts:
         agent: Any other agent, in place of a policy.
         workers: Number of worker processes; None chooses by the envs.
         pool: An open pool to use instead of a new one.
+        shards: `RayShards(n)` has whole groups played by so many processes of a Ray cluster, each with its own pool of
+            `workers` and its own copy of the policy; without it, they are played in this process.
     How results are judged:
         score: A function that gives the reward of a trajectory, or of a group.
         failures: How often failed rollouts are played again, and which groups are dropped.
@@ -98,6 +101,7 @@ class Rollouts:
         stall_seconds: float = 900.0,
         workers: int | None = None,
         pool: EnvPool | None = None,
+        shards: ShardBackend | None = None,
         run_dir: str | PathLike[str] | None = None,
         resume: bool | int = False,
         accept_changes: Collection[str] = (),
@@ -209,7 +213,7 @@ class Rollouts:
         tasks: int | Iterable[Any] | MapStyle,
         *,
         k: int = 1,
-        split: str | None = "test",
+        split: SplitChoice = DEFAULT_SPLIT,
         env_kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         on_group: Callable[[Group], None] | None = None,
@@ -217,9 +221,10 @@ class Rollouts:
         """Play each task `k` times, beside everything else; evaluations together use at most half of `max_in_flight`.
 
         `tasks` may be a number of episodes. The seeds of envs and of sampling depend on `seed` alone, so that
-        evaluations can be compared and repeated; those of an env follow one another. `split` is what envs that have
-        splits (`EnvSpec.splits`) play, whatever split their own arguments name; None leaves these alone. `env_kwargs`
-        are added to the env's own.
+        evaluations can be compared and repeated; those of an env follow one another, and are never those of training.
+        `split` is what envs that have splits (`EnvSpec.splits`) play, whatever split their own arguments name: one for
+        all, or by tag (`{"math": "val"}`; others play "test"); None leaves an env's own. `env_kwargs` are added to the
+        env's own.
         `on_group` is called with each group as it ends.
         """
         k, seed = validation.check_int("k", k, 1), validation.check_int("seed", seed, 0)
@@ -230,11 +235,19 @@ class Rollouts:
 
     async def drain(self, seconds: float) -> None:
         """Stop asking the policy, and wait at most so long for replies in flight, so that they are recorded."""
-        control = self._engine.control
-        if control.can_update:
-            self._parts.push_async_callback(control.resume, None)  # others may use it, and servers are notified
+        if self._engine.control.can_update:
+            self._parts.push_async_callback(self._engine.resume, None)  # others may use it, and servers are notified
             with anyio.move_on_after(seconds):
-                await control.pause("wait")
+                await self._engine.pause("wait")
+
+    async def scale(self, shards: int, *, drain: bool = True) -> None:
+        """Have so many shards, while groups play; returns once new ones are ready, and those removed are gone.
+
+        A shard that is removed first plays its groups to their end. Without `drain` they continue on other shards at
+        once, with the replies recorded so far.
+        """
+        self._check_open()
+        await self._engine.scale(validation.check_int("shards", shards, 1), drain=drain)
 
     def expect(self, batches: int, groups: int) -> None:
         """Announce how many batches of how many groups will be taken, so that `figures` can estimate the time left."""

@@ -9,27 +9,6 @@ from asyncrollout.dropin.ragen.settings import CustomEnv, registered_type
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import find_env, load_factory
 
-_CELLS = {
-    "sokoban": {
-        "#": "wall",
-        "_": "floor",
-        "O": "target",
-        "√": "box on a target",
-        "X": "box",
-        "P": "player",
-        "S": "player on a target",
-    },
-    "frozen_lake": {
-        "P": "player",
-        "_": "ice",
-        "O": "hole",
-        "G": "goal",
-        "X": "player in a hole",
-        "√": "player on the goal",
-    },
-}
-"""What the symbols of a grid mean, in the order of the codes of its cells."""
-
 
 @dataclass(frozen=True)
 class PromptTemplates:
@@ -39,7 +18,8 @@ class PromptTemplates:
     as far as they apply. They stand in the `system` message, or with `opening` before the first turn. A turn is
     `reward` of the turn before, then `turn`, whose `{body}` is the piece of that name. In single-turn mode the user's
     message is `summary`, `past` for each past turn and `current`, or `alone` if there are none; that of an environment
-    of the type `alfworld` has texts of its own.
+    of the type `alfworld` has texts of its own. With `agent_proxy.explain_invalid`, `invalid` stands in the place of
+    `warning`, and says why.
     """
 
     system: str = "You are a helpful assistant. {rules}"
@@ -55,6 +35,7 @@ class PromptTemplates:
         "Always reply in exactly this form, without any other text: {format}{length}\n"
     )
     warning: str = "Your last reply had no valid action, so the state is the same as before. Please try again.\n"
+    invalid: str = "Your last reply was invalid: {reason}. Please try again.\n"
     length: str = " A reply has at most {max_tokens} words (tokens)."
     think_format: str = "<think> your thoughts </think> <answer> your answer </answer>"
     answer_format: str = "<answer> your answer </answer>"
@@ -100,7 +81,7 @@ class _Words:
     def symbols(self) -> dict[str, str]:
         if vocabulary := self._custom.option("grid_vocab") or getattr(self._source, "grid_vocab", None):
             return dict(vocabulary)
-        cells = _CELLS.get(self._type, {})
+        cells = envs.CELLS.get(self._type, {})
         lookup = {int(code): sign for code, sign in (self._custom.option("grid_lookup") or {}).items()}
         return {lookup.get(code, sign): what for code, (sign, what) in enumerate(cells.items())}
 

@@ -179,6 +179,7 @@ class Supervisor:
             clock=self.clock,
             on_hello=partial(self._on_hello, config.directory),
             on_idle=self._on_idle,
+            starting=self._watch.starting,
             on_lost=self._on_disconnect,
         )
         return await asyncio.get_running_loop().create_unix_server(make_host, str(config.directory / "socket"))

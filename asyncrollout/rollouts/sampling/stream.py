@@ -12,7 +12,7 @@ from asyncrollout.concurrency import task_group
 from asyncrollout.errors import ClosedError, ExhaustedError, StalledError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.control import PolicyControl
-from asyncrollout.rollouts.episode.group import GroupRunner
+from asyncrollout.rollouts.episode.group import GroupPlayer
 from asyncrollout.rollouts.observers import RunObserver
 from asyncrollout.rollouts.sampling.admission import AdmissionLoad, AdmissionRules, may_start
 from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer, OnExhausted
@@ -66,7 +66,7 @@ class GroupStream:
     def __init__(
         self,
         source: TaskSource,
-        runner: GroupRunner,
+        player: GroupPlayer,
         *,
         filters: FilterRunner,
         stats: BatchStats,
@@ -76,7 +76,7 @@ class GroupStream:
         had_valid: bool = False,
     ) -> None:
         self._source = source
-        self._runner = runner
+        self._player = player
         self._filters = filters
         self._stats = stats
         self._observer = observer
@@ -212,7 +212,7 @@ class GroupStream:
 
     async def _run_one(self, draw: GroupRequest) -> None:
         self._observer.journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
-        group = await self._runner.run(draw)
+        group = await self._player.run(draw)
         self._playing.remove(draw)
         if self._is_stale(group):
             self._finished.skip(draw)
