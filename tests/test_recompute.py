@@ -125,9 +125,15 @@ async def killed_and_resumed(directory: Path) -> None:
 
 async def given_up(directory: Path) -> None:
     """Each `collect` cancels what it does not deliver, and the next one plays it again."""
-    async with rollouts(directory, Model(), order="start", keep=None) as run:
+
+    def keep(group: ar.Group) -> ar.Verdict:
+        return ar.Verdict(keep=int(group.id[1:]) % 3 == 2, reason="not a third")
+
+    async with rollouts(directory, Model(), order="start", keep=keep, max_in_flight=30) as run:
         for _ in range(3):
             await run.collect(groups=2)
+    async with rollouts(directory, Model(), order="start", keep=keep, max_in_flight=30, resume=True) as run:
+        await run.collect(groups=2)
 
 
 async def evaluating(directory: Path) -> None:
@@ -312,6 +318,7 @@ async def test_figures_are_what_the_files_say(
         check_comparison(run, capsys)
         turns = [turn for one in Recomputed(run).records.values() for turn in one["turns"]]
         assert any(turn["replayed"] for turn in turns) or kind is not resumed
+        assert "cancelled attempts" in Recomputed(run).lost() or kind is not given_up
         if kind is not killed:  # its metrics know what the files have lost
             check_metrics(run)
 
