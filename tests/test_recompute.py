@@ -195,7 +195,20 @@ def check_tiles_and_waste(run: Path) -> None:
     if raw.batches:
         assert series_of(summary, "Groups kept by batch")["kept"] == [[*point] for point in raw.share_kept()]
     if any(batch["weights"] for batch in raw.batches.values()):
-        assert series_of(summary, "Lag by batch")["oldest rollout"] == [[*point] for point in raw.lags()]
+        lags = series_of(summary, "Lag by batch")
+        assert lags["oldest rollout"] == [[index, oldest] for index, oldest, _ in raw.lags()]
+        assert lags["mean"] == [[index, near(behind)] for index, _, behind in raw.lags()]
+    if raw.batches:
+        rewards = series_of(summary, "Reward by batch")
+        assert [point[:2] for point in rewards["delivered"]] == [
+            [one, near(mean)] for one, mean, _ in raw.rewards_by_batch()
+        ]
+        assert [point[:2] for point in rewards["all groups"]] == [
+            [one, near(mean)] for one, _, mean in raw.rewards_by_batch()
+        ]
+    named = zip(("all played", "delivered"), raw.mean_lengths(), strict=True)
+    means = ", ".join(f"{name} {mean:,.3f}" for name, mean in named if mean is not None)
+    assert part_of(summary, "Length of a rollout")["note"] == f"Mean: {means}."
 
 
 def check_table_of_envs(run: Path) -> None:
