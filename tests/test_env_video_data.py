@@ -14,6 +14,7 @@ import yaml
 from asyncrollout import EnvError, EnvPool, TextOptions, UsageError
 from asyncrollout_envs.video import VideoEnv, VideoText, make_videos
 from asyncrollout_envs.video.__main__ import main
+from asyncrollout_envs.video.questions import Row
 from asyncrollout_envs.video.scenes import invent_clip, moments, questions
 
 QUESTION = {
@@ -136,6 +137,14 @@ def test_options_of_any_text_have_one_right_answer(
     for said in [*right, *wrong]:
         reset(env)
         assert env.step(f"<answer>{said}</answer>")[4]["success"] == (said in right), said
+
+
+def test_a_frame_that_is_listed_twice_counts_once() -> None:
+    rows = [
+        Row(path="v.mp4", problem="?", problem_type="OCR", relevant_sample_frames=[*range(6), *more])
+        for more in ([], range(6))
+    ]
+    assert rows[0].read() == rows[1].read()  # else less than all of it would be the best that a look can have
 
 
 def test_options_that_are_the_same_have_no_answer(made: Path, write: Write) -> None:

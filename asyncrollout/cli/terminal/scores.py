@@ -230,8 +230,7 @@ def read_evaluated(directory: Path, wanted: int) -> EvaluationFigures:
 def _split_of(side: ComparedRun) -> str:
     """What the last evaluation played, or nothing if no env has splits."""
     evaluation = side.history.last_evaluation
-    kwargs = None if evaluation is None else evaluation.env_kwargs
-    return str(kwargs.get("split", "")) if isinstance(kwargs, dict) else ""
+    return "" if evaluation is None else evaluation.split
 
 
 def _scores_of(side: ComparedRun, tag: str, ks: Sequence[int]) -> Scores:
