@@ -93,7 +93,8 @@ async def test_groups_of_a_lost_shard_continue_elsewhere(
     held = anyio.Event()
 
     def hold_later(number: int, body: Json) -> Fault:
-        return by_seed(number, body) if number < 5 or held.is_set() else Hold(held, then=by_seed(number, body))
+        is_first = all(message["role"] != "assistant" for message in body["messages"])
+        return by_seed(number, body) if is_first or held.is_set() else Hold(held, then=by_seed(number, body))
 
     async with llm_server("vllm", by_seed) as undisturbed, rollouts_of(undisturbed.url, None) as rollouts:
         expected = shown(await anext(rollouts.batches(groups=3)))
@@ -105,7 +106,7 @@ async def test_groups_of_a_lost_shard_continue_elsewhere(
                 batches.append(await anext(rollouts.batches(groups=3)))
 
             tasks.start_soon(take)
-            await server.until(lambda: server.in_flight == 6 and len(server.requests) >= 11, PATIENCE)
+            await server.until(lambda: server.in_flight == 6 and answered(server).total() == 6, PATIENCE)
             recorded = answered(server)
             lost = actors(ray_cluster)[0]
             if how == "killed":
@@ -117,7 +118,7 @@ async def test_groups_of_a_lost_shard_continue_elsewhere(
             held.set()
         figures = rollouts.ledger
     assert shown(batches[0]) == expected
-    assert recorded.total() == 5
+    assert recorded.total() == 6
     assert all(answered(server)[request] == 1 for request in recorded)
     assert figures.balanced
     assert figures.dispatched_count == 6
@@ -145,7 +146,8 @@ async def test_a_run_that_was_killed_continues_with_another_number_of_shards(
     held = anyio.Event()
 
     def hold_later(number: int, body: Json) -> Fault:
-        return by_seed(number, body) if number < 5 or held.is_set() else Hold(held, then=by_seed(number, body))
+        is_first = all(message["role"] != "assistant" for message in body["messages"])
+        return by_seed(number, body) if is_first or held.is_set() else Hold(held, then=by_seed(number, body))
 
     async with llm_server("vllm", hold_later) as server:
         command = [
@@ -157,8 +159,8 @@ async def test_a_run_that_was_killed_continues_with_another_number_of_shards(
             str(tmp_path / "run"),
         ]
         with subprocess.Popen(command, cwd=ROOT) as process:  # noqa: ASYNC220
-            await server.until(lambda: server.in_flight == 6 and len(server.requests) >= 11, PATIENCE)
-            await _journaled(tmp_path / "run" / "journal.jsonl", turns=5)
+            await server.until(lambda: server.in_flight == 6 and answered(server).total() == 6, PATIENCE)
+            await _journaled(tmp_path / "run" / "journal.jsonl", turns=6)
             recorded = answered(server)
             process.kill()
             await anyio.to_thread.run_sync(process.wait)
@@ -172,7 +174,7 @@ async def test_a_run_that_was_killed_continues_with_another_number_of_shards(
         async with rollouts_of(server.url, None, run_dir=tmp_path / "run", resume=0) as rollouts:
             again = shown(await anext(rollouts.batches(groups=3)))
     assert resumed == again
-    assert recorded.total() == 5
+    assert recorded.total() == 6
     assert all(answered(server)[request] == 1 for request in recorded)
 
 
