@@ -37,6 +37,7 @@ from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, 
 
 _SHOWN = 500
 _SHOWN_SETTING = 200
+_FEW_TASKS = 200  # whose digest is taken at once
 
 
 class NullJournal:
@@ -88,7 +89,7 @@ class NullJournal:
 
     def updated(self, weights: int) -> None: ...
 
-    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:  # noqa: ARG002
+    async def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:  # noqa: ARG002
         """A name that no other evaluation has; but one that was interrupted, and is the same, continues."""
         self.past.evaluations += 1
         return f"{EVALUATED}{self.past.evaluations - 1}"
@@ -185,13 +186,13 @@ class RunJournal(NullJournal):
     def updated(self, weights: int) -> None:
         self.writer.put(Updated(weights=weights))
 
-    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:
-        asked = digest(what)
+    async def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:
+        asked = digest(what) if tasks <= _FEW_TASKS else await to_thread.run_sync(digest, what)
         for name, begun in self.past.evaluating.items():
             if begun.what == asked:
                 del self.past.evaluating[name]
                 return name
-        name = super().begin_evaluation(what, env_kwargs, tasks, k)
+        name = await super().begin_evaluation(what, env_kwargs, tasks, k)
         self.writer.put(Evaluating(name=name, what=asked, env_kwargs=_recordable(env_kwargs), tasks=tasks, k=k))
         return name
 

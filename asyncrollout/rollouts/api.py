@@ -11,6 +11,7 @@ import anyio
 
 from asyncrollout import validation
 from asyncrollout.batches.batch import Batch
+from asyncrollout.concurrency import run_to_end
 from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
@@ -137,7 +138,7 @@ class Rollouts:
         try:
             await self._engine.stop(error)
         finally:
-            self._evaluator.close()
+            await run_to_end(self._evaluator.close)
             self._delivery.account()
             await self._parts.__aexit__(kind, error, trace)
 
@@ -214,7 +215,9 @@ class Rollouts:
         seed: int = 0,
         on_group: Callable[[Group], None] | None = None,
     ) -> Evaluation:
-        """Play each task `k` times, beside everything else; evaluations together use at most half of `max_in_flight`.
+        """Play each task `k` times, beside everything else.
+
+        All evaluations together have half of `max_in_flight` while training needs places, too, and otherwise all of it.
 
         `tasks` may be a number of episodes. The seeds of envs and of sampling depend on `seed` alone, so that
         evaluations can be compared and repeated; those of an env follow one another. `split` is what envs that have

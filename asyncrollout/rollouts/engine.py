@@ -32,6 +32,7 @@ from asyncrollout.rollouts.resume import (
 from asyncrollout.rollouts.sampling.batch_stats import BatchStats
 from asyncrollout.rollouts.sampling.filtering import FilterRunner, KeepRate, check_filter
 from asyncrollout.rollouts.sampling.ledger import Ledger
+from asyncrollout.rollouts.sampling.places import Places
 from asyncrollout.rollouts.sampling.stream import GroupStream, StreamRules
 from asyncrollout.rollouts.sampling.task_source import TaskSource
 from asyncrollout.telemetry import MetricsCollector
@@ -64,7 +65,7 @@ class Engine:
         self.collector = MetricsCollector()
         self.observer = RunObserver(self.ledger, self.collector)
         self.batch_stats = BatchStats()
-        self.slots = anyio.CapacityLimiter(options.max_in_flight)
+        self.places = Places(options.max_in_flight)
         self._recorder = read_recorder(options.record, options.directory)
         self.runner = GroupRunner(
             pool=self.pool,
@@ -76,7 +77,6 @@ class Engine:
             limits=options.limits,
             failures=options.failures,
             scorer=None if options.score is None else Scorer(options.score),
-            slots=self.slots,
             observer=self.observer,
             recorder=self._recorder,
         )
@@ -117,6 +117,7 @@ class Engine:
         stream = GroupStream(
             self.source,
             self.runner,
+            places=self.places,
             filters=FilterRunner(self._keep, self.keep_rate, self.observer.journal.past.verdicts),
             stats=self.batch_stats,
             observer=self.observer,
