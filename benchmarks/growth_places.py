@@ -75,10 +75,11 @@ async def evaluated(size: int) -> Point:
 async def _compared(size: int, how: str) -> Point:
     count = ROLLOUTS // size
     bare = await _bare(f"g{group}.{member}" for group in range(count) for member in range(size))
-    usage, held = _Usage(), Held()
+    usage = _Usage()
     async with ar.Rollouts(
         SPEC, policy=ar.ScriptedPolicy(usage.reply), group_size=size, max_in_flight=PLACES, seed=1
     ) as rollouts:
+        held = Held()
         usage.began = usage._since = began = time.perf_counter()
         if how == "evaluate":
             await rollouts.evaluate(count, k=size, split=None)
