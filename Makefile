@@ -12,7 +12,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install local-llm torch-venv ragen-venv verl-venv metarl-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
+.PHONY: help install local-llm torch-venv ragen-venv verl-venv metarl-venv upstream-venv demo demo-llm test test-fast test-all test-slow test-upstream test-wheel lint format types layers bench clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,14 @@ metarl-venv: .venv-metarl/.installed  ## Install what pomdp-baselines needs into
 	.venv-metarl/bin/python $(PIP_INSTALL) --requirement tests/upstream/metarl-requirements.txt --editable '.[mujoco]'
 	@touch $@
 
+upstream-venv: .venv-upstream/.installed  ## Install what VAGEN's and RLinf's programs import into .venv-upstream, and pytest
+
+.venv-upstream/.installed: tests/upstream/requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-upstream
+	grep '^torch=' tests/upstream/requirements.txt | xargs .venv-upstream/bin/python $(PIP_INSTALL)
+	.venv-upstream/bin/python $(PIP_INSTALL) --requirement tests/upstream/requirements.txt --editable '.[mujoco]'
+	@touch $@
+
 demo: $(DEMO_INSTALLED)  ## Play several environments in one run, live, and write its report; no server, GPU or key
 	@echo "Running: $(DEMO_VENV)/bin/asyncrollout demo"
 	@$(DEMO_VENV)/bin/asyncrollout demo
@@ -97,8 +105,8 @@ test-all: $(INSTALLED)  ## Run what `make test` leaves out: drop-ins, second eve
 test-slow: $(INSTALLED)  ## Run soak and chaos tests in their full form
 	$(BIN)/python -m pytest -m slow
 
-test-upstream: $(INSTALLED)  ## Run programs of other systems against the drop-ins: make test-upstream UPSTREAM=dir
-	UPSTREAM='$(UPSTREAM)' $(BIN)/python -m pytest -m upstream tests/upstream
+test-upstream: upstream-venv verl-venv ragen-venv metarl-venv  ## Run programs of other systems against the drop-ins: make test-upstream UPSTREAM=dir
+	UPSTREAM='$(UPSTREAM)' .venv-upstream/bin/python -m pytest -m upstream tests/upstream
 
 test-wheel: $(INSTALLED)  ## Build the wheel, install it on each Python found (3.11 to 3.13) and try it
 	$(BIN)/python -m pytest -m wheel tests/test_wheel.py
@@ -133,4 +141,4 @@ bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve min
 	$(BIN)/python benchmarks/bench_seeds.py
 
 clean:  ## Remove virtual environments, caches and build files
-	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-ragen .venv-verl .venv-metarl .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-ragen .venv-verl .venv-metarl .venv-upstream .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site

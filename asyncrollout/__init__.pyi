@@ -49,6 +49,7 @@ from asyncrollout.protocols import Policy as Policy
 from asyncrollout.protocols import PolicyAgent as PolicyAgent
 from asyncrollout.protocols import Snapshots as Snapshots
 from asyncrollout.protocols import TextInterface as TextInterface
+from asyncrollout.ray.env_actors import RayOptions as RayOptions
 from asyncrollout.registry import EnvSpec as EnvSpec
 from asyncrollout.registry import env_names as env_names
 from asyncrollout.registry import find_env as find_env

@@ -179,7 +179,7 @@ class Durations(msgspec.Struct, frozen=True):
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
-    """One worker process, or rank -1 for the event loop's own thread."""
+    """One worker process, or rank -1 for the event loop's own thread. `node` is where it runs, in a cluster."""
 
     rank: int
     pid: int | None
@@ -188,6 +188,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
     calls: int
     restarts: int
     seconds: Durations
+    node: str | None = None
 
 
 class PoolStats(msgspec.Struct, frozen=True):

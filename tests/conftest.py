@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ import uvloop
 from hypothesis import settings
 
 from tests.playing import BACKENDS
+from tests.ray_cluster import TestCluster, joined, left_on_nodes, one_at_a_time
 from tests.selection import BOTH_LOOPS_EACH_TIME, EXTENDED, EXTENDED_PREFIXES, HEAVY, ON_ONE_LOOP
 
 _LEAK_PATIENCE = 5.0  # seconds for killed processes to be gone
@@ -89,6 +91,27 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return BACKENDS[request.param]
 
 
+@pytest.fixture(scope="session")
+def ray_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all processes of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def _joined_cluster(ray_directory: Path) -> Iterator[TestCluster]:
+    with joined(ray_directory) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def ray_cluster(_joined_cluster: TestCluster, ray_directory: Path) -> Iterator[TestCluster]:
+    """A Ray cluster on this machine, which the test has for itself, and on whose nodes it leaves no worker."""
+    with one_at_a_time(ray_directory):
+        yield _joined_cluster
+        assert not left_on_nodes(_joined_cluster)
+
+
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools that close wait less long for workers that never come to an end."""
@@ -104,15 +127,16 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     before = leftovers()
+    kinds = before.keys() - ({"descriptors"} if request.node.get_closest_marker("ray") else set())  # Ray keeps some
     yield
     gc.collect()
     gc.freeze()  # the next test need not have all of this looked at again
     deadline = time.monotonic() + _LEAK_PATIENCE
     while True:
         after = leftovers()
-        left = {kind: after[kind] - before[kind] for kind in after if after[kind] - before[kind]}
+        left = {kind: after[kind] - before[kind] for kind in sorted(kinds) if after[kind] - before[kind]}
         if not left:
             return
         if time.monotonic() > deadline:

@@ -131,6 +131,8 @@ def test_an_env_that_tells_no_horizon_or_takes_no_task() -> None:
         VariBadWrapper(object(), 1)
     with pytest.raises(UsageError, match="'PointRobt-v0', neither here nor in Gymnasium: did you mean 'PointRobot-v0'"):
         make_env("PointRobt-v0", 1)
+    with pytest.raises(UsageError, match="'PointRobot', neither here nor in Gymnasium: did you mean 'PointRobot-v0'"):
+        make_env("PointRobot", 1)
     with pytest.raises(UsageError, match="did you mean 'HalfCheetah-v5'"):
         make_parallel_env("HalfCheetah-v9", 1, 2)
 
@@ -342,6 +344,12 @@ def test_functions_of_any_kind_make_envs_and_processes_are_spawned(monkeypatch: 
     manager.close()
     with pytest.raises(UsageError, match="at least one"):
         ParallelEnvManager([])
+    with pytest.raises(UsageError, match=r"env_fns\[1\] must be a function that makes an env, not <object"):
+        ParallelEnvManager([partial(make_env, "PointRobot-v0", 1), object()])  # type: ignore[list-item]
+    with pytest.raises(
+        UsageError, match="env_fns must be a list of at least one function that makes an env, not <function"
+    ):
+        ParallelEnvManager(lambda: object())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="start_method='forked' is not valid"):
         ParallelEnvManager([OldEnv], "forked")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="cannot be sent to a worker process"):

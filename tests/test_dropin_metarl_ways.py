@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl import AGENT_ARCHS, Learner, ParallelEnvManager
 from asyncrollout.dropin.metarl.acting import AgentPolicy
 from asyncrollout.dropin.metarl.row_rng import RowGenerator
-from asyncrollout.dropin.metarl.ways import Way, WayChooser
+from asyncrollout.dropin.metarl.ways import Took, Way, WayChooser, WayShare
 from asyncrollout.types import Request, Sampling
 from tests.envs.meta import Careless, Chance, Counting, Global, Homebound, OldEnv, Recall
 
@@ -63,53 +63,163 @@ def same(one: Learner, other: Learner) -> bool:
     )
 
 
-# the choice, by numbers
+# the choice, by a model of a machine
 
 
-def test_the_first_way_is_kept_where_it_is_clearly_faster() -> None:
-    chooser = WayChooser()
-    for _ in range(100):
-        assert chooser.choose(WAYS) is Way.WORKERS
-        chooser.record(Way.WORKERS, 100, seconds=1.0, worked=1.9)
+@dataclass
+class Machine:
+    """What each way takes, in seconds: busy processes share the cores; `others` are not ours."""
+
+    cores: float = 2.0
+    others: float = 0.0
+    agent: float = 1e-4
+    env: float = 4e-4
+    steps: int = 200  # of a rollout
+    ship: float = 0.01
+    trip: float = 6e-5
+    at_once: int = 2
+
+    def took(self, share: WayShare) -> Took:
+        way, rollouts = share
+        alone = way is Way.SEQUENTIAL
+        busy = 1 if alone else min(rollouts, self.at_once)
+        rounds = -(-rollouts // busy)
+        slow = max(1.0, (busy + self.others) / self.cores)
+        one = self.agent + self.env
+        step = max(busy * (self.agent + self.trip), one + self.trip) if way is Way.HERE else one
+        seconds = rounds * self.steps * step * slow + (self.ship if way is Way.WORKERS else 0.0)
+        steps = rollouts * self.steps
+        computed = 0.0 if way is Way.HERE else steps * one
+        return Took(steps, seconds, steps * one * slow, steps * self.agent * slow, computed)
+
+    def seconds(self, way: Way, rollouts: int) -> float:
+        return self.took(WayShare(way, rollouts)).seconds
 
 
-def test_every_way_is_tried_where_none_is_clearly_faster_and_the_fastest_is_taken() -> None:
-    paces = {Way.WORKERS: 1.5, Way.HERE: 3.0, Way.SEQUENTIAL: 1.0}
-    chooser = WayChooser()
-    taken = []
-    for _ in range(100):
-        taken.append(chooser.choose(WAYS))
-        chooser.record(taken[-1], 10, seconds=10 * paces[taken[-1]], worked=10.0)
-    assert taken[:3] == WAYS
-    assert taken[3:11] == [Way.SEQUENTIAL] * 8
-    again = [number for number, way in enumerate(taken) if way is not Way.SEQUENTIAL][2:]
-    assert {taken[number] for number in again} == {Way.WORKERS}
-    assert [later - earlier for earlier, later in pairwise(again)] == [17, 33]  # ever more seldom
+@dataclass
+class Played:
+    """Calls of a learner: the shares of each, its seconds, and those of each way alone."""
+
+    shares: list[list[WayShare]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    alone: dict[Way, list[float]] = field(default_factory=lambda: {way: [] for way in Way})
+
+    def ratio(self, way: Way, first: int = 0) -> float:
+        """How many times as long as in that way the calls from that one on took."""
+        return sum(self.seconds[first:]) / sum(self.alone[way][first:])
+
+    @property
+    def best(self) -> Way:
+        return min(Way, key=lambda way: sum(self.alone[way]))
+
+    @property
+    def ways(self) -> list[Way]:
+        """That of most rollouts of each call."""
+        return [shares[-1].way for shares in self.shares]
 
 
-def test_a_way_that_becomes_faster_is_found() -> None:
-    chooser, taken = WayChooser(), []
-    for number in range(200):
-        way = chooser.choose(WAYS)
-        taken.append(way)
-        seconds = {Way.WORKERS: 3.0 if number < 20 else 0.5, Way.HERE: 4.0, Way.SEQUENTIAL: 1.0}[way]
-        chooser.record(way, 1, seconds, worked=1.0)
-    assert taken[15] is Way.SEQUENTIAL
-    assert taken[-1] is Way.WORKERS
+def play(machine: Machine, rollouts: int, calls: int, loads: Any = lambda call: {}, noise: float = 0.0) -> Played:
+    chooser, played, rng = WayChooser(min(machine.at_once, rollouts)), Played(), random.Random(7)
+    for call in range(calls):
+        now = replace(machine, **loads(call))
+        shares = chooser.choose(WAYS, rollouts)
+        assert sum(share.rollouts for share in shares) == rollouts
+        luck = rng.lognormvariate(0.0, noise)
+        total = 0.0
+        for share in shares:
+            took = now.took(share)
+            took = took._replace(seconds=took.seconds * luck * rng.lognormvariate(0.0, noise))
+            chooser.record(share, took)
+            total += took.seconds
+        played.shares.append(shares)
+        played.seconds.append(total)
+        for way in Way:
+            played.alone[way].append(now.seconds(way, rollouts) * luck)
+    return played
 
 
-def test_one_slow_call_changes_nothing() -> None:
-    chooser = WayChooser()
-    for seconds in (1.0, 1.0, 1.0, 9.0):
-        assert chooser.choose(WAYS) is Way.WORKERS
-        chooser.record(Way.WORKERS, 1, seconds, worked=2.0)
-    assert chooser.choose(WAYS) is Way.WORKERS
+MACHINES = {
+    "idle": Machine(),
+    "eight cores": Machine(cores=8, at_once=8),
+    "one core": Machine(cores=1),
+    "half of the cores": Machine(others=1),
+    "light env": Machine(agent=2e-5, env=2e-6, steps=60),
+    "light env on one core": Machine(cores=1, agent=2e-5, env=2e-6, steps=60),
+    "heavy agent to send": Machine(ship=3.0),
+    "large agent, slow env": Machine(agent=2e-3, env=2e-2, ship=30.0),
+}
+
+
+@pytest.mark.parametrize("rollouts", [1, 2, 3, 12, 50])
+@pytest.mark.parametrize("machine", [*MACHINES.values()], ids=[*MACHINES])
+def test_collecting_is_as_fast_as_the_fastest_way_and_never_slower_than_one_env(
+    machine: Machine, rollouts: int
+) -> None:
+    """All calls count, those too that look at slower ways; the first ones, which know nothing yet, by themselves."""
+    played = play(machine, rollouts, 400)
+    assert played.ratio(Way.SEQUENTIAL, first=3) <= 1.02
+    assert played.ratio(played.best, first=3) <= 1.02
+    assert {*played.ways[-100:]} >= {played.best}
+    slower = [
+        call
+        for call, (seconds, alone) in enumerate(zip(played.seconds, played.alone[Way.SEQUENTIAL], strict=True))
+        if seconds > 1.02 * alone
+    ]
+    assert len(slower) <= 16
+
+
+def test_one_core_on_which_every_worker_seems_busy_is_seen_through() -> None:
+    """Each worker waits for the other one: by the clock, agent and env took twice as long as they would alone."""
+    played = play(MACHINES["one core"], 2, 20)
+    assert played.alone[Way.WORKERS][0] > played.alone[Way.SEQUENTIAL][0]
+    assert played.ways[2:].count(Way.SEQUENTIAL) >= 15
+
+
+def test_no_other_way_is_looked_at_where_workers_are_surely_faster() -> None:
+    played = play(MACHINES["eight cores"], 8, 100)
+    assert played.shares == [[WayShare(Way.WORKERS, 8)]] * 100
+
+
+def test_a_look_at_one_env_plays_one_rollout() -> None:
+    played = play(MACHINES["idle"], 12, 300)
+    assert played.shares[1] == [WayShare(Way.SEQUENTIAL, 1), WayShare(Way.WORKERS, 11)]
+    looks = [shares for shares in played.shares if len(shares) > 1]
+    assert {*map(tuple, looks)} == {tuple(played.shares[1])}
+    assert {share.way for shares in played.shares for share in shares} == {Way.WORKERS, Way.SEQUENTIAL}
+
+
+@pytest.mark.parametrize("rollouts", [2, 12])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_a_machine_that_becomes_busy_or_idle_is_noticed(rollouts: int, noise: float) -> None:
+    def loads(call: int) -> dict[str, float]:
+        return {"cores": 1.0} if 200 <= call < 400 else {}
+
+    played = play(Machine(env=1e-4, ship=0.008 * rollouts), rollouts, 600, loads, noise)
+    for first, last, best in ((3, 200, Way.WORKERS), (205, 400, Way.SEQUENTIAL), (450, 600, Way.WORKERS)):
+        for way in (best, Way.SEQUENTIAL):
+            assert sum(played.seconds[first:last]) <= (1.02 + noise / 2) * sum(played.alone[way][first:last])
+    assert sum(played.seconds[200:205]) <= (1.3 + noise) * sum(played.alone[Way.SEQUENTIAL][200:205])
+
+
+def test_one_slow_call_changes_nothing_but_one_rollout() -> None:
+    played = play(Machine(), 12, 40, lambda call: {"others": 9.0 if call == 20 else 0.0})
+    assert {*played.ways} == {Way.WORKERS}
+    looks = [call for call, shares in enumerate(played.shares) if len(shares) > 1]
+    assert [call for call in looks if 20 <= call < 25] == [21]
+
+
+def test_slower_ways_are_looked_at_the_rarer_the_slower_they_are() -> None:
+    def looks(ship: float) -> int:
+        played = play(Machine(cores=1, ship=ship), 12, 1000)
+        return sum(way is Way.WORKERS for way in played.ways[3:])
+
+    assert 50 > looks(0.1) > looks(1.0) > looks(10.0) > 0
 
 
 def test_a_way_that_is_not_there_is_not_taken() -> None:
-    chooser = WayChooser()
-    chooser.record(Way.WORKERS, 1, 0.1, worked=1.0)
-    assert chooser.choose([Way.HERE, Way.SEQUENTIAL]) is Way.HERE
+    chooser = WayChooser(2)
+    chooser.record(WayShare(Way.WORKERS, 2), Took(1, 0.1, worked=1.0, acted=0.5))
+    assert chooser.choose([Way.HERE, Way.SEQUENTIAL], 2) == [WayShare(Way.HERE, 2)]
 
 
 # what is played
@@ -119,11 +229,15 @@ class LongerEnv(OldEnv):
     _max_episode_steps = 7
 
 
+@pytest.mark.parametrize("first", [None, *WAYS])
 @pytest.mark.parametrize("way", WAYS)
 def test_different_envs_of_a_manager_play_the_same_shares_in_every_way(
-    way: Way, monkeypatch: pytest.MonkeyPatch
+    way: Way, first: Way | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WayChooser, "choose", lambda self, ways: way)
+    def choose(chooser: WayChooser, ways: list[Way], rollouts: int) -> list[WayShare]:
+        return [WayShare(way, rollouts)] if first is None else [WayShare(first, 1), WayShare(way, rollouts - 1)]
+
+    monkeypatch.setattr(WayChooser, "choose", choose)
     manager = ParallelEnvManager([OldEnv, LongerEnv, OldEnv], processes=1)
     made = learner(Chance(2, 1))
     for count in (5, 2):
@@ -138,14 +252,15 @@ def test_different_envs_of_a_manager_play_the_same_shares_in_every_way(
 
 def test_a_learner_takes_the_way_that_was_fastest() -> None:
     manager = ParallelEnvManager([OldEnv] * 2, processes=2)
-    clock = Clock(0, 0, 1000, 0, 3000, *[0, 500] * 9)  # workers (a third reading, after the agent is loaded), here, ...
+    workers, one_rollout = (0, 0, 1000), (0, 100, 0, 1000)  # a third reading after the agent is loaded; then two shares
+    clock = Clock(*workers, *one_rollout, 0, 3000, *[0, 500] * 9)
     made = learner(Chance(2, 1), _clock=clock)
     ways = []
     for _ in range(6):
         made.collect_rollouts_parallel(4, parallel_env=manager)
         assert made.last_collection is not None
         ways.append((made.last_collection.way, made.last_collection.seconds))
-    assert ways == [(Way.WORKERS, 1000), (Way.HERE, 3000), *[(Way.SEQUENTIAL, 500)] * 4]
+    assert ways == [(Way.WORKERS, 1000), (Way.WORKERS, 1100), (Way.HERE, 3000), *[(Way.SEQUENTIAL, 500)] * 3]
     alone = learner(Chance(2, 1))
     alone.collect_rollouts(24)
     assert same(made, alone)

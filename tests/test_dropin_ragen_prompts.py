@@ -9,6 +9,8 @@ import pytest
 from asyncrollout import RolloutError, UsageError
 from asyncrollout.dropin.ragen import ContextManager, DataProto, EnvStateManager, LLMAgentProxy, PromptTemplates
 from asyncrollout.dropin.ragen.env_keys import KNOWN_TAGS, REFUSED_TYPES
+from asyncrollout.dropin.ragen.envs import REGISTERED_ENV_CONFIGS, REGISTERED_ENVS
+from asyncrollout.dropin.ragen.states import NO_ACTION
 from tests.envs.ragen import config, registered  # noqa: F401 (a fixture)
 from tests.test_dropin_ragen_proxy import Actor, Words
 
@@ -233,6 +235,67 @@ def test_a_window_that_does_nothing_is_warned_of(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         ContextManager(given)
     assert "max_context_window=5 has no effect with context_window_mode 'full'" in caplog.text
+
+
+def test_states_that_are_pictures_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """RAGEN's context manager has no pictures either, whatever its processor is."""
+    with caplog.at_level(logging.WARNING):
+        ContextManager(settings("SimpleSokoban"), Words(), processor=object())
+        assert caplog.text == ""
+        context = ContextManager(settings("VisualSimpleSokoban"), Words(), processor=object())
+    assert "custom_envs.VisualSimpleSokoban: its states are pictures, and prompts have none" in caplog.text
+    assert "reads '<images>' in their place" in caplog.text
+    states = EnvStateManager(settings("VisualSimpleSokoban"), mode="train")
+    inputs = context.get_lm_inputs(states.reset(seed=3))
+    states.close()
+    assert all("<images>" in messages[-1]["content"] for messages in inputs.non_tensor_batch["messages_list"])
+
+
+KITCHEN = "You are in a kitchen. You see a drawer 1, and a fridge 1."
+FIRST = f"-= Welcome to TextWorld, ALFRED! =-\n\n{KITCHEN}\n\nYour task is to: put a hot egg in the fridge."
+HOUSE = [
+    {
+        "state": f"{FIRST}\n\nAdmissible actions: [go to drawer 1, look]",
+        "actions_left": 9,
+        "llm_response": "<think>a</think><answer>go to drawer 1</answer>",
+        "reward": 0.0,
+    },
+    {
+        "state": f"You arrive at drawer 1. {'It is closed. ' * 20}\n\nAdmissible actions: [open drawer 1]",
+        "actions_left": 8,
+        "llm_response": "I cannot think of anything.",
+        "reward": 0.0,
+    },
+    {"state": "Nothing happens.\n\nAdmissible actions: [open drawer 1, look]", "actions_left": 7, NO_ACTION: True},
+]
+
+
+@pytest.mark.parametrize(("window", "shown"), [(3, [1, 2]), (2, [2]), (1, [])])
+def test_single_turns_of_alfworld_tell_what_ragens_memory_tells(
+    window: int, shown: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REGISTERED_ENVS, "alfworld", REGISTERED_ENVS["bandit"])
+    monkeypatch.setitem(REGISTERED_ENV_CONFIGS, "alfworld", REGISTERED_ENV_CONFIGS["bandit"])
+    given = settings("Bandit", context_window_mode="single_turn", max_context_window=window)
+    given["custom_envs"]["Bandit"] |= {"env_type": "alfworld", "env_config": {}}
+    context = ContextManager(given, Words())
+    *_, told = context.messages({**episode(), "history": HOUSE})
+    past = {
+        1: [f"[Observation 1: '{KITCHEN}\nYour task is to: put a hot egg in the fridge.', action 1: 'go to drawer 1']"],
+        2: [
+            f"[Observation 2: 'You arrive at drawer 1. {'It is closed. ' * 20}"[:214],
+            "...', action 2: 'I cannot think",
+        ],
+    }
+    pieces = ["task is to: put a hot egg in the fridge.\n", "taken 2 step(s)"]
+    pieces += [f"last {len(shown)} observations"] * bool(shown) + [piece for turn in shown for piece in past[turn]]
+    pieces += ["This is step 3. You observe: Nothing happens.\n", "possible actions are: [open drawer 1, look]"]
+    pieces += ["no valid action", "You have 7 actions left", "<think> your thoughts", "at most 120 words"]
+    assert missing_or_out_of_order(told["content"], pieces) == []
+    assert told["content"].count("[Observation") == len(shown)
+    first = context.messages({**episode(), "history": HOUSE[:1]}, is_over=True)
+    assert [message["role"] for message in first] == ["system", "user", "assistant"]
+    assert "step(s)" not in first[1]["content"]
 
 
 def test_scores_of_turns_need_rows_of_episodes() -> None:

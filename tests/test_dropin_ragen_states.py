@@ -158,7 +158,13 @@ def test_wrong_inputs_are_told(wrong: Any, told: str) -> None:
     manager = EnvStateManager(config("bandit"))
     with pytest.raises(UsageError, match=r"call reset\(\) first"):
         manager.get_rollout_states()
-    manager.reset()
+    with pytest.raises(UsageError, match=r"call reset\(\) first"):
+        manager.step([{"env_id": 0, "actions": []}])
+    with pytest.raises(UsageError, match="seed='1' is not a whole number from 0"):
+        manager.reset(seed="1")  # type: ignore[arg-type]
+    manager.reset(seed=np.int64(1))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="all_env_inputs must be a list, with a dict for each environment"):
+        manager.step({"env_id": 0, "actions": []})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=told):
         manager.step([wrong])
     with pytest.raises(UsageError, match="twice"):
@@ -469,6 +475,8 @@ def test_wrong_keys_are_named(path: str, value: Any, told: str) -> None:
         EnvStateManager(settings)
     with pytest.raises(UsageError, match="es_manager is missing"):
         EnvStateManager({})
+    with pytest.raises(UsageError, match=r"found 'base\.yaml', a file's name: give what is in it"):
+        EnvStateManager("base.yaml")
 
 
 def upstreams(**more: Any) -> dict[str, Any]:

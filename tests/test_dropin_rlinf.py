@@ -21,7 +21,7 @@ from asyncrollout.dropin.rlinf.config import VIDEO_DIRECTORY
 from asyncrollout.video import VideoWriter
 from asyncrollout_envs.sensors import find_pictures, tile
 from tests import test_evaluation_seed as seed
-from tests.envs.evaluation import act
+from tests.envs.evaluation import Adding, act, act_later
 from tests.video_files import decode
 
 PAINTER = {"env_type": "tests.envs.evaluation:Painter", "max_episode_steps": 3}
@@ -100,6 +100,17 @@ def test_one_picture_and_several() -> None:
     assert len(decode(Path("a.mp4"))) == 3
 
 
+def test_writers_take_what_omnigibson_s_take_and_nothing_else() -> None:
+    create_video_writer("a.mp4", (16, 16), "libx264", 15, "yuv420p", stream_options={"crf": "18"}, context_options={})
+    with pytest.raises(TypeError, match="fps"):
+        create_video_writer("a.mp4", fps=15)  # type: ignore[call-arg]
+
+
+def test_a_class_of_policies_is_not_a_policy() -> None:
+    with pytest.raises(UsageError, match=r"policy: Adding is a class: give an instance, such as Adding\(\)"):
+        evaluate(configured(), policy=Adding, allow_import=True)
+
+
 async def test_evaluation_in_a_running_loop() -> None:
     """As in a notebook; from a dict, with values put in, for a function of an observation."""
     chosen = configured(total_num_envs=3, video_cfg={"video_base_dir": "films"})
@@ -118,6 +129,33 @@ async def test_evaluation_in_a_running_loop() -> None:
         "eval/num_trajectories": 3.0,
     }
     assert sorted(path.name for path in Path("films").iterdir()) == [f"behavior_video_{one}.mp4" for one in ids]
+
+
+def test_success_at_any_step_counts_and_a_step_is_a_step() -> None:
+    chosen = configured(env_type="tests.envs.evaluation:Blinking", video_cfg={"save_video": False})
+    found = evaluate(chosen, policy=act, allow_import=True)
+    assert (found.metrics["eval/success_once"], found.metrics["eval/episode_len"]) == (1.0, 3.0)
+
+
+def test_videos_that_were_not_made_have_no_name() -> None:
+    found = evaluate({"env": {"eval": {"env_type": "countdown"}}})
+    assert (found.split, [one.video for one in found.episodes]) == ("test", [None])
+    found = evaluate(configured(), policy=act, allow_import=True)
+    assert (found.split, [one.video for one in found.episodes]) == (None, ["behavior_video_rank0_gpu0_env0.mp4"])
+
+
+def test_a_function_around_a_coroutine_function() -> None:
+    found = evaluate(
+        configured(video_cfg={"save_video": False}), policy=lambda seen: act_later(seen), allow_import=True
+    )
+    assert found.metrics["eval/return"] == 4.5
+
+
+def test_keys_with_dots() -> None:
+    found = evaluate(
+        {"env.eval.env_type": "bandit", "env.eval.total_num_envs": 2, "env.eval.video_cfg.save_video": False}
+    )
+    assert found.metrics["eval/num_trajectories"] == 2.0
 
 
 def test_evaluation_of_a_file_by_its_expert() -> None:
@@ -146,12 +184,27 @@ def test_a_policy_s_gpus_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None
         assert evaluate(chosen, allow_import=True).metrics["eval/return"] == 3 * 7
 
 
+@pytest.mark.parametrize(("policy", "total"), [("Counting", 3 * 31), ("Nested", 3)])
+def test_one_evaluation_at_a_time_chooses_gpus(policy: str, total: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    chosen = configured(video_cfg={"save_video": False})
+    chosen["cluster"] = {"component_placement": {"rollout": 2}}
+    chosen["policy"] = {"kind": "python", "path": f"tests.envs.evaluation:{policy}"}
+    assert evaluate(chosen, allow_import=True).metrics["eval/return"] == total
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
         (configured(), r"names code to import, 'tests.envs.evaluation:Painter': allow it with allow_import=True"),
         ({"env": {"eval": {"total_num_env": 4}}}, r"unknown key 'env.eval.total_num_env': did you mean"),
-        ({"cluster": {"component_placement": {"env": "0-x"}}}, r"component_placement: env: found '0-x'"),
+        ({"env.eval.total_num_env": 4}, r"unknown key 'env.eval.total_num_env': did you mean"),
+        ({"env.eval.seed": 4, "env": {"eval": {"seed": 3}}}, r"a key with dots: 'env.eval.seed' is given twice"),
+        (
+            {"cluster": {"component_placement": {"env": "0-x"}}},
+            r"config: cluster.component_placement: env: found '0-x'",
+        ),
+        ({"cluster": {"component_placement": {"envs": 0}}}, r"component_placement: there is no 'env', but 'envs'"),
         (4, "expected a file name or a dict, found 4"),
         ("nowhere.yaml", "nowhere.yaml"),
     ],

@@ -1,6 +1,7 @@
 """RLinf's placement classes: on which node and GPUs the processes of a component run."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from asyncrollout import UsageError
 from asyncrollout.dropin.rlinf import (
     FlexiblePlacementStrategy,
     HybridComponentPlacement,
+    ModelParallelComponentPlacement,
     NodePlacementStrategy,
     PackedPlacementStrategy,
     PlacementError,
+    PlacementMode,
+    RolloutSyncMode,
 )
 from asyncrollout.dropin.rlinf.strategies import ACCELERATOR
 
@@ -175,3 +179,127 @@ def test_a_cluster_bounds_placements() -> None:
     elsewhere = {"cluster": {"component_placement": {"env": {"node_group": "third", "placement": 0}}}}
     with pytest.raises(AssertionError, match="no node group 'third' in the cluster"):
         HybridComponentPlacement(elsewhere, Cluster(2, 2))
+
+
+def training(placed: dict[str, Any], actor: Any = 1, rollout: Any = 1, **cluster: Any) -> dict[str, Any]:
+    """A configuration of RLinf's training: placements, and how many GPUs share a model."""
+    return {
+        "cluster": {"component_placement": placed, **cluster},
+        "actor": {"model": {"tensor_model_parallel_size": actor}},
+        "rollout": {"tensor_parallel_size": rollout},
+        "algorithm": {"recompute_logprobs": True},
+    }
+
+
+APART = {"actor": "0-1", "rollout": "2-5", "inference": "6-7", "reward": "2-5"}
+
+
+def test_collocated_training() -> None:
+    """A process of the rollout has the GPUs whose parts of the actor's model it needs."""
+    config = training({"actor,rollout,reward": "0-3"}, 4, 2)
+    placement = ModelParallelComponentPlacement(config, Cluster(4))
+    assert placement.is_collocated
+    assert not placement.is_pipeline
+    assert (placement.placement_mode, placement._rollout_sync_mode) == (
+        PlacementMode.COLLOCATED,
+        RolloutSyncMode.COLLOCATED,
+    )
+    assert (placement.actor_world_size, placement.rollout_world_size, placement.reward_world_size) == (4, 4, 4)
+    assert (placement.actor_dp_size, placement.rollout_dp_size) == (1, 2)
+    assert [gpus for _, gpus in seen(placement.get_strategy("rollout"), Cluster(4))] == [["0", "2"], ["1", "3"]]
+    assert [gpus for _, gpus in seen(placement.get_strategy("actor"), Cluster(4))] == [["0"], ["1"], ["2"], ["3"]]
+
+
+def test_disaggregated_training() -> None:
+    config = {**training(APART, 2, 2), "inference": {"model": {"tensor_model_parallel_size": 2}}}
+    placement = ModelParallelComponentPlacement(config, Cluster(8))
+    assert placement.is_disaggregated
+    assert placement.has_dedicated_inference
+    assert placement.has_dedicated_inference_for_role("actor")
+    assert not placement.has_dedicated_inference_for_role("critic")
+    assert placement._rollout_sync_mode is RolloutSyncMode.DISAGGREGATED
+    assert (placement.inference_world_size, placement.inference_tp_size, placement.inference_dp_size) == (2, 2, 1)
+    assert [gpus for _, gpus in seen(placement.get_strategy("rollout"), Cluster(8))] == [["2", "3"], ["4", "5"]]
+    assert [gpus for _, gpus in seen(placement.get_strategy("inference"), Cluster(8))] == [["6"], ["7"]]
+    assert ModelParallelComponentPlacement(config).is_disaggregated, "only automatic placement needs the cluster"
+
+
+def test_critics_have_their_own_gpus() -> None:
+    placed = {"actor": 0, "rollout": 1, "reward": "1", "actor_inference": 2, "critic_inference": 3, "critic": "4-5"}
+    config = {**training(placed), "critic": {"model": {"tensor_model_parallel_size": 2}}}
+    with pytest.raises(PlacementError, match="Critic inference TP size 2 must be at most the world size"):
+        ModelParallelComponentPlacement(config)
+    config["critic_inference"] = {"model": {"tensor_model_parallel_size": 1}}
+    placement = ModelParallelComponentPlacement(config)
+    assert placement.has_dedicated_critic_inference
+    assert (placement.critic_world_size, placement.critic_dp_size, placement.critic_inference_dp_size) == (2, 1, 1)
+    for name, gpu in (("actor_inference", "2"), ("critic_inference", "3")):
+        assert seen(placement.get_strategy(name), Cluster(6)) == [(0, [gpu])]
+
+
+def test_automatic_placement() -> None:
+    placed = {"actor": "0-3", "rollout": "4-7", "inference": "8-9", "reward": "4-7"}
+    config = training(placed, 4, 2, auto_scheduler=True)
+    placement = ModelParallelComponentPlacement(config, Cluster(10))
+    assert placement.is_auto
+    assert placement.has_dedicated_inference
+    assert len(placement.get_strategy("actor").get_placement(Cluster(10))) == 10
+    assert [gpus for _, gpus in seen(placement.get_strategy("rollout"), Cluster(10))] == [["4", "5"], ["6", "7"]]
+    before = training(placed, 4, 2, auto_scheduler=True, use_pre_process_policy=True)
+    assert (
+        len(ModelParallelComponentPlacement(before, Cluster(10)).get_strategy("rollout").get_placement(Cluster(10)))
+        == 4
+    )
+    with pytest.raises(PlacementError, match=r"must have all GPUs of the cluster \(12\), one after the other"):
+        ModelParallelComponentPlacement(config, Cluster(12))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (training({"rollout,reward": "0-3"}), "Actor GPUs must be specified"),
+        (training({"actor,reward": "0-1"}), "Rollout GPUs must be specified"),
+        (training({"actor": "0-1", "rollout": "2-3"}), "Reward GPUs must be specified"),
+        (training({"actor,rollout,reward": "0-1,3"}), r"Actor GPUs \[0, 1, 3\] must be continuous"),
+        (
+            training({"actor,rollout,reward": "0-1", "inference": 2}),
+            "Inference GPUs must not be specified in collocated",
+        ),
+        (
+            training({"actor": "0-1", "rollout": "1-2", "reward": 0}),
+            r"must be collocated .* or disaggregated .*'rollout': \[1, 2\]",
+        ),
+        (training({"actor,rollout,reward": "0-1"}, 4), "Actor TP size 4 must be at most the world size of actor, 2"),
+        (training({"actor,rollout,reward": "0-1"}, 1, 4), "Rollout TP size 4 must be at most"),
+        (
+            training({"actor,rollout,reward": "0-5"}, 3, 2),
+            r"Actor TP size \(3\) must be divisible by Rollout TP size",
+        ),
+        (training({"actor,rollout,reward": 0}, "two"), "actor.model.tensor_model_parallel_size: found 'two'"),
+        (
+            {**training(APART), "inference": {"model": {"tensor_model_parallel_size": 4}}},
+            "Inference TP size 4 must be",
+        ),
+        ({**training(APART), "algorithm": {"recompute_logprobs": False}}, "algorithm.recompute_logprobs is false"),
+    ],
+)
+def test_training_that_cannot_be_placed(config: Any, why: str) -> None:
+    for kind in (AssertionError, ValueError):
+        with pytest.raises(kind, match=why):
+            ModelParallelComponentPlacement(config, Cluster(8))
+
+
+def test_modes_equal_rlinf_s_own() -> None:
+    class Other(Enum):
+        HYBRID = 3
+
+    class Theirs(Enum):
+        COLLOCATED = 1
+        HYBRID = 3
+
+    Theirs.__name__ = "PlacementMode"
+    placement = HybridComponentPlacement({"cluster": {"component_placement": {"env": 0}}})
+    assert placement.placement_mode == Theirs.HYBRID
+    assert placement.placement_mode in {Theirs.COLLOCATED, Theirs.HYBRID}
+    assert placement.placement_mode != Theirs.COLLOCATED
+    assert placement.placement_mode != Other.HYBRID

@@ -236,6 +236,25 @@ def test_what_is_wrong_with_all_envs_is_raised(client: BatchEnvClient, server: s
         BatchEnvClient("localhost:8200")
 
 
+def test_what_a_newcomer_passes_is_named() -> None:
+    with pytest.raises(UsageError, match=r"config must be a BaseServiceConfig or a dict, such as .*, not 4"):
+        EnvService(4)  # type: ignore[arg-type]
+    service = EnvService(max_workers=1)
+    try:
+        service.create_environments_batch({"env_0": {"env_name": "bandit"}})
+        calls: list[Callable[[Any], Any]] = [
+            service.close_batch,
+            service.get_system_prompts_batch,
+            service.compute_reward_batch,
+        ]
+        for call in [*calls, service.get_split_size_batch, service.init_embedder_batch]:
+            with pytest.raises(UsageError, match=r"ids must be a list, such as \['env_0'\], not 'env_0'"):
+                call("env_0")
+        assert [*service.environments] == ["env_0"]
+    finally:
+        service.close_batch()
+
+
 def test_a_server_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

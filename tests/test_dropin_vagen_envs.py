@@ -179,6 +179,27 @@ def test_sokoban_keeps_the_game_s_rewards() -> None:
     assert f"{names}" in obs["obs_str"]
 
 
+async def test_no_step_is_paid_after_the_end() -> None:
+    env = FrozenLakeEnv(lake().config)
+    with pytest.raises(UsageError, match=r"frozenlake cannot step: call reset\(\) before the first step"):
+        env.step(FREE.format("Down"))
+    env.reset(seed=0)
+    env.step(FREE.format(",".join(THERE[:3])))
+    assert env.step(FREE.format(",".join(THERE[3:])))[2]
+    earned = env.total_reward
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"the episode is over: call reset\(\)"):
+            env.step(FREE.format("Right"))
+    assert env.total_reward == earned
+    env.reset(seed=0)
+    assert not env.step(FREE.format("Down"))[2]
+    current = get_env_cls("Sokoban")({"max_steps": 1})
+    await current.reset(seed=0)
+    assert (await current.step(WM.format("Up")))[2]
+    with pytest.raises(UsageError, match="sokoban cannot step: the episode is over"):
+        await current.step(WM.format("Up"))
+
+
 async def test_rewards_of_vagen_as_it_is() -> None:
     env = get_env_cls("FrozenLake")({"desc": LAKE, "render_mode": "text", "prompt_format": "wm"})
     obs, info = await env.reset(seed=1)

@@ -56,10 +56,10 @@ PACKAGE = {
                 return self._observation(), {}
 
             def step(self, action):
-                self.steps += 1
-                most = self.configs["task"]["termination_config"]["max_steps"]
+                has_timed_out = self.steps >= self.configs["task"]["termination_config"]["max_steps"]
+                self.steps += 1  # as OmniGibson does: its limit is compared before the step counts
                 done = {"success": self.steps == 2, "termination_conditions": {}}
-                return self._observation(), float(action.sum()), self.steps == 2, self.steps >= most, {"done": done}
+                return self._observation(), float(action.sum()), self.steps == 2, has_timed_out, {"done": done}
 
             def close(self):
                 pass
@@ -106,9 +106,18 @@ def test_an_episode() -> None:
     assert frame.shape == (256, 384, 3)
     assert [frame[0, 0, 0], frame[200, 0, 0], frame[0, 200, 0]] == [50, 100, 150]
     _, reward, terminated, truncated, info = env.step(np.full(23, 0.5))
-    assert (reward, terminated, truncated, info) == (11.5, False, False, {"success": False})
-    assert env.step(np.zeros(23))[2:] == (True, False, {"success": True})
+    assert (reward, terminated, truncated) == (11.5, False, False)
+    assert info == {"success": False, "activity": "picking up trash"}
+    assert env.step(np.zeros(23))[2:4] == (True, False)
     env.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("most", [1, 4])
+def test_an_episode_has_as_many_steps_as_it_may(most: int) -> None:
+    env = Behavior(max_episode_steps=most)
+    env.reset()
+    assert [env.step(np.zeros(23))[3] for _ in range(most)] == [False] * (most - 1) + [True]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -134,7 +143,7 @@ def test_configuration() -> None:
     assert made["task"]["activity_name"] == "can_meat"
     assert made["task"]["activity_instance_id"] == 3
     assert made["task"]["activity_definition_id"] == 0
-    assert made["task"]["termination_config"] == {"max_steps": 50, "other": 2}
+    assert made["task"]["termination_config"] == {"max_steps": 49, "other": 2}
     assert made["robots"] == [{"type": "R1Pro", "obs_modalities": ["proprio", "rgb"], "name": "r"}]
     assert made["scene"] == {"scene_model": "b", "load_room_types": None}
     assert made["render"] == {"x": 1}

@@ -117,7 +117,7 @@ def test_what_is_reported_to_programs(evaluate: Any) -> None:
 def test_what_is_reported_to_people(evaluate: Any) -> None:
     code, out, _ = evaluate("env.eval.total_num_envs=2", "env.eval.tasks=[bring_cup, set_table]")
     assert code == 0
-    assert "household: 2 envs in 1 process (GPU 0), videos in logs/behavior_eval/video/eval" in out
+    assert "household: 2 envs in 1 process (GPU 0), split test, videos in logs/behavior_eval/video/eval" in out
     assert "2 of 2: " in out
     rows = [line.split() for line in out.splitlines()]
     assert ["rank0_gpu0_env0", "bring_cup", "0", "yes", "1.000"] in [row[:5] for row in rows]
@@ -125,6 +125,27 @@ def test_what_is_reported_to_people(evaluate: Any) -> None:
     assert ["all", "2", "100%"] in [row[:3] for row in rows]
     assert "confidence intervals" in out
     assert "Videos: 2, logs/behavior_eval/video/eval/behavior_video_ENV.mp4" in out
+
+
+def test_envs_with_splits_play_test(evaluate: Any) -> None:
+    """As many episodes as there are rows play each row of the split once."""
+
+    def played(*more: str) -> tuple[str | None, list[str]]:
+        code, out, err = evaluate(
+            "env.eval.env_type=metamathqa", "env.eval.video_cfg.save_video=false", *more, "--json"
+        )
+        assert code == 0, err
+        return records(out)[1]["split"], [one["env"] for one in records(out)[0]]
+
+    config = parse_evaluation("env.eval: {env_type: metamathqa, total_num_envs: 4, episodes: 2}")
+    plan = make_plan(config, find_env("metamathqa"))
+    assert (plan.split, plan.kwargs) == ("test", {"split": "test"})
+    assert sorted(seed for env in plan.envs for seed in env.seeds) == [*range(8)]
+    assert played()[0] == "test"
+    assert played("env.eval.split=val")[0] == "val"
+    assert played("env.eval.env_kwargs.split=train")[0] == "train"
+    code, out, _ = evaluate(*PAINTER, *ACTING, "--json")
+    assert (code, records(out)[1]["split"]) == (0, None)
 
 
 def test_episodes_do_not_depend_on_where_they_are_played(evaluate: Any) -> None:
@@ -203,6 +224,30 @@ def test_text_envs_without_a_limit_of_that_name_are_limited_from_outside(evaluat
     assert records(out)[0][0]["stop_reason"] == "invalid"
     _, out, _ = evaluate(*more, "--json")
     assert records(out)[0][0]["steps"] == 2
+    few = ("env.eval.max_episode_steps=3", "env.eval.env_kwargs.max_actions_per_traj=1")
+    _, out, _ = evaluate(*more, *few, "--json")
+    assert records(out)[0][0]["steps"] == 1
+
+
+def test_functions_play_text_envs_within_their_limit(evaluate: Any) -> None:
+    more = ("env.eval.env_type=frozen_lake", "env.eval.max_episode_steps=4", "env.eval.env_kwargs.is_slippery=false")
+    _, out, _ = evaluate(
+        *more, "env.eval.video_cfg.save_video=false", "--json", "--policy", f"{ENVS}:wait", "--allow-import"
+    )
+    episode = records(out)[0][0]
+    assert (episode["error"], episode["steps"], episode["stop_reason"]) == ("", 4, "turns")
+
+
+def test_the_expert_can_be_asked_for(evaluate: Any) -> None:
+    code, out, _ = evaluate(
+        "--policy",
+        "solver",
+        "env.eval.video_cfg.save_video=false",
+        "--json",
+        text="policy: {kind: scripted, replies: [x]}",
+    )
+    assert code == 0
+    assert records(out)[0][0]["success"]
 
 
 @pytest.mark.parametrize(
@@ -220,9 +265,19 @@ def test_text_envs_without_a_limit_of_that_name_are_limited_from_outside(evaluat
         (["env.eval.tasks=[sing]"], "task='sing' is no activity"),
         (["env.eval.env_kwargs.colour=red"], "takes no keyword 'colour'"),
         (["env.eval.env_kwargs.text=false"], "the evaluation sets it"),
+        (["env.eval.split=dev"], "env.eval.split: household has no split 'dev'; available: train, val, test"),
+        (["env.eval.env_type=game_2048", "env.eval.split=x"], "game_2048 has no split 'x'"),
+        ([*PAINTER, "env.eval.split=test"], "Painter has no splits: remove the key"),
+        (["env.eval.split=val", "env.eval.env_kwargs.split=train"], "split='train': env.eval.split is 'val': give one"),
+        (
+            ["env.eval.max_episode_steps=5", "env.eval.env_kwargs.max_episode_steps=4"],
+            "env_kwargs.max_episode_steps=4: env.eval.max_episode_steps is 5: give one",
+        ),
         (["--base-url", "http://localhost:1"], "--base-url and --model go together"),
+        (["--base-url", "localhost", "--model", "m"], "policy.base_url: found another value"),
+        (["env.eval.env_type=nowhere_at_all:Env", *ACTING, "--allow-import"], "no env is called 'nowhere_at_all:Env'"),
         (["--policy", f"{ENVS}:act"], "allow it with --allow-import"),
-        (["--policy", "act", "--allow-import"], "is not an import path: write module:name"),
+        (["--policy", "act", "--allow-import"], "neither 'solver', the env's expert, nor an import path, module:name"),
         (["--policy", f"{ENVS}:NEITHER", "--allow-import"], "policy: 7 is not a policy, an agent or a function"),
         (["--policy", f"{ENVS}:nothing", "--allow-import"], "cannot be imported"),
         (
@@ -257,6 +312,8 @@ def test_an_env_without_pictures_has_no_video_and_that_is_reported(evaluate: Any
     assert "Videos: none" in out
     assert err.count("env_not_recorded") == 1
     assert names(VIDEOS) == []
+    _, out, _ = evaluate("env.eval.env_type=countdown", "--json")
+    assert records(out)[1]["videos_not_made"] == ["behavior_video_rank0_gpu0_env0.mp4"]
 
 
 def test_two_evaluations_at_once_do_not_overwrite_each_others_videos(evaluate: Any) -> None:
@@ -348,7 +405,7 @@ async def test_a_slow_env_holds_no_other_up(tmp_path: Path, monkeypatch: pytest.
 async def test_a_server_plays(tmp_path: Path) -> None:
     (tmp_path / "eval.yaml").write_text("env.eval: {total_num_envs: 2, max_episode_steps: 2}")
     async with llm_server(script=lambda *_: Reply("<answer>turn left || forward</answer>")) as server:
-        flags = ["--base-url", server.url, "--model", "m", "--json"]
+        flags = ["--base-url", server.url, "--model", "m", "policy.attempts=2", "--json"]
         done = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "eval", "eval.yaml", *flags))
     assert done.returncode == 0, done.stderr
     episodes, _ = records(done.stdout)
@@ -378,7 +435,7 @@ def test_the_example_is_read() -> None:
         f"behavior_video_rank{rank}_gpu{rank}_env{env_idx}" for rank in (0, 1) for env_idx in (0, 1)
     ]
     assert plan.environs == ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"})
-    assert plan.kwargs == {"resolution": "low", "max_episode_steps": 200}
+    assert plan.kwargs == {"resolution": "low", "max_episode_steps": 200, "split": "test"}
 
 
 def test_every_key_is_documented() -> None:

@@ -110,6 +110,13 @@ def test_references_see_overrides(main: Path) -> None:
     assert config.env.eval.max_episode_steps == 4096
 
 
+def test_the_former_name_of_epochs_counts_where_the_new_one_is_missing(main: Path) -> None:
+    former = ["algorithm.eval_rollout_epoch=7"]
+    assert read_evaluation(main, former).env.eval.episodes == 2
+    main.write_text(MAIN.replace("    rollout_epoch: 2\n", ""))
+    assert read_evaluation(main, former).env.eval.episodes == 7
+
+
 def test_another_policy_never_plays_in_the_place_of_the_file_s_model(main: Path) -> None:
     with pytest.raises(UsageError, match=r"rollout\.model names a model '/models/vla', which only RLinf loads"):
         evaluate(main, "env.eval.env_type=household", "env.eval.env_kwargs={}")
@@ -141,8 +148,10 @@ def test_what_is_missing_says_how_to_go_on(main: Path, monkeypatch: pytest.Monke
         ("env.eval.max_steps_per_rollout_epoch=0", "max_steps_per_rollout_epoch: found 0, expected a whole number"),
         ("env.eval.rollout_epoch=0", "env.eval.rollout_epoch"),
         ("env.eval.episodes=3", "means the same"),
+        ("algorithm.eval_rollout_epoch=${nowhere}", "algorithm.eval_rollout_epoch: found '${nowhere}'"),
         ("env.eval.rollout_epochs=3", "unknown key 'env.eval.rollout_epochs'"),
-        ("env.eval.env_type=libero", "no env is called 'libero'"),
+        ("env.eval.env_type=libero", "RLinf's 'libero' is not available here; of its environments, only 'behavior' is"),
+        ("env.eval.env_type=behaviour", "no env is called 'behaviour': did you mean 'behavior'"),
         ("cluster.num_nodes=2", "an evaluation runs on one machine"),
         ("cluster.component_placement={env: {node_group: node, placement: 0}}", "node_group 'node' has no GPUs"),
     ],

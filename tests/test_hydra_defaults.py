@@ -169,3 +169,35 @@ def test_a_searchpath_is_a_list(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("hydra:\n  searchpath: 5\n")
     with pytest.raises(UsageError, match=r"hydra\.searchpath: expected a list, found 5"):
         compose(tmp_path / "run.yaml")
+
+
+DEEP = 30
+"""Levels, each of which names the next one twice."""
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ("${{a{0}}}${{a{0}}}", "references make more than 100,000 values"),
+        ("${{b}}${{a{0}}}", "references make a text of more than 1,000,000 characters"),
+        (["${{a{0}}}"] * 2, "references make more than 100,000 values"),
+        ({"x": "${{a{0}}}", "y": "${{a{0}}}"}, "references make more than 100,000 values"),
+    ],
+)
+def test_references_that_double_are_refused_at_once(form: Any, why: str) -> None:
+    def level(at: int) -> Any:
+        if isinstance(form, str):
+            return form.format(at)
+        return (
+            [one.format(at) for one in form] if isinstance(form, list) else {k: v.format(at) for k, v in form.items()}
+        )
+
+    root = {"b": "b" * 100_000, f"a{DEEP}": "x", **{f"a{at}": level(at + 1) for at in range(DEEP)}}
+    with pytest.raises(UsageError, match=why):
+        interpolate({"key": "${a0}"}, root)
+
+
+def test_files_that_double_are_refused_at_once(write: Any) -> None:
+    levels = {f"f{at}": f"defaults: [f{at + 1}@x, f{at + 1}@y]\n" for at in range(DEEP)}
+    with pytest.raises(UsageError, match="defaults name more than 1,000 files"):
+        compose(write(main="defaults: [f0]\n", **levels, **{f"f{DEEP}": "a: 1\n"}))

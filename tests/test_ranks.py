@@ -192,13 +192,17 @@ def test_the_documents_distribution() -> None:
 
 def test_devices_are_counted_among_the_visible_ones() -> None:
     assert visible_devices((0, 1), None) == "0,1"
-    assert visible_devices((2,), "") == "2"
+    assert [visible_devices((2,), hidden) for hidden in ("", "-1", "-1,2")] == ["", "-1", "-1,2"]
     assert visible_devices((1,), "4, 6") == "6"
     assert visible_devices((0, 1), "GPU-a,GPU-b") == "GPU-a,GPU-b"
     with pytest.raises(UsageError, match="GPU 2 is requested, but CUDA_VISIBLE_DEVICES=4,6 names only 2"):
         visible_devices((2,), "4,6")
+    with pytest.raises(UsageError, match="GPU 1 is requested, but CUDA_VISIBLE_DEVICES=4,-1,6 names only 1"):
+        visible_devices((1,), "4,-1,6")
 
 
 def test_all_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,7")
     assert gpus_of("all") == [(0,), (1,), (2,)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus_of("all") == [(0,)]

@@ -1,6 +1,6 @@
 """`eval` on files with RLinf's keys: envs on ranked processes, each with a video, and a table of outcomes."""
 
-import os
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +13,19 @@ from asyncrollout.cli.terminal.numbers import number
 from asyncrollout.cli.terminal.output import DONE, STOPPED, Output
 from asyncrollout.cli.terminal.rlinf_table import by_task, outcomes
 from asyncrollout.cli.terminal.signals import stoppable
-from asyncrollout.config import schema
 from asyncrollout.config.build import check_imports
 from asyncrollout.config.document import load
 from asyncrollout.config.reading import read_text
-from asyncrollout.dropin.rlinf.config import EvaluationConfig, Python, read_evaluation
+from asyncrollout.dropin.rlinf.config import EvaluationConfig, read_evaluation
 from asyncrollout.dropin.rlinf.plan import EvaluationPlan, make_plan
 from asyncrollout.dropin.rlinf.player import open_player
-from asyncrollout.dropin.rlinf.ranks import DEVICES
+from asyncrollout.dropin.rlinf.ranks import devices
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, decided, summarize
-from asyncrollout.dropin.rlinf.run import run_plan, videos_in
+from asyncrollout.dropin.rlinf.run import run_plan, videos_in, with_videos
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.registry import allowed_env
+
+_EXPERT = "solver"
 
 
 def is_rlinf(path: Path, overrides: Sequence[str]) -> bool:
@@ -47,10 +48,10 @@ async def evaluate_rlinf(
     output: Output,
 ) -> int:
     """Evaluate a policy on ranked processes, as configured in a file."""
-    chosen = _with_policy(read_evaluation(config, overrides), base_url, model, policy)
+    chosen = read_evaluation(config, [*_policy_override(base_url, model, policy), *overrides])
     check_imports(chosen, allow_import=allow_import)
     spec = allowed_env(chosen.env.eval.env_type, allow_import=allow_import)
-    plan = make_plan(chosen, spec, visible=os.environ.get(DEVICES))
+    plan = make_plan(chosen, spec, visible=devices())
     watch = _LiveView(plan, output)
     async with stoppable() as stop:
         with stop.scope() as playing:
@@ -61,17 +62,21 @@ async def evaluate_rlinf(
     return _ended(plan, watch.episodes, chosen, output, has_stopped=playing.cancelled_caught)
 
 
-def _with_policy(
-    config: EvaluationConfig, base_url: str | None, model: str | None, path: str | None
-) -> EvaluationConfig:
-    """With the policy of the command line in place of the file's."""
+def _policy_override(base_url: str | None, model: str | None, named: str | None) -> list[str]:
+    """The policy of the command line in place of the file's; `policy.attempts=3` after it applies to it."""
     if base_url is not None and model is not None:
-        return msgspec.structs.replace(config, policy=schema.OpenAI(base_url=base_url, model=model))
-    if path is None:
-        return config
-    if ":" not in path:
-        raise UsageError(f"--policy {path!r} is not an import path: write module:name")
-    return msgspec.structs.replace(config, policy=Python(path))
+        return [_as_policy(kind="openai", base_url=base_url, model=model)]
+    if named is None:
+        return []
+    if named == _EXPERT:
+        return [_as_policy(kind=_EXPERT)]
+    if ":" not in named:
+        raise UsageError(f"--policy {named!r} is neither 'solver', the env's expert, nor an import path, module:name")
+    return [_as_policy(kind="python", path=named)]
+
+
+def _as_policy(**values: str) -> str:
+    return f"policy={json.dumps(values)}"
 
 
 class _LiveView:
@@ -122,7 +127,8 @@ def _introduced(plan: EvaluationPlan, config: EvaluationConfig) -> str:
     videos = f"videos in {chosen.video_cfg.video_base_dir}" if chosen.video_cfg.save_video else "no videos"
     envs, processes = len(plan.envs), len(plan.environs)
     text = f"{envs} env{'s' * (envs > 1)} in {processes} process{'es' * (processes > 1)}"
-    return f"{chosen.env_type}: {text} (GPU {gpus}), {videos}"
+    split = "" if plan.split is None else f"split {plan.split}, "
+    return f"{chosen.env_type}: {text} (GPU {gpus}), {split}{videos}"
 
 
 def _ended(
@@ -140,7 +146,11 @@ def _ended(
     tasks = msgspec.to_builtins(by_task(episodes))
     video = config.env.eval.video_cfg
     videos = len(videos_in(Path(video.video_base_dir), video.prefix)) if video.save_video else 0
-    output.record({"event": "ended", "state": state, **msgspec.to_builtins(found), "tasks": tasks, "videos": videos})
+    made = with_videos(episodes, Path(video.video_base_dir))
+    without = [one.video for one, after in zip(episodes, made, strict=True) if one.video != after.video]
+    totals = {**msgspec.to_builtins(found), "tasks": tasks}
+    ended = {"event": "ended", "state": state, "split": plan.split, "videos": videos, "videos_not_made": without}
+    output.record({**ended, **totals})
     if episodes:
         output.show(outcomes(episodes))
     if video.save_video:

@@ -26,7 +26,7 @@ def undotted(document: Document, where: str) -> Document:
         parts = key.split(".")
         if not all(parts) or len(parts) > MOST_DEPTH:
             continue  # which is an unknown key
-        if tuple(parts) in document.places:
+        if _has(document.value, parts):
             raise UsageError(f"{where}, {place}: {key!r} is given twice, once with dots and once nested")
         rest = {other: value for other, value in document.value.items() if other != key}
         path, value = _put(rest, parts, document.value[key], f"{where}, {place}")
@@ -35,6 +35,14 @@ def undotted(document: Document, where: str) -> Document:
         around = {path[:depth]: document.places[key,] for depth in range(1, len(path))}
         document = Document(value, {**around, **kept, **moved})
     return document
+
+
+def _has(values: Any, parts: list[str]) -> bool:
+    for part in parts:
+        if not isinstance(values, dict) or part not in values:
+            return False
+        values = values[part]
+    return True
 
 
 def override(document: Document, assignment: str) -> Document:

@@ -16,6 +16,9 @@ _SELF = "_self_"
 _PACKAGE = re.compile(r"\A(?:\s*#[^\n]*\n)*?\s*#\s*@package\s+(\S+)")
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _DEEPEST = 32
+_MOST_FILES = 1000
+_MOST_VALUES = 100_000
+_LONGEST_TEXT = 1_000_000
 _HOW = "write the values out, as the program's own `--cfg job` prints them"
 
 
@@ -55,6 +58,7 @@ class _Composer:
         self._path = path
         self._directories = directories
         self._optional = optional
+        self._loads = 0
         self.missing: list[str] = []
 
     def merged(self, document: Document, package: Path, group: PurePosixPath, around: tuple[str, ...]) -> Document:
@@ -115,6 +119,9 @@ class _Composer:
             raise UsageError(
                 f"{self._path}: defaults: {name!r}: there is no {relative}.yaml in {tried}: add the file, or {_HOW}"
             )
+        self._loads += 1
+        if self._loads > _MOST_FILES:  # each of two files may name the next two
+            raise UsageError(f"{self._path}: defaults name more than {_MOST_FILES:,} files, repeated ones included")
         text = read_text(file)
         document = load(text, str(file))
         if not isinstance(document.value, dict):
@@ -209,12 +216,19 @@ def _merge(below: Any, above: Any) -> Any:
 
 
 class _Interpolation:
+    """References may refer to others twice, and these again: what all of them make together is bounded."""
+
     def __init__(self, root: Mapping[Any, Any]) -> None:
         self._root = root
+        self._made = 0
 
     def resolved(self, value: Any, path: Path, depth: int) -> Any:
         if depth > _DEEPEST:
             raise UsageError(f"{_dotted(path)}: references refer to each other")
+        if depth:
+            self._made += 1
+            if self._made > _MOST_VALUES:
+                raise UsageError(f"{_dotted(path)}: references make more than {_MOST_VALUES:,} values")
         if isinstance(value, dict):
             return {key: self.resolved(item, (*path, key), depth) for key, item in value.items()}
         if isinstance(value, list):
@@ -224,6 +238,8 @@ class _Interpolation:
         if (whole := _REFERENCE.fullmatch(value)) is not None:
             return self._meant(whole[1].strip(), path, depth)
         replaced = _REFERENCE.sub(lambda found: str(self._meant(found[1].strip(), path, depth)), value)
+        if len(replaced) > _LONGEST_TEXT:
+            raise UsageError(f"{_dotted(path)}: references make a text of more than {_LONGEST_TEXT:,} characters")
         return self.resolved(replaced, path, depth + 1) if "${" in replaced else replaced
 
     def _meant(self, reference: str, path: Path, depth: int) -> Any:

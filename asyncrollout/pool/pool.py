@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import anyio
 import msgspec
@@ -34,10 +34,11 @@ from asyncrollout.pool.wire.messages import OpenRequest
 from asyncrollout.pool.worker.env_factory import of_this_script, own_copies
 from asyncrollout.pool.worker.env_runner import is_async
 from asyncrollout.protocols import EnvRecording
-from asyncrollout.registry import EnvRef, EnvSpec, check_exists, find_env
+from asyncrollout.registry import EnvRef, EnvSpec, check_exists, find_env, load_factory
 from asyncrollout.types import Durations, PoolStats, Recovery, TextOptions
 
-_BACKENDS = ("process", "inline")
+_BACKENDS = ("process", "inline", "ray")
+_RAY_OPTIONS = "asyncrollout.ray.env_actors:RayOptions"  # of a higher row, which only those who use it import
 _RECOVERIES = ("replay", "snapshot", "none")
 _FDS_SPARE = 16  # to start at all; a run needs more
 
@@ -52,6 +53,20 @@ class EnvDescription(NamedTuple):
     pinned: int | None
 
 
+class WorkerPlaces(Protocol):
+    """Where the workers of a pool run, if not on this machine: `RayOptions`."""
+
+    def make_backend(
+        self,
+        workers: int,
+        *,
+        limits: PoolLimits,
+        worker_env: WorkerEnv | None,
+        log_dir: Path | None,
+        send_snapshots: bool,
+    ) -> Backend: ...
+
+
 class EnvPool:
     """Many envs on few processes; an async context manager, or opened by `await start()` and closed by `await close()`.
 
@@ -59,7 +74,8 @@ class EnvPool:
     seconds of work, not of waiting. `memory_limit` is bytes for each worker. `worker_env(rank)` gives a worker's
     environment variables. Workers' output is kept in `log_dir`, if given. An env whose worker dies is restored; it
     fails if it crashes its worker twice at the same call, or more than `max_restarts` times in one episode. With
-    `backend="inline"` there are no workers: their options, and time limits that cannot be kept, are refused.
+    `backend="inline"` there are no workers: their options, and time limits that cannot be kept, are refused. With
+    `backend="ray"` they run on the nodes of a Ray cluster, as `ray=RayOptions(...)` says.
     """
 
     takes_states = True
@@ -68,7 +84,7 @@ class EnvPool:
     def __init__(
         self,
         workers: int | None = None,
-        backend: Literal["process", "inline"] = "process",
+        backend: Literal["process", "inline", "ray"] = "process",
         *,
         step_timeout: float = STEP_TIMEOUT,
         reset_timeout: float = RESET_TIMEOUT,
@@ -77,6 +93,7 @@ class EnvPool:
         max_restarts: int = 10,
         worker_env: WorkerEnv | None = None,
         log_dir: str | os.PathLike[str] | None = None,
+        ray: "WorkerPlaces | None" = None,
     ) -> None:
         validation.check_choice("backend", backend, _BACKENDS)
         validation.check_choice("recover", recover, _RECOVERIES)
@@ -87,7 +104,10 @@ class EnvPool:
         validation.check_seconds("reset_timeout", reset_timeout)
         if backend == "inline":
             refuse_inline(workers=workers, memory_limit=memory_limit, worker_env=worker_env, log_dir=log_dir)
-        self._workers = (workers or usable_cpus()) if backend == "process" else 0
+        self._workers = 0 if backend == "inline" else workers or usable_cpus()
+        self._places = _places(ray) if backend == "ray" else None
+        if ray is not None and backend != "ray":
+            raise UsageError(f"ray= is for backend='ray', and this pool has backend={backend!r}")
         self._worker_env = worker_env
         self._log_dir = Path(log_dir) if log_dir is not None else None
         self._rules = RecoveryRules(PoolLimits(step_timeout, reset_timeout, memory_limit), recover, max_restarts)
@@ -142,7 +162,8 @@ class EnvPool:
     def _make_backend(self) -> Backend | None:
         if not self._workers:
             return None
-        return ProcessBackend(
+        make = ProcessBackend if self._places is None else self._places.make_backend
+        return make(
             self._workers,
             limits=self._rules.limits,
             worker_env=self._worker_env,
@@ -334,6 +355,17 @@ class EnvPool:
                 f"{self._workers} workers need {needed} file descriptors ({used} are open), but only {allowed} are "
                 f"allowed: raise the limit with `ulimit -n {needed}`, or use fewer workers"
             )
+
+
+def _places(options: Any) -> WorkerPlaces:
+    kind: Any = load_factory(_RAY_OPTIONS)
+    if options is None:
+        made: WorkerPlaces = kind()
+        return made
+    if not isinstance(options, kind):
+        raise UsageError(f"ray={options!r:.100} is not RayOptions(...)")
+    places: WorkerPlaces = options
+    return places
 
 
 def _check_handles(handles: Sequence[EnvHandle]) -> None:

@@ -41,6 +41,10 @@ class EnvService:
         max_workers: int | None = None,
         pool: EnvPool | None = None,
     ) -> None:
+        if config is not None and not hasattr(config, "get"):
+            raise UsageError(
+                f"config must be a BaseServiceConfig or a dict, such as {{'max_workers': 4}}, not {config!r:.100}"
+            )
         if max_workers is None:
             max_workers = (config or BaseServiceConfig()).get("max_workers", BaseServiceConfig.max_workers)
         validation.check_int("max_workers", max_workers, 1)
@@ -116,27 +120,27 @@ class EnvService:
 
     async def compute_reward_batch(self, env_ids: Iterable[Any]) -> dict[Any, float]:
         """The sum of each env's rewards since its reset; 0 for a missing env."""
-        envs = {env_id: self.environments.get(env_id) for env_id in env_ids}
+        envs = {env_id: self.environments.get(env_id) for env_id in _ids(env_ids)}
         return {env_id: 0.0 if env is None else env.reward for env_id, env in envs.items()}
 
     async def get_system_prompts_batch(self, env_ids: Iterable[Any]) -> dict[Any, str]:
         """The rules of each env; an empty text if it has none, or is missing."""
-        return await self._each(dict.fromkeys(env_ids), ServedEnv.system_prompt, lambda _: "")
+        return await self._each(dict.fromkeys(_ids(env_ids)), ServedEnv.system_prompt, lambda _: "")
 
     async def get_split_size_batch(self, env_ids: Iterable[Any], split: str = "train") -> dict[Any, int]:
         """How many tasks a split of each env's data has; 0 if it has no such split."""
-        return await self._each(dict.fromkeys(env_ids, split), ServedEnv.split_size, lambda _: 0)
+        return await self._each(dict.fromkeys(_ids(env_ids), split), ServedEnv.split_size, lambda _: 0)
 
     async def init_embedder_batch(
         self, env_ids: Iterable[Any], service_url: str = "http://localhost:5000"
     ) -> dict[Any, dict[str, Any]]:
         """Connect each env to the service that compares images; `{"ok": ...}`, with an `error` if that fails."""
-        asked = dict.fromkeys(env_ids, service_url)
+        asked = dict.fromkeys(_ids(env_ids), service_url)
         return await self._each(asked, ServedEnv.init_embedder, lambda error: {"ok": False, "error": error})
 
     async def close_batch(self, env_ids: Iterable[Any] | None = None) -> None:
         """Close these envs, or all; those that are not there are let be."""
-        chosen = [*self.environments] if env_ids is None else [*env_ids]
+        chosen = [*self.environments] if env_ids is None else [*_ids(env_ids)]
         async with task_group() as tasks:
             for env_id in chosen:
                 env = self.environments.pop(env_id, None)
@@ -210,6 +214,12 @@ class EnvService:
         async with task_group() as tasks:
             for env_id, value in ids2values.items():
                 tasks.start_soon(run, env_id, value)
+
+
+def _ids(given: Iterable[Any]) -> Iterable[Any]:
+    if isinstance(given, str) or not isinstance(given, Iterable):  # a text would be an id for each letter
+        raise UsageError(f"ids must be a list, such as [{given!r:.100}], not {given!r:.100}")
+    return given
 
 
 class VideoEnvService(EnvService):

@@ -19,7 +19,7 @@ from asyncrollout.types import Outcome
 Actions = Iterable[Any] | Callable[[Any, np.random.Generator], Any]
 """A sequence that each episode plays from its start, or a function of the observation and a seeded generator."""
 
-Backend = Literal["inline", "process"]
+Backend = Literal["inline", "process", "ray"]
 
 ChooseAction = Callable[[int, Outcome, np.random.Generator], Any]
 """The action for a turn; raises StopIteration when there is none."""
@@ -86,7 +86,7 @@ class Case:
 
     def one_process(self, backend: Backend) -> dict[str, Any]:
         """Options that keep envs in one process: between episodes, an env may move."""
-        return {"worker": 0} if backend == "process" and self.has_workers and "worker" not in self.kwargs else {}
+        return {"worker": 0} if backend != "inline" and self.has_workers and "worker" not in self.kwargs else {}
 
     @asynccontextmanager
     async def open(self, backend: Backend, **options: Any) -> AsyncIterator[EnvHandle]:

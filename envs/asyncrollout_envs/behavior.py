@@ -105,7 +105,7 @@ class Behavior:
         observation, reward, terminated, truncated, info = self._env.step(torch.from_numpy(as_action(action)))
         success = has_succeeded(only(info))
         ended = bool(only(terminated)), bool(only(truncated))
-        return self._seen(observation), float(only(reward)), *ended, {"success": success}
+        return self._seen(observation), float(only(reward)), *ended, {"success": success, "activity": self.instruction}
 
     def _seen(self, observation: Any) -> dict[str, Any]:
         observation = only(observation)
@@ -132,7 +132,7 @@ def configured(
         "activity_instance_id": instance,
         "online_object_sampling": False,
         "include_obs": False,
-        "termination_config": {"max_steps": max_episode_steps},
+        "termination_config": {"max_steps": max_episode_steps - 1},  # it counts a step after it has compared
     }
     config["task"] = _merged(config.get("task") or {}, task)
     robot, *others = config.get("robots") or [{"type": "R1Pro"}]

@@ -8,7 +8,9 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrollout import Generation, Request
+from asyncrollout import Generation, Request, UsageError
+from asyncrollout.dropin import rlinf
+from asyncrollout.dropin.rlinf.ranks import devices
 
 STEP = 20
 """Between two shades that can be distinguished in a video."""
@@ -56,12 +58,25 @@ class Loner(Painter):
         Loner._in_use = True
 
 
+class Blinking(Painter):
+    """Reports success in its second step only, and the numbers of its motors under a name that text envs use."""
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        shown, *came, _ = super().step(action)
+        return shown, *came, {"success": self._steps == 2, "actions": np.zeros(23)}  # type: ignore[return-value]
+
+
 def act(observation: int) -> float:
     return 0.5 + observation
 
 
 async def act_later(observation: int) -> float:
     return 0.5 + observation
+
+
+def wait(_: object) -> int:
+    """For frozen lakes: into the wall again and again."""
+    return 1
 
 
 class Seeing:
@@ -72,6 +87,26 @@ class Seeing:
 
     def __call__(self, observation: int) -> float:
         return self._device
+
+
+class Counting:
+    """Acts by how many GPUs this process was given, and how many it sees."""
+
+    def __call__(self, observation: int) -> float:
+        return 10.0 * len((devices() or "").split(",")) + len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+
+
+class Nested:
+    """Starts an evaluation whose policy wants a GPU, too, and acts by whether it was refused."""
+
+    def __call__(self, observation: int) -> float:
+        other: Any = {"env": {"eval": {"env_type": "bandit"}}, "cluster": {"component_placement": {"rollout": 0}}}
+        other["policy"] = {"kind": "python", "path": "tests.envs.evaluation:wait"}
+        try:
+            rlinf.evaluate(other, allow_import=True)
+        except UsageError as error:
+            return float("restricts CUDA_VISIBLE_DEVICES" in str(error))
+        return 0.0
 
 
 class Adding:

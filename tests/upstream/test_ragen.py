@@ -1,13 +1,19 @@
 """RAGEN's own programs with other import lines: see `programs/ragen.py` for what is changed and what stands in."""
 
+import importlib.util
 import os
+import random
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncrollout.dropin.ragen.alfworld import AlfworldTemplates, write_turn
 from tests.scripts.processes import ROOT
+from tests.test_dropin_ragen_prompts import missing_or_out_of_order
 
 PYTHON = os.environ.get("ASYNCROLLOUT_VERL_PYTHON", str(ROOT / ".venv-verl" / "bin" / "python"))
 
@@ -24,9 +30,12 @@ AGENT_PROXY = "ragen/llm_agent/agent_proxy.py"
 
 def run(sources: Path, folder: Path, *words: str) -> str:
     """A program of RAGEN's, in an empty folder; what it printed."""
-    program = Path(__file__).parent / "programs" / "ragen.py"
+    return run_program("ragen.py", sources, folder, *words)
+
+
+def run_program(name: str, sources: Path, folder: Path, *words: str) -> str:
     done = subprocess.run(
-        [PYTHON, str(program), str(sources), *words],
+        [PYTHON, str(Path(__file__).parent / "programs" / name), str(sources), *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "envs")])},
         capture_output=True,
@@ -95,3 +104,77 @@ def test_the_comparison_of_parallel_and_single_processes(upstream: Find, tmp_pat
 )
 def test_their_own_tests(upstream: Find, tmp_path: Path, program: str) -> None:
     assert "1 passed" in run(upstream("ragen-2026-04"), tmp_path, program)
+
+
+@pytest.mark.parametrize("version", ["ragen-2025-06", "ragen-2026-04"])
+def test_their_prompts_have_no_pictures_either(upstream: Find, tmp_path: Path, version: str) -> None:
+    """Whatever processor it is given: a model reads a mark in the place of each picture."""
+    printed = run_program("ragen_pictures.py", upstream(version), tmp_path)
+    assert "theirs: a mark" in printed
+    assert "ours: a mark" in printed
+
+
+FACTS = AlfworldTemplates(
+    task="|{task}|",
+    taken="|{taken} |",
+    recent="|{shown} |",
+    past="|{turn}|{observation}|{turn}|{action}|",
+    current="|{turn}|{observation}|",
+    possible="|{actions}|",
+    warning="||",
+    reply="|{actions_left}|{format}|{length}|",
+)
+
+
+def test_single_turns_of_alfworld_tell_what_their_memory_tells(upstream: Find, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same facts in the same order, in as many lines; its texts are cut where ours are."""
+    folder = upstream("ragen-2026-04") / "ragen" / "llm_agent" / "memory"
+    spec = importlib.util.spec_from_file_location("their_memory", folder / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "their_memory", package)
+    spec.loader.exec_module(package)
+    rng = random.Random(4)
+    for _ in range(300):
+        history = make_house(rng)
+        start = rng.randrange(len(history))
+        memory = package.AlfWorldMemory()
+        memory.reset(1)
+        expected = memory.build_user_content(
+            env_output={"env_id": 0},
+            history=history,
+            turn_idx=len(history) - 1,
+            history_start=start,
+            turn_offset=0,
+            include_warning=True,
+            format_prompt="<form>",
+            length_prompt="So long.",
+        )
+        warns = bool(history[-1].get("manager_invalid_action"))
+        found = write_turn(FACTS, history, start, warns=warns, form="<form>", length="So long.")
+        facts = [fact for line in found.split("|\n|") for fact in line.strip("|").split("|") if fact]
+        assert missing_or_out_of_order(expected, facts) == [], (expected, found)
+        assert len(expected.splitlines()) == len(found.splitlines())
+    for name in [name for name in sys.modules if name.startswith("their_memory.")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def make_house(rng: random.Random) -> list[dict[str, Any]]:
+    """A history of an env like ALFWorld, with short and long observations and any replies."""
+    history: list[dict[str, Any]] = []
+    for turn in range(rng.randint(1, 6)):
+        seen = " ".join(f"On the shelf {shelf} you see a mug {shelf}." for shelf in range(rng.choice([1, 3, 12])))
+        if not turn:
+            task = rng.choice(["Your task is to: put two mugs in a cabinet.", "", "Your task is to: cool an egg.\n"])
+            seen = f"-= Welcome to TextWorld, ALFRED! =-\n\n{seen}\n\n{task}"
+        item: dict[str, Any] = {
+            "state": f"{seen}\n\nAdmissible actions: [go to shelf {turn}, look]",
+            "actions_left": 50 - turn,
+        }
+        if turn and rng.random() < 0.3:
+            item["manager_invalid_action"] = True
+        history.append(item)
+    for item in history[:-1]:
+        item["llm_response"] = rng.choice(["<think>t</think><answer>look</answer>", "hm", "<answer> go to 3 </answer>"])
+    return history

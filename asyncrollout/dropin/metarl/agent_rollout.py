@@ -1,7 +1,7 @@
 """A rollout played where its env is: agent and env in one process, in a worker or beside the learner."""
 
 import traceback
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,22 @@ from asyncrollout.types import Outcome
 _MOST_BYTES = 8 << 20  # of observations in one part
 
 
+class Work(NamedTuple):
+    """The seconds of agent and env, without the way between them."""
+
+    worked: float = 0.0
+    """By the clock."""
+    acted: float = 0.0
+    """The agent's part of these."""
+    computed: float = 0.0
+    """On a processor; 0 where this is not known."""
+    checked: float = 0.0
+    """Beside these, to see whether acting changed the agent."""
+
+    def plus(self, other: "Work") -> "Work":
+        return Work(*(one + more for one, more in zip(self, other, strict=True)))
+
+
 class Steps(NamedTuple):
     """Consecutive steps of a rollout as arrays."""
 
@@ -23,8 +39,7 @@ class Steps(NamedTuple):
     actions: np.ndarray[Any, Any]
     rewards: np.ndarray[Any, Any]
     reached: list[bool | None]  # None where the env reports no goal
-    seconds: float
-    """What agent and env took."""
+    work: Work
 
 
 class AgentRollout:
@@ -41,17 +56,20 @@ class AgentRollout:
     def play(self, seconds: float) -> Steps:
         seen: list[Any] = []
         actions, rewards, reached = [], [], []
-        began, size = monotonic(), 0
-        end = began + seconds
-        while not self.outcome.done and (not seen or (monotonic() < end and size < _MOST_BYTES)):
+        computed, acted, size = thread_time(), 0.0, 0
+        now = began = monotonic()
+        while not self.outcome.done and (not seen or (now < began + seconds and size < _MOST_BYTES)):
             action = self._act()
+            acted += monotonic() - now
             actions.append(np.array(action).ravel())  # before the env can change it
             self.outcome = self._step(action)
             seen.append(np.array(self.outcome.observation))  # which the env may reuse
             rewards.append(self.outcome.reward)
             reached.append(self.outcome.info.get("is_goal_state"))
             size += seen[-1].nbytes
-        return Steps(np.stack(seen), np.stack(actions), np.array(rewards), reached, monotonic() - began)
+            now = monotonic()
+        work = Work(now - began, acted, thread_time() - computed)
+        return Steps(np.stack(seen), np.stack(actions), np.array(rewards), reached, work)
 
     def _act(self) -> Any:
         try:

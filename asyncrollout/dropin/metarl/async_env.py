@@ -74,7 +74,7 @@ class AsyncEnv:
                 is_named = isinstance(data, dict) and data.keys() == {"action"}
                 return partial(_answered, "transition", partial(self.step, data["action"] if is_named else data))
             case "get_attr", {"attr": str(attribute)}:
-                path = ".".join([attribute, *data.get("subattrs", ())])
+                path = ".".join([attribute, *(data.get("subattrs") or ())])
                 return partial(_answered, "attr", partial(self.get_attr, path))
             case "seed", {"seed": seed}:
                 return partial(_answered, "done", partial(self._seed_in_turn, seed))

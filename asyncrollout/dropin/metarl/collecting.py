@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import anyio.lowlevel
@@ -10,13 +11,13 @@ import numpy as np
 
 from asyncrollout.concurrency import task_group
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS
-from asyncrollout.dropin.metarl.agent_rollout import AgentRollout, Steps
+from asyncrollout.dropin.metarl.agent_rollout import AgentRollout, Steps, Work
 from asyncrollout.dropin.metarl.chance import PlayedEnv
 from asyncrollout.errors import EnvError
 from asyncrollout.protocols import Agent, Playable
 from asyncrollout.rollouts.episode.episode import run_rollout
 from asyncrollout.seeding import sampling_seed
-from asyncrollout.trajectories import Limits, StopReason
+from asyncrollout.trajectories import Limits, StopReason, Turn
 
 _NO_LIMITS = Limits(invalid=None)  # numeric actions are always readable
 _ALONE_SECONDS = 0.05  # between two moments at which a rollout can be cancelled
@@ -49,8 +50,7 @@ class CollectedRollout(NamedTuple):
     rewards: np.ndarray[Any, Any]
     reached: list[bool | None]  # None where the env reports no goal
     terminated: bool
-    worked: float
-    """Seconds of agent and env, without the way between them."""
+    work: Work
 
 
 PlayOne = Callable[[Playable, RolloutStart], Awaitable[CollectedRollout]]
@@ -84,8 +84,13 @@ async def play_asked(agent: Agent, env: Playable, play: RolloutStart) -> Collect
         np.array([turn.reward for turn in turns]),
         [turn.info.get("is_goal_state") for turn in turns],
         trajectory.stop_reason is StopReason.TERMINATED,
-        sum(turn.policy_seconds + (turn.env_work_seconds or 0.0) for turn in turns),
+        _asked_work(turns),
     )
+
+
+def _asked_work(turns: Sequence[Turn]) -> Work:
+    acted = sum(turn.policy_seconds for turn in turns)
+    return Work(acted + sum(turn.env_work_seconds or 0.0 for turn in turns), acted)
 
 
 async def play_alone(agent: Agent, envs: Sequence[PlayedEnv], plays: Sequence[RolloutStart]) -> list[CollectedRollout]:
@@ -114,7 +119,7 @@ def joined_steps(start: Any, parts: Sequence[Steps], *, terminated: bool) -> Col
         np.concatenate([part.rewards for part in parts]),
         [goal for part in parts for goal in part.reached],
         terminated,
-        sum(part.seconds for part in parts),
+        reduce(Work.plus, (part.work for part in parts)),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from asyncrollout.agents.numeric import RandomAgent
@@ -16,6 +16,7 @@ from asyncrollout.dropin.metarl.acting import (
     is_torch_module,
     one_torch_thread,
 )
+from asyncrollout.dropin.metarl.agent_rollout import Work
 from asyncrollout.dropin.metarl.chance import kept_generators
 from asyncrollout.dropin.metarl.collecting import (
     CollectedRollout,
@@ -27,10 +28,11 @@ from asyncrollout.dropin.metarl.collecting import (
 from asyncrollout.dropin.metarl.parallel import ParallelEnvManager
 from asyncrollout.dropin.metarl.remote_agent import load_in_workers, play_in_worker, ship_agent
 from asyncrollout.dropin.metarl.serving import MetaEnv
-from asyncrollout.dropin.metarl.ways import Way
+from asyncrollout.dropin.metarl.ways import Took, Way, WayShare
 from asyncrollout.dropin.metarl.worker_rollout import ASKED_FOR, AgentRef
 from asyncrollout.errors import ProviderError, UsageError
 from asyncrollout.logs import get_logger
+from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.protocols import Agent
 
 log = get_logger(__name__)
@@ -38,7 +40,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Collection:
-    """How the rollouts of a call were played: the way, its seconds, and why not in workers (if so)."""
+    """How the rollouts of a call were played: the way of most of them, the seconds, and why not in workers (if so)."""
 
     way: Way
     steps: int
@@ -77,26 +79,24 @@ def collect_alone(acting: ActingAgent, envs: Sequence[Any], plays: list[RolloutS
 
 
 def collect_here(
-    acting: ActingAgent, manager: ParallelEnvManager, plays: list[RolloutStart], *, in_batches: bool = False
+    acting: ActingAgent, envs: Sequence[EnvHandle], plays: list[RolloutStart], *, in_batches: bool = False
 ) -> list[CollectedRollout]:
-    """In the envs of the workers, with the agent here; in batches, it is asked for all envs that wait."""
-    handles = [each.handle for each in manager.envs]
+    """In envs of the workers, with the agent here; in batches, it is asked for all envs that wait."""
 
     async def play() -> list[CollectedRollout]:
         if acting.arch is None or not in_batches:
-            return await play_shares(handles, plays, partial(play_asked, acting.make()))
+            return await play_shares(envs, plays, partial(play_asked, acting.make()))
         async with batched_agent(acting.agent, acting.arch, discrete=acting.discrete) as agent:
-            return await play_shares(handles, plays, partial(play_asked, agent))
+            return await play_shares(envs, plays, partial(play_asked, agent))
 
     return _run(acting, play)
 
 
 def collect_in_workers(
-    agent: AgentRef, manager: ParallelEnvManager, plays: list[RolloutStart]
+    agent: AgentRef, envs: Sequence[EnvHandle], plays: list[RolloutStart], step_timeout: float
 ) -> list[CollectedRollout]:
-    """By the workers, with copies of the agent."""
-    play_one = partial(play_in_worker, agent, manager.step_timeout)
-    return portal.run(play_shares, [each.handle for each in manager.envs], plays, play_one)
+    """By the envs' workers, with copies of the agent."""
+    return portal.run(play_shares, envs, plays, partial(play_in_worker, agent, step_timeout))
 
 
 def _run(acting: ActingAgent, play: Any) -> list[CollectedRollout]:
@@ -118,41 +118,58 @@ class PoolCollector:
         self._memory = manager.ways
 
     def collect(self, plays: list[RolloutStart]) -> tuple[list[CollectedRollout], Collection]:
-        """The rollouts, and how they were played. An agent that cannot act in workers acts here."""
+        """The rollouts, and how most of them were played. An agent that cannot act in workers acts here."""
         kind = self._acting.kind
-        chooser = self._memory.chooser(kind, min(len(plays), self._manager.num_envs))
+        chooser = self._memory.chooser(kind, len(plays), self._manager.num_envs)
         if kind not in self._memory.refusals and (reason := _needs_this_process(self._acting)):
             self._refuse(reason)
-        way = chooser.choose(self._ways())
-        try:
-            rollouts, seconds = self._timed(way, plays)
-        except (UsageError, ProviderError) as error:
-            if way is not Way.WORKERS:
-                raise
-            way = Way.HERE
-            rollouts, seconds = self._timed(way, plays)  # which raises what fails here, too
-            self._refuse(str(error).removeprefix(ASKED_FOR))
+        rollouts: list[CollectedRollout] = []
+        total = 0.0
+        for share in chooser.choose(self._ways(), len(plays)):
+            way, played, seconds = self._play(share, plays[len(rollouts) :][: share.rollouts], len(rollouts))
+            work = reduce(Work.plus, (one.work for one in played))
+            steps = sum(len(one.rewards) for one in played)
+            needed = seconds - work.checked / min(share.rollouts, self._manager.num_envs)  # checked once
+            took = Took(steps, needed, work.worked, work.acted, work.computed)
+            chooser.record(WayShare(way, share.rollouts), took)
+            rollouts += played
+            total += seconds
         steps = sum(len(one.rewards) for one in rollouts)
-        chooser.record(way, steps, seconds, sum(one.worked for one in rollouts))
-        return rollouts, Collection(way, steps, seconds, self._memory.refusals.get(kind, ""))
+        return rollouts, Collection(way, steps, total, self._memory.refusals.get(kind, ""))
 
     def _ways(self) -> list[Way]:
         return [way for way in Way if way is not Way.WORKERS or self._acting.kind not in self._memory.refusals]
 
-    def _timed(self, way: Way, plays: list[RolloutStart]) -> tuple[list[CollectedRollout], float]:
-        local = self._manager.local_envs(len(plays)) if way is Way.SEQUENTIAL else []  # made once
+    def _play(
+        self, share: WayShare, plays: list[RolloutStart], first: int
+    ) -> tuple[Way, list[CollectedRollout], float]:
+        """The way in the end, the rollouts from number `first` on, and the seconds."""
+        try:
+            return share.way, *self._timed(share.way, plays, first)
+        except (UsageError, ProviderError) as error:
+            if share.way is not Way.WORKERS:
+                raise
+            rollouts, seconds = self._timed(Way.HERE, plays, first)  # which raises what fails here, too
+            self._refuse(str(error).removeprefix(ASKED_FOR))
+            return Way.HERE, rollouts, seconds
+
+    def _timed(self, way: Way, plays: list[RolloutStart], first: int) -> tuple[list[CollectedRollout], float]:
+        manager, number = self._manager, self._manager.num_envs
+        ranks = [(first + place) % number for place in range(min(len(plays), number))]  # env i plays i, i + n, ...
+        local = [manager.local_env(rank) for rank in ranks] if way is Way.SEQUENTIAL else []  # made once
+        handles = [manager.envs[rank].handle for rank in ranks]
         with ExitStack() as stack:
             began = self._clock()
             if way is Way.WORKERS:
                 is_new = self._acting.kind not in self._memory.proven
                 agent = stack.enter_context(ship_agent(self._acting.make, is_checked=is_new))
                 if is_new:
-                    portal.run(load_in_workers, agent, [each.handle for each in self._manager.envs])
+                    portal.run(load_in_workers, agent, [each.handle for each in manager.envs])
                     began = self._clock()  # packages are imported once
-                rollouts = collect_in_workers(agent, self._manager, plays)
+                rollouts = collect_in_workers(agent, handles, plays, manager.step_timeout)
                 self._memory.proven.add(self._acting.kind)
             elif way is Way.HERE:
-                rollouts = collect_here(self._acting, self._manager, plays)
+                rollouts = collect_here(self._acting, handles, plays)
             else:
                 rollouts = collect_alone(self._acting, local, plays)
             return rollouts, self._clock() - began

@@ -138,13 +138,14 @@ class Learner:
         if is_pool and self.acts_in_workers is None and not self.acts_in_batches:
             return PoolCollector(acting, env, self._clock).collect(plays)
         began = self._clock()
+        handles = [each.handle for each in env.envs] if is_pool else []
         if not is_pool:
             way, played = Way.SEQUENTIAL, collect_alone(acting, [env], plays)
         elif self.acts_in_workers:
             with ship_agent(acting.make, is_checked=False) as agent:
-                way, played = Way.WORKERS, collect_in_workers(agent, env, plays)
+                way, played = Way.WORKERS, collect_in_workers(agent, handles, plays, env.step_timeout)
         else:
-            way, played = Way.HERE, collect_here(acting, env, plays, in_batches=self.acts_in_batches)
+            way, played = Way.HERE, collect_here(acting, handles, plays, in_batches=self.acts_in_batches)
         return played, Collection(way, sum(len(one.rewards) for one in played), self._clock() - began)
 
     def close(self) -> None:

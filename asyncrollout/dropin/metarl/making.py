@@ -10,7 +10,7 @@ from asyncrollout.errors import UnknownEnvError
 from asyncrollout.registry import EnvSpec, env_names, find_env, load_factory
 from asyncrollout.validation import check_int, did_you_mean
 
-_VERSIONED = re.compile(r"-v\d+$")
+_VERSION = re.compile(r"-v\d+$")
 
 
 def make_env(
@@ -48,7 +48,8 @@ def _find(env_id: str) -> EnvSpec:
         return find_env(env_id)
     import gymnasium  # noqa: PLC0415 (a fifth of a second, paid only by those who use it)
 
-    if _VERSIONED.search(env_id) and env_id not in gymnasium.registry:
+    names = {_VERSION.sub("", known) for known in gymnasium.registry}  # of which Gymnasium takes the newest version
+    if env_id not in gymnasium.registry and env_id not in names:
         known = [*env_names(), *gymnasium.registry]
         raise UnknownEnvError(
             f"no env is called {env_id!r}, neither here nor in Gymnasium{did_you_mean(env_id, known)}"

@@ -50,8 +50,11 @@ class ParallelEnvManager:
     ) -> None:
         if start_method is not None:
             check_choice("start_method", start_method, _START_METHODS)
-        if not env_fns:
-            raise UsageError("ParallelEnvManager needs at least one function that makes an env")
+        if not isinstance(env_fns, Sequence) or not env_fns:
+            raise UsageError(f"env_fns must be a list of at least one function that makes an env, not {env_fns!r:.100}")
+        for number, make in enumerate(env_fns):
+            if not callable(make):
+                raise UsageError(f"env_fns[{number}] must be a function that makes an env, not {make!r:.100}")
         check_int("processes", 1 if processes is None else processes, 1)
         self.num_envs = len(env_fns)
         self.env_fns = list(env_fns)
@@ -111,13 +114,12 @@ class ParallelEnvManager:
         """Whether an attribute of one env is a method; one that is missing is an error."""
         return self._opened.run(self._env(env_idx).is_method, path)
 
-    def local_envs(self, count: int) -> list[Any]:
-        """Envs like the first ones in the workers, in this process; one from each function, made when first wanted."""
-        makes = self.env_fns[:count]
-        for make in makes:
-            if id(make) not in self._local_envs:
-                self._local_envs[id(make)] = make()
-        return [self._local_envs[id(make)] for make in makes]
+    def local_env(self, rank: int) -> Any:
+        """An env like that one in a worker, in this process; one from each function, made when first wanted."""
+        make = self.env_fns[rank]
+        if id(make) not in self._local_envs:
+            self._local_envs[id(make)] = make()
+        return self._local_envs[id(make)]
 
     def seed(self, seeds: Sequence[int]) -> None:
         """What the episodes of each env are drawn from, from its next reset on."""

@@ -9,7 +9,7 @@ import cloudpickle
 import msgspec
 
 from asyncrollout.concurrency import task_group
-from asyncrollout.dropin.metarl.agent_rollout import Steps
+from asyncrollout.dropin.metarl.agent_rollout import Steps, Work
 from asyncrollout.dropin.metarl.collecting import CollectedRollout, RolloutStart, joined_steps
 from asyncrollout.dropin.metarl.worker_rollout import ASKED_FOR, AgentRef
 from asyncrollout.errors import EnvDiverged, ProviderError, UsageError
@@ -69,5 +69,6 @@ async def _play_once(agent: AgentRef, seconds: float, env: Playable, play: Rollo
     start, parts = outcome.observation, []
     while not outcome.done:
         outcome = await env.step(seconds)
-        parts.append(Steps(**outcome.observation))
+        steps = outcome.observation
+        parts.append(Steps(**{**steps, "work": Work(*steps["work"])}))
     return joined_steps(start, parts, terminated=outcome.terminated)

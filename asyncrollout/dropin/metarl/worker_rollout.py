@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import cloudpickle
@@ -39,8 +40,10 @@ class WorkerRollout:
     def __init__(self, env: PlayedEnv, ref: AgentRef, seed: int) -> None:
         self._loaded = load_agent(ref.path)
         self._is_checked = ref.is_checked
+        began = monotonic()
         if ref.is_checked:
             self._loaded.remember()
+        self._checked = monotonic() - began
         self._rollout = AgentRollout(env, self._loaded.agent, seed, ref.task)
         self.start = self._rollout.start
 
@@ -48,8 +51,11 @@ class WorkerRollout:
         steps = self._rollout.play(seconds)
         outcome = self._rollout.outcome
         if self._is_checked and outcome.done:
+            began = monotonic()
             self._loaded.check_unchanged()
-        return steps._asdict(), 0.0, outcome.terminated, outcome.truncated, {}
+            steps = steps._replace(work=steps.work._replace(checked=self._checked + monotonic() - began))
+        fields = {**steps._asdict(), "work": [*steps.work]}
+        return fields, 0.0, outcome.terminated, outcome.truncated, {}
 
 
 @dataclass

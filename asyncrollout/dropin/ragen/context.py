@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.dropin.configs import lookup
-from asyncrollout.dropin.ragen import scores
+from asyncrollout.dropin.ragen import alfworld, scores
 from asyncrollout.dropin.ragen.collapse import collapse_columns
 from asyncrollout.dropin.ragen.collector import response_texts
 from asyncrollout.dropin.ragen.conversation import ConversationWriter, Turn, drop_oldest, shorten
@@ -184,6 +184,12 @@ class ContextManager:
                 self.env_config_lookup[plan.tag] = {"max_tokens": length, "env_type": custom.env_type}
                 rules = write_rules(plan.tag, custom, self.action_sep, self.templates)
                 is_instructed = custom.env_instruction is not None
+                if custom.option("render_mode") == "rgb_array":
+                    logger.warning(
+                        "custom_envs.%s: its states are pictures, and prompts have none, as in RAGEN: a model reads "
+                        "'<images>' in their place",
+                        plan.tag,
+                    )
             if env_id % group_size == 0:
                 self.env_nums[plan.tag] = self.env_nums.get(plan.tag, 0) + group_size
             self.prefix_lookup[env_id] = rules
@@ -205,8 +211,11 @@ class ContextManager:
         """The last turns of a history, as many as the context window and the model's length allow."""
         talk = self._settings.agent_proxy
         rules, env_id = self._rules(cache["env_id"]), cache["env_id"]
-        length = self.env_config_lookup.get(env_id, {}).get("max_tokens")
-        write = self._writer.write_single if talk.context_window_mode == "single_turn" else self._writer.write
+        known = self.env_config_lookup.get(env_id, {})
+        length, write = known.get("max_tokens"), self._writer.write
+        if talk.context_window_mode == "single_turn":
+            is_alfworld = str(known.get("env_type")).lower() == alfworld.ENV_TYPE
+            write = self._writer.write_alfworld if is_alfworld else self._writer.write_single
         first = 0 if talk.window is None else max(0, len(history) - talk.window)
         return shorten(
             lambda start: write(rules, history, start, length),

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrollout.dropin.ragen.alfworld import write_turn
 from asyncrollout.dropin.ragen.prompts import PromptTemplates
 from asyncrollout.dropin.ragen.states import NO_ACTION
 from asyncrollout.dropin.ragen.tokens import Message
@@ -43,9 +44,27 @@ class ConversationWriter(msgspec.Struct, frozen=True):
 
     def write_single(self, rules: str, history: Sequence[Turn], start: int, max_tokens: int | None) -> list[Message]:
         """The last turn, and in the same message the turns from `start` on; then the reply, if there is one."""
+        return self._single(rules, history, self._told(history, start, max_tokens))
+
+    def write_alfworld(self, rules: str, history: Sequence[Turn], start: int, max_tokens: int | None) -> list[Message]:
+        """The same for ALFWorld, in lines."""
+        warns = bool(history[-1].get(NO_ACTION))
+        form, length = self._form(), self._length(max_tokens)
+        told = write_turn(self.templates.alfworld, history, start, warns=warns, form=form, length=length)
+        return self._single(rules, history, told)
+
+    def _single(self, rules: str, history: Sequence[Turn], told: str) -> list[Message]:
+        texts = self.templates
+        messages = [
+            _message("system", texts.system.format(rules=rules)),
+            _message("user", texts.opening.format(rules=rules) + told),
+        ]
+        reply = history[-1].get("llm_response")
+        return messages if reply is None else [*messages, _message("assistant", reply)]
+
+    def _told(self, history: Sequence[Turn], start: int, max_tokens: int | None) -> str:
         texts, last = self.templates, len(history) - 1
-        body = self._body(history[last], max_tokens)
-        said = texts.opening.format(rules=rules)
+        body, said = self._body(history[last], max_tokens), ""
         if start < last:
             said += texts.summary.format(completed=last, shown=last - start)
             said += "".join(
@@ -58,9 +77,7 @@ class ConversationWriter(msgspec.Struct, frozen=True):
             said += texts.current.format(turn=last + 1, body=body)
         else:
             said += texts.alone.format(turn=last + 1, body=body)
-        messages = [_message("system", texts.system.format(rules=rules)), _message("user", said)]
-        reply = history[last].get("llm_response")
-        return messages if reply is None else [*messages, _message("assistant", reply)]
+        return said
 
     def _body(self, item: Turn, max_tokens: int | None) -> str:
         texts = self.templates
@@ -68,9 +85,15 @@ class ConversationWriter(msgspec.Struct, frozen=True):
             state=item["state"],
             warning=texts.warning if item.get(NO_ACTION) else "",
             actions_left=item["actions_left"],
-            format=texts.think_format if self.thinks else texts.answer_format,
-            length="" if max_tokens is None else texts.length.format(max_tokens=max_tokens),
+            format=self._form(),
+            length=self._length(max_tokens),
         )
+
+    def _form(self) -> str:
+        return self.templates.think_format if self.thinks else self.templates.answer_format
+
+    def _length(self, max_tokens: int | None) -> str:
+        return "" if max_tokens is None else self.templates.length.format(max_tokens=max_tokens)
 
 
 def shorten(

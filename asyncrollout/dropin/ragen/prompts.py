@@ -1,9 +1,10 @@
 """The texts that a model reads about an environment, piece by piece; each piece can be replaced."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrollout.dropin.ragen import envs
+from asyncrollout.dropin.ragen.alfworld import AlfworldTemplates
 from asyncrollout.dropin.ragen.settings import CustomEnv, registered_type
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import find_env, load_factory
@@ -37,7 +38,8 @@ class PromptTemplates:
     The rules of an environment are the tag's `env_instruction`, then `legend`, `coordinates`, `actions` and `limit`,
     as far as they apply. They stand in the `system` message, or with `opening` before the first turn. A turn is
     `reward` of the turn before, then `turn`, whose `{body}` is the piece of that name. In single-turn mode the user's
-    message is `summary`, `past` for each past turn and `current`, or `alone` if there are none.
+    message is `summary`, `past` for each past turn and `current`, or `alone` if there are none; that of an environment
+    of the type `alfworld` has texts of its own.
     """
 
     system: str = "You are a helpful assistant. {rules}"
@@ -60,6 +62,7 @@ class PromptTemplates:
     past: str = "Turn {turn}, state:\n{state}\nTurn {turn}, your reply: {reply}\nTurn {turn}, reward: {reward}\n---\n"
     current: str = "\nThis is turn {turn}:\n{body}"
     alone: str = "Turn {turn}:\n{body}"
+    alfworld: AlfworldTemplates = field(default_factory=AlfworldTemplates)
 
 
 DEFAULT = PromptTemplates()

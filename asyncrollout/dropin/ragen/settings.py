@@ -230,6 +230,10 @@ def read_settings(config: Any) -> Settings:
     """From a dict, or anything with the same keys as attributes; only the parts that matter here are looked at."""
     if isinstance(config, Settings):
         return config
+    if isinstance(config, str | os.PathLike):
+        raise UsageError(
+            f"config: found {config!r:.100}, a file's name: give what is in it, as yaml.safe_load reads it"
+        )
     found = {name: lookup(config, name) for name in Settings.__struct_fields__}
     rollout = lookup(found["actor_rollout_ref"], "rollout")
     found["actor_rollout_ref"] = {"rollout": {name: lookup(rollout, name) for name in ModelLengths.__struct_fields__}}

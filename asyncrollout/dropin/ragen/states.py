@@ -106,7 +106,7 @@ class AsyncEnvStateManager:
             seed = first_free(self.base_seed + self.seed_counter, self.env_groups, self._reserved)
             if self.mode == "train":
                 self.seed_counter = seed + self.env_groups - self.base_seed
-        validation.check_int("seed", seed := operator.index(seed), 0)
+        seed = validation.check_int("seed", operator.index(seed) if hasattr(seed, "__index__") else seed, 0)
         seeds = [seed + plan.group for plan in self._plans]
         members = [index % self.group_size for index in range(len(self._plans))]
         self._fleet.parallel = self.use_multiprocessing
@@ -159,6 +159,12 @@ class AsyncEnvStateManager:
 
     def _read(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
         """Inputs by environment, without those for environments that are done."""
+        if isinstance(all_env_inputs, Mapping | str):
+            raise UsageError(
+                f"all_env_inputs must be a list, with a dict for each environment: {all_env_inputs!r:.200}"
+            )
+        if not self.rollout_cache:
+            raise UsageError("no environment was reset: call reset() first")
         inputs: dict[int, Mapping[str, Any]] = {}
         known = range(len(self.rollout_cache))
         for given in all_env_inputs:
@@ -166,7 +172,7 @@ class AsyncEnvStateManager:
                 raise UsageError(f"{given!r:.200} is not the input of an environment: it needs 'env_id' and 'actions'")
             env_id = given["env_id"]
             if env_id not in known:
-                raise UsageError(f"env_id={env_id!r}: there are {len(known)} environments that were reset, from 0 on")
+                raise UsageError(f"env_id={env_id!r}: there are {len(known)} environments, numbered from 0")
             if env_id in inputs:
                 raise UsageError(f"env_id={env_id} is in the inputs twice: a turn of an environment is one entry")
             actions = given["actions"]

@@ -3,7 +3,11 @@ from asyncrollout.dropin.rlinf.interfaces import create_video_writer as create_v
 from asyncrollout.dropin.rlinf.interfaces import create_video_writers as create_video_writers
 from asyncrollout.dropin.rlinf.interfaces import evaluate as evaluate
 from asyncrollout.dropin.rlinf.interfaces import write_video as write_video
+from asyncrollout.dropin.rlinf.model_parallel import ModelParallelComponentPlacement as ModelParallelComponentPlacement
+from asyncrollout.dropin.rlinf.model_parallel import RolloutSyncMode as RolloutSyncMode
+from asyncrollout.dropin.rlinf.placement import ComponentPlacement as ComponentPlacement
 from asyncrollout.dropin.rlinf.placement import HybridComponentPlacement as HybridComponentPlacement
+from asyncrollout.dropin.rlinf.placement import PlacementMode as PlacementMode
 from asyncrollout.dropin.rlinf.ranks import PlacementError as PlacementError
 from asyncrollout.dropin.rlinf.strategies import FlexiblePlacementStrategy as FlexiblePlacementStrategy
 from asyncrollout.dropin.rlinf.strategies import NodePlacementStrategy as NodePlacementStrategy

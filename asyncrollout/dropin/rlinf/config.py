@@ -1,6 +1,7 @@
 """The configuration of an evaluation, in the keys of RLinf's BEHAVIOR evaluation."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -10,14 +11,14 @@ from msgspec import Meta, field
 from asyncrollout.config import schema
 from asyncrollout.config.checking import Checker, Problem
 from asyncrollout.config.dialect import Note
-from asyncrollout.config.document import Document, load
+from asyncrollout.config.document import Document, Path, Place, load
 from asyncrollout.config.overrides import expanded, override, undotted
 from asyncrollout.config.reading import problems_text, read_text
 from asyncrollout.config.schema import ConfigPart, EnvName, FrameRate, FromOne, FromZero, ImportPath, Positive, Text
 from asyncrollout.dropin.hydra_defaults import compose_document, interpolate
 from asyncrollout.dropin.rlinf.config_keys import NOT_APPLIED, translate
 from asyncrollout.dropin.rlinf.placement import PlacedComponent, place_components
-from asyncrollout.dropin.rlinf.ranks import RankedWorker
+from asyncrollout.dropin.rlinf.ranks import PlacementError, RankedWorker
 from asyncrollout.dropin.rlinf.strategies import ACCELERATOR
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
@@ -31,6 +32,23 @@ VIDEO_DIRECTORY = "logs/behavior_eval/video/eval"
 
 _LEAST = "write at least a line such as 'env.eval.total_num_envs: 4'"
 _PARTS = ("cluster", "policy", "agent", "limits")
+_THEIRS = frozenset(
+    {
+        *(
+            "maniskill",
+            "maniskill_rlt",
+            "libero",
+            "robotwin",
+            "isaaclab",
+            "metaworld",
+            "calvin",
+            "robocasa",
+            "robocasa365",
+        ),
+        *("realworld", "frankasim", "habitat", "opensora_wm", "wan_wm", "genesis", "embodichain", "roboverse", "d4rl"),
+        *("diffusion", "polaris"),
+    }
+)
 _ONE_PROCESS = (RankedWorker(0, (0,)),)
 
 FileName = Annotated[
@@ -62,11 +80,15 @@ class VideoCfg(ConfigPart, frozen=True):
 
 
 class Eval(ConfigPart, frozen=True):
-    """The envs; each plays `episodes` episodes. `tasks` are dealt out to them in turn."""
+    """The envs; each plays `episodes` episodes. `tasks` are dealt out to them in turn.
+
+    Envs that have splits play `split`: "test", unless `env_kwargs` names another one.
+    """
 
     total_num_envs: FromOne = 1
     env_type: EnvName = "household"
     env_kwargs: dict[str, Any] = field(default_factory=dict)
+    split: Text | None = None
     episodes: FromOne = 1
     max_episode_steps: FromOne | None = None
     resolution: Literal["low", "high"] | None = None
@@ -91,8 +113,14 @@ class Cluster(ConfigPart, frozen=True):
     def __post_init__(self) -> None:
         if self.num_nodes > 1:
             raise UsageError(f"num_nodes: found {self.num_nodes}, expected 1: an evaluation runs on one machine")
-        for component in ("env", "rollout"):
-            self.workers(component)
+        try:
+            placed = self.components
+            for component in ("env", "rollout"):
+                self.workers(component)
+                if component not in placed and (close := get_close_matches(component, placed, cutoff=0.75)):
+                    raise PlacementError(f"component_placement: there is no {component!r}, but {close[0]!r}")
+        except PlacementError as error:  # the rest of its path is added
+            raise PlacementError(str(error).removeprefix("cluster.")) from None
 
     @property
     def components(self) -> list[str]:
@@ -110,7 +138,7 @@ class Cluster(ConfigPart, frozen=True):
             return _ONE_PROCESS
         if {*placed.hardware_types} != {ACCELERATOR}:
             groups = ", ".join(placed.node_groups)
-            raise UsageError(
+            raise PlacementError(
                 f"component_placement: {component}: node_group {groups!r} has no GPUs: an evaluation is placed on GPUs"
             )
         return placed.workers
@@ -157,24 +185,24 @@ def as_evaluation(values: dict[str, Any], overrides: Sequence[str] = (), where: 
     """As `read_evaluation`, from the values of a file."""
     if "defaults" in values:
         raise UsageError(f"{where}: 'defaults' are resolved from the files beside a file: give its path instead")
-    return _checked(Document(values, {}), overrides, where)
+    places: dict[Path, Place] = {
+        (key,): Place("a key with dots") for key in values if isinstance(key, str) and "." in key
+    }
+    return _checked(undotted(Document(values, places), where), overrides, where)
 
 
 def _checked(document: Document, overrides: Sequence[str], where: str) -> EvaluationConfig:
     for assignment in overrides:
         document = override(document, assignment)
     translated = translate(_resolved(expanded(document.value)))
-    problems = [
+    problems = _unknown_env(translated.values) or [  # whose keys would all be unknown
         *translated.problems,
         *Checker(EvaluationConfig, document.places, []).problems(translated.values),
     ]
-    if not problems:
-        config = msgspec.convert(translated.values, EvaluationConfig)
-        problems = _unknown_env(config.env.eval.env_type)
     if problems:
         raise UsageError(problems_text(where, problems, document.places, translated.origins))
     _report(translated.notes, where)
-    return config
+    return msgspec.convert(translated.values, EvaluationConfig)
 
 
 def _report(notes: list[Note], where: str) -> None:
@@ -197,9 +225,14 @@ def _resolved(values: dict[Any, Any]) -> dict[Any, Any]:
     return {**values, **{key: interpolate(item, values, (key,)) for key, item in used.items()}}
 
 
-def _unknown_env(name: str) -> list[Problem]:
-    known = env_names()
-    if ":" in name or name in known:
+def _unknown_env(values: dict[Any, Any]) -> list[Problem]:
+    path, known = ("env", "eval", "env_type"), env_names()
+    name: Any = values
+    for key in path:
+        name = name.get(key) if isinstance(name, dict) else None
+    if not isinstance(name, str) or ":" in name or name in known:
         return []
+    if name in _THEIRS:
+        return [Problem(path, f"RLinf's {name!r} is not available here; of its environments, only 'behavior' is")]
     forms = " (or 'gymnasium:<id>', or 'module:Class')"
-    return [Problem(("env", "eval", "env_type"), f"no env is called {name!r}{did_you_mean(name, known)}{forms}")]
+    return [Problem(path, f"no env is called {name!r}{did_you_mean(name, known)}{forms}")]

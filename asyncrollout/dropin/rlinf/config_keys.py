@@ -60,6 +60,9 @@ _TAKEN: dict[Path, Path] = {
     (*_OMNI, "task", "activity_instance_id"): (*_EVAL, "env_kwargs", "instance"),
 }
 
+_FORMER_EPOCHS: Path = ("algorithm", "eval_rollout_epoch")
+"""RLinf's former name of `rollout_epoch`, which it still reads where that is missing."""
+
 
 def translate(values: dict[Any, Any]) -> Translation:
     """Values in our keys; whatever is neither ours nor listed here stays, and is refused as unknown."""
@@ -69,6 +72,9 @@ def translate(values: dict[Any, Any]) -> Translation:
     for path, (only, why) in _ONLY.items():
         if (value := keys.take(path)) is not None and value != only:
             keys.refuse(path, value, f"{only!r}: {why}")
+    former = keys.take(_FORMER_EPOCHS)
+    if former is not None and keys.take((*_EVAL, "rollout_epoch")) is None:
+        keys.put((*_EVAL, "episodes"), former, _FORMER_EPOCHS)
     for theirs, ours in _TAKEN.items():
         if (value := keys.take(theirs)) is not None:
             keys.put(ours, value, theirs)

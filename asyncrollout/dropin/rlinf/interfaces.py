@@ -12,12 +12,12 @@ from asyncrollout.dropin.configs import plain
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, as_evaluation, read_evaluation
 from asyncrollout.dropin.rlinf.plan import make_plan
 from asyncrollout.dropin.rlinf.player import open_player
-from asyncrollout.dropin.rlinf.ranks import DEVICES, spread
+from asyncrollout.dropin.rlinf.ranks import devices, spread
 from asyncrollout.dropin.rlinf.results import EvaluatedEpisode, EvaluationTotals, decided, summarize
 from asyncrollout.dropin.rlinf.run import run_plan
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
-from asyncrollout.registry import find_env
+from asyncrollout.registry import allowed_env
 from asyncrollout.video import VideoWriter
 
 log = get_logger(__name__)
@@ -26,14 +26,16 @@ _FPS = 30
 _IMAGE_AXES = 3
 
 
-def create_video_writer(
+def create_video_writer(  # noqa: PLR0917 (as OmniGibson has them)
     fpath: str | os.PathLike[str],
     resolution: tuple[int, int] | None = None,  # noqa: ARG001
-    *,
+    codec_name: str = "libx264",  # noqa: ARG001
     rate: float = _FPS,
-    **_: Any,
+    pix_fmt: str = "yuv420p",  # noqa: ARG001
+    stream_options: Any = None,  # noqa: ARG001
+    context_options: Any = None,  # noqa: ARG001
 ) -> VideoWriter:
-    """An MP4 that is written frame by frame; the first frame decides its size."""
+    """An MP4 that is written frame by frame; the first frame decides its size. The encoding is always H.264."""
     return VideoWriter(fpath, fps=rate)
 
 
@@ -63,10 +65,11 @@ def write_video(obs: Any, video_writer: VideoWriter, mode: str = "rgb", batch_si
 
 
 class EvaluationResult(msgspec.Struct, frozen=True):
-    """Every episode, in the order of the envs, and their totals."""
+    """Every episode, in the order of the envs, their totals, and the split that was played, if the envs have any."""
 
     episodes: list[EvaluatedEpisode]
     summary: EvaluationTotals
+    split: str | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -88,15 +91,15 @@ def evaluate(config: Any, *overrides: str, policy: Any = None, allow_import: boo
     if chosen.imports and not allow_import:
         named = ", ".join(map(repr, chosen.imports))
         raise UsageError(f"the configuration names code to import, {named}: allow it with allow_import=True")
-    episodes = decided(portal.run(_evaluate, chosen, policy))
-    return EvaluationResult(episodes, summarize(episodes))
+    return portal.run(_evaluate, chosen, policy)
 
 
-async def _evaluate(config: EvaluationConfig, policy: Any) -> list[EvaluatedEpisode]:
-    spec = find_env(config.env.eval.env_type)
-    plan = make_plan(config, spec, visible=os.environ.get(DEVICES))
+async def _evaluate(config: EvaluationConfig, policy: Any) -> EvaluationResult:
+    spec = allowed_env(config.env.eval.env_type, allow_import=True)  # or `evaluate` has refused it
+    plan = make_plan(config, spec, visible=devices())
     async with open_player(config, spec, own=policy) as player:
-        return await run_plan(plan, config.env.eval, player, on_episode=_log)
+        episodes = decided(await run_plan(plan, config.env.eval, player, on_episode=_log))
+    return EvaluationResult(episodes, summarize(episodes), plan.split)
 
 
 def _log(episode: EvaluatedEpisode) -> None:

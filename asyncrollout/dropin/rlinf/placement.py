@@ -1,11 +1,12 @@
 """RLinf's component placement: which resources of which nodes the processes of each component have."""
 
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 import msgspec
 
-from asyncrollout.dropin.configs import plain
+from asyncrollout.dropin.configs import lookup, plain
 from asyncrollout.dropin.rlinf.ranks import (
     PlacementError,
     RankedWorker,
@@ -111,7 +112,26 @@ def _count(ranks: Any, nodes: Any) -> int:
     return len(listed) if listed is not None else len(parse_ranks(ranks, gpus=int(nodes or 1), bounded=True))
 
 
-class HybridComponentPlacement:
+class NameEnum(Enum):
+    """Equal to RLinf's own member of the same name, with which its workers compare."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Enum) and (type(self).__name__, self.name) == (type(other).__name__, other.name)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class PlacementMode(NameEnum):
+    """How components share GPUs."""
+
+    COLLOCATED = auto()
+    DISAGGREGATED = auto()
+    HYBRID = auto()
+    AUTO = auto()
+
+
+class ComponentPlacement:
     """The processes of each component, from `cluster.component_placement` of a configuration.
 
     RLinf's `cluster`, or anything with its `get_node_group` and `get_node_info`, says how many GPUs there are.
@@ -119,12 +139,17 @@ class HybridComponentPlacement:
     """
 
     def __init__(self, config: Any, cluster: ClusterView | None = None) -> None:
-        part = config.get("cluster") if isinstance(config, Mapping) else getattr(config, "cluster", None)
+        part = None if config is None else lookup(config, "cluster")
         try:
             self._placed = place_components(plain(part), cluster)
         except PlacementError as error:
             raise PlacementError(f"config: {error}") from None
         self._strategies: dict[int, PlacementStrategy] = {}
+        self._placement_mode: PlacementMode | None = None
+
+    @property
+    def placement_mode(self) -> PlacementMode | None:
+        return self._placement_mode
 
     @property
     def components(self) -> list[str]:
@@ -163,3 +188,11 @@ class HybridComponentPlacement:
             close = did_you_mean(component_name, self._placed)
             raise PlacementError(f"cluster.component_placement has no component {component_name!r}{close}")
         return self._placed[component_name]
+
+
+class HybridComponentPlacement(ComponentPlacement):
+    """Components on any GPUs, as embodied training and evaluation place them."""
+
+    def __init__(self, config: Any, cluster: ClusterView | None = None) -> None:
+        super().__init__(config, cluster)
+        self._placement_mode = PlacementMode.HYBRID

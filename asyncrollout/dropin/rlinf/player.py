@@ -1,7 +1,6 @@
 """Who plays an evaluation: the env's expert, a server's model, or your own code."""
 
 import inspect
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from asyncrollout.agents.numeric import MarkovAgent
 from asyncrollout.config import schema
 from asyncrollout.config.build import chat_agent, import_object, open_policy
 from asyncrollout.dropin.rlinf.config import EvaluationConfig, Python, RLinfModel
-from asyncrollout.dropin.rlinf.ranks import DEVICES, visible_devices
+from asyncrollout.dropin.rlinf.ranks import devices, restricted, visible_devices
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.scripted import ScriptedPolicy
 from asyncrollout.protocols import Agent
@@ -54,6 +53,8 @@ async def open_player(config: EvaluationConfig, spec: EnvSpec, *, own: Any = Non
 
 
 def _own_player(config: EvaluationConfig, spec: EnvSpec, own: Any) -> EvaluationPlayer:
+    if inspect.isclass(own):
+        raise UsageError(f"policy: {own.__name__} is a class: give an instance, such as {own.__name__}()")
     if not (callable(own) or hasattr(own, "open") or hasattr(own, "generate")):
         raise UsageError(f"policy: {own!r:.100} is not a policy, an agent or a function")
     if hasattr(own, "open"):
@@ -71,16 +72,9 @@ def _visible_gpus(config: EvaluationConfig) -> Iterator[None]:
     if "rollout" not in config.cluster.components:
         yield
         return
-    before = os.environ.get(DEVICES)
     gpus = [gpu for worker in config.cluster.workers("rollout") for gpu in worker.gpus]
-    os.environ[DEVICES] = visible_devices(sorted({*gpus}), before)
-    try:
+    with restricted(visible_devices(sorted({*gpus}), devices())):
         yield
-    finally:
-        if before is None:
-            del os.environ[DEVICES]
-        else:
-            os.environ[DEVICES] = before
 
 
 def _imported(chosen: Python) -> Any:
@@ -115,4 +109,6 @@ class _FunctionPolicy:
             action = await self._act(request.data)
         else:
             action = await anyio.to_thread.run_sync(self._act, request.data, limiter=self._one, abandon_on_cancel=True)
+            if inspect.isawaitable(action):  # of a lambda around a coroutine function
+                action = await action
         return Generation("", action=action)

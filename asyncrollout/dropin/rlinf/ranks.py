@@ -9,6 +9,8 @@ robots, or its nodes.
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _MOST = 4096  # processes, or GPUs
+_given: list[str | None] = []  # while an evaluation restricts it: CUDA_VISIBLE_DEVICES before
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
@@ -133,24 +136,56 @@ def spread(envs: int, workers: Sequence[RankedWorker]) -> list[EnvSlot]:
 
 
 def visible_devices(gpus: Sequence[int], visible: str | None) -> str:
-    """The value of CUDA_VISIBLE_DEVICES for some GPUs, which are counted among those it names already."""
+    """The value of CUDA_VISIBLE_DEVICES for some GPUs, which are counted among those it names already.
+
+    If it names none, all GPUs are hidden, and stay so.
+    """
+    if visible is None:
+        return ",".join(map(str, gpus))
     named = _named(visible)
     if not named:
-        return ",".join(map(str, gpus))
+        return visible
     if gpus[-1] >= len(named):
         raise UsageError(f"GPU {gpus[-1]} is requested, but {DEVICES}={visible} names only {len(named)}")
     return ",".join(named[gpu] for gpu in gpus)
 
 
+def devices() -> str | None:
+    """CUDA_VISIBLE_DEVICES as it was given to this process."""
+    return _given[0] if _given else os.environ.get(DEVICES)
+
+
+@contextmanager
+def restricted(to: str) -> Iterator[None]:
+    """Code that is loaded in here sees these GPUs alone; in a process, one evaluation at a time can do so."""
+    if _given:
+        raise UsageError(
+            f"another evaluation in this process restricts {DEVICES} for its policy: run them one after the other, "
+            "or without cluster.component_placement.rollout"
+        )
+    _given.append(os.environ.get(DEVICES))
+    os.environ[DEVICES] = to
+    try:
+        yield
+    finally:
+        if (before := _given.pop()) is None:
+            del os.environ[DEVICES]
+        else:
+            os.environ[DEVICES] = before
+
+
 def count_gpus() -> int:
     """How many GPUs CUDA_VISIBLE_DEVICES names, or this machine has; 1 if there are none."""
-    if named := _named(os.environ.get(DEVICES)):
-        return len(named)
+    visible = devices()
+    if visible is not None:
+        return max(len(_named(visible)), 1)
     return max(len([*_NVIDIA.iterdir()]) if _NVIDIA.is_dir() else 0, 1)
 
 
-def _named(visible: str | None) -> list[str]:
-    return [name.strip() for name in (visible or "").split(",") if name.strip()]
+def _named(visible: str) -> list[str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names; a negative number ends the list, as CUDA reads it."""
+    names = (name.strip() for name in visible.split(","))
+    return [*takewhile(lambda name: name and not name.startswith("-"), names)]
 
 
 def _shared(ranks: list[int], on: list[int], text: str | int) -> Iterator[RankedWorker]:

@@ -8,7 +8,7 @@ import msgspec
 from asyncrollout.dropin.rlinf.plan import PlannedEnv
 from asyncrollout.errors import RolloutError
 from asyncrollout.stats import Estimate, mean, mean_count, share
-from asyncrollout.successes import RolloutResult, Successes, reported
+from asyncrollout.successes import RolloutResult, Successes
 from asyncrollout.trajectories import StopReason, Trajectory
 from asyncrollout.video.files import stem_of
 
@@ -16,7 +16,7 @@ from asyncrollout.video.files import stem_of
 class EvaluatedEpisode(msgspec.Struct, frozen=True):
     """One episode; `error` says why it has no outcome. `video` is the name of its file, if it was recorded.
 
-    `success` is what the env reported; None if it did not, until `decided` knows all episodes.
+    `success` is whether the env reported it at any step; None if it never did, until `decided` knows all episodes.
     """
 
     env: str
@@ -45,8 +45,10 @@ class EvaluationTotals(msgspec.Struct, frozen=True):
     steps: Estimate
 
 
-def as_episode(planned: PlannedEnv, number: int, played: Trajectory | RolloutError, *, video: bool) -> EvaluatedEpisode:
-    """The record of an env's episode, or of an env that could not be made."""
+def as_episode(
+    planned: PlannedEnv, number: int, played: Trajectory | RolloutError, *, text: bool, video: bool
+) -> EvaluatedEpisode:
+    """The record of an env's episode, or of an env that could not be made; `text`: its turns were replies."""
     slot, task = planned.slot, planned.tasks[number]
     known: dict[str, Any] = {
         "env": slot.video_id,
@@ -65,14 +67,23 @@ def as_episode(planned: PlannedEnv, number: int, played: Trajectory | RolloutErr
         )
     return EvaluatedEpisode(
         **known,
-        success=reported(played) if played.valid else None,
+        success=_success_once(played) if played.valid else None,
         reward=played.reward if played.valid else None,
-        steps=sum(len(turn.info["actions"]) if "actions" in turn.info else 1 for turn in played.turns),
+        steps=sum(len(turn.info["actions"]) for turn in played.turns) if text else len(played.turns),
         stop_reason=played.stop_reason.value,
         seconds=played.seconds,
         error="" if played.error is None else f"{type(played.error).__name__}: {played.error}",
         video=f"{stem_of(planned.name, number)}.mp4" if video else None,
     )
+
+
+def _success_once(played: Trajectory) -> bool | None:
+    """Whether the env reported success at any step, as RLinf counts it; the info of an invalid reply is not the env's.
+
+    None if it reported nothing.
+    """
+    found = [turn.info["success"] for turn in played.turns if turn.valid and turn.info.get("success") is not None]
+    return any(map(bool, found)) if found else None
 
 
 def decided(episodes: Sequence[EvaluatedEpisode]) -> list[EvaluatedEpisode]:

@@ -1,6 +1,6 @@
 """Running an evaluation: each env plays at its own pace, in its process, with its video."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Player
 from asyncrollout.rollouts.episode.episode import run_rollout
 from asyncrollout.rollouts.episode.progress import Progress
-from asyncrollout.trajectories import Move, Trajectory
+from asyncrollout.trajectories import Limits, Move, Trajectory
 from asyncrollout.types import Outcome
 from asyncrollout.video import VideoRecorder
 
@@ -49,7 +49,8 @@ async def run_plan(
         run = _Run(plan, player, pool, recorder, on_step, on_episode)
         for planned, episodes in zip(plan.envs, played, strict=True):
             tasks.start_soon(run.play, planned, episodes)
-    return [episode for episodes in played for episode in episodes]
+    every = [episode for episodes in played for episode in episodes]
+    return await anyio.to_thread.run_sync(with_videos, every, Path(chosen.video_cfg.video_base_dir))
 
 
 @dataclass(frozen=True)
@@ -65,27 +66,29 @@ class _Run:
         """The episodes of one env."""
         record = None if self.recorder is None else self.recorder.record(planned.name)
         how: dict[str, Any] = {"text": self.player.text, "expert": self.player.expert, "worker": planned.process}
+        kwargs, limits = self.plan.bounded(text=self.player.text)
         try:
-            async with self.pool.open(self.plan.spec, record=record, **how, **self.plan.kwargs) as env:
+            async with self.pool.open(self.plan.spec, record=record, **how, **kwargs) as env:
                 for number in range(len(planned.seeds)):
-                    trajectory = await self._played(env, planned, number)
-                    played.append(as_episode(planned, number, trajectory, video=record is not None))
+                    trajectory = await self._played(env, planned, number, limits)
+                    is_recorded = record is not None
+                    played.append(as_episode(planned, number, trajectory, text=self.player.text, video=is_recorded))
                     self.on_episode(played[-1])
         except UsageError:
             raise
         except RolloutError as error:  # the env could not be made
             for number in range(len(played), len(planned.seeds)):
-                played.append(as_episode(planned, number, error, video=False))
+                played.append(as_episode(planned, number, error, text=self.player.text, video=False))
                 self.on_episode(played[-1])
 
-    async def _played(self, env: EnvHandle, planned: PlannedEnv, number: int) -> Trajectory:
+    async def _played(self, env: EnvHandle, planned: PlannedEnv, number: int, limits: Limits) -> Trajectory:
         uid = f"{planned.slot.video_id}.{number}"
         return await run_rollout(
             env,
             _DropObservations(self.player.agent),
             seed=planned.seeds[number],
             task=planned.tasks[number],
-            limits=self.plan.limits,
+            limits=limits,
             uid=uid,
             progress=Progress(uid, lambda _: self.on_step()),
         )
@@ -116,6 +119,14 @@ async def _recorder(plan: EvaluationPlan, chosen: Eval) -> AsyncIterator[VideoRe
         except OSError as error:
             raise JournalError(f"cannot record videos in {directory}: {error.strerror or error}") from error
         yield recorder
+
+
+def with_videos(episodes: Sequence[EvaluatedEpisode], directory: Path) -> list[EvaluatedEpisode]:
+    """The episodes, without the names of videos that were not made: an env without a picture has none."""
+    return [
+        msgspec.structs.replace(one, video=None) if one.video and not (directory / one.video).exists() else one
+        for one in episodes
+    ]
 
 
 def videos_in(directory: Path, prefix: str) -> list[Path]:

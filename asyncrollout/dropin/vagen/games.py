@@ -38,6 +38,7 @@ class GridGame:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.total_reward = 0.0
+        self._no_step = "call reset() before the first step()"
         self._is_lake = hasattr(config, "size")
         self._env, self._symbols = _made_env(config, is_lake=self._is_lake)
         names = _LAKE if self._is_lake else _SOKOBAN
@@ -47,11 +48,15 @@ class GridGame:
 
     def reset(self, seed: int | None, member: int = 0) -> GameTurn:
         task = _drawn(self.config.desc) if self._is_lake and self.config.desc is not None else None
+        self._no_step = "its last reset() failed: call reset() again"
         self._begin(seed, {"task": task, "member": member})
+        self._no_step = ""
         self.total_reward = 0.0
         return self._shown(prompts.first_text, 0.0, done=False, info={})
 
     def step(self, reply: str) -> GameTurn:
+        if self._no_step:
+            raise UsageError(f"{'frozenlake' if self._is_lake else 'sokoban'} cannot step: {self._no_step}")
         read = self._read(str(reply))
         before, played = self._env.player, []
         reward, done, success, is_valid = 0.0, False, False, bool(read.actions) and self._may_play(read)
@@ -64,6 +69,7 @@ class GridGame:
             success = bool(info["success"])
             reward += self._earned(float(gained), success=success)
             if done := bool(terminated or truncated):
+                self._no_step = "the episode is over: call reset() before the next step()"
                 break
         has_format = self._has_format_reward(read, played, is_valid=is_valid)
         reward += self.config.format_reward if has_format else 0.0

@@ -1,16 +1,17 @@
-"""The process backend: all worker ranks, and the watchdog that reads their pages."""
+"""All worker ranks of a pool, and the watchdog that reads their pages; the backend of processes on this machine."""
 
 import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
-from asyncrollout.errors import ClosedError, UsageError
-from asyncrollout.pool.hosts import SOON, EnvHost, PoolLimits
+from asyncrollout.errors import ClosedError, PoolError, UsageError
+from asyncrollout.pool.hosts import SOON, DurationWindow, EnvHost, PoolLimits
 from asyncrollout.pool.process.directory import private_directory
 from asyncrollout.pool.process.rebalancing import plan_moves, plan_recalls
 from asyncrollout.pool.process.supervisor import Supervisor
@@ -27,28 +28,56 @@ _WATCH_EVERY = 0.1
 _LOOK_AFTER = 0.002  # seconds in which whoever got the last reply may make the next call
 
 
-class ProcessBackend:
-    """`workers` processes, hosted through `anyio.to_process`, one task each."""
+class WorkerRank(Protocol):
+    """Keeps one worker alive until it is stopped. `host` is its process while that serves.
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        limits: PoolLimits,
-        worker_env: WorkerEnv | None,
-        log_dir: Path | None,
-        send_snapshots: bool,
-    ) -> None:
+    `failure` is why there is none, if there is nothing to wait for.
+    """
+
+    rank: int
+    restarts: int
+    clock: DurationWindow
+    failure: PoolError | None
+    ended: bool
+    stopping: bool
+
+    @property
+    def host(self) -> WorkerHost | None: ...
+
+    @property
+    def node(self) -> str | None: ...
+
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def is_overdue(self, grace: float) -> bool: ...
+
+    def stop_now(self) -> None: ...
+
+    def watch(self, now: float) -> None: ...
+
+
+class WorkersBackend:
+    """Worker processes, one task for each rank."""
+
+    def __init__(self, workers: int, limits: PoolLimits, worker_env: WorkerEnv | None) -> None:
         self._environs = [_environ(worker_env, rank) for rank in range(workers)]
         self._limits = limits
-        self._log_dir = _writable(log_dir) if log_dir is not None else None
-        self._send_snapshots = send_snapshots
         self._changed = anyio.Event()
         self._looks_soon = False
         self._idle: anyio.Event | None = None  # for whoever waits for a worker that has nothing to do
-        self._ranks: list[Supervisor] = []
+        self._ranks: Sequence[WorkerRank] = []
         self._directory = private_directory()
+        self._is_started = False
         self._watch = WatchContext()
+
+    async def _make_ranks(self, root: Path) -> Sequence[WorkerRank]:
+        """The ranks, whose files lie below this directory."""
+        raise NotImplementedError
+
+    async def _release(self) -> None:
+        """All ranks have ended."""
 
     @property
     def hosts(self) -> Sequence[WorkerHost]:
@@ -60,20 +89,8 @@ class ProcessBackend:
 
     async def start(self, tasks: TaskGroup) -> None:
         root = await self._directory.__aenter__()
-        self._ranks = [
-            Supervisor(
-                rank,
-                root,
-                limits=self._limits,
-                environ=environ,
-                log_dir=self._log_dir,
-                send_snapshots=self._send_snapshots,
-                watch=self._watch,
-                on_change=self._on_change,
-                on_idle=self._on_idle,
-            )
-            for rank, environ in enumerate(self._environs)
-        ]
+        self._is_started = True
+        self._ranks = await self._make_ranks(root)
         for rank in self._ranks:
             tasks.start_soon(rank.run)
         while not all(rank.host or rank.failure for rank in self._ranks):
@@ -95,8 +112,12 @@ class ProcessBackend:
             for rank in self._ranks:
                 if rank.is_overdue(_STOP_GRACE):
                     rank.stop_now()
-        if self._ranks:
-            await self._directory.__aexit__(None, None, None)
+        if self._is_started:
+            self._is_started = False
+            try:
+                await self._release()
+            finally:
+                await self._directory.__aexit__(None, None, None)
 
     async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[EnvHost]:
         while True:
@@ -122,6 +143,7 @@ class ProcessBackend:
                 calls=rank.clock.calls,
                 restarts=rank.restarts,
                 seconds=Durations.of(rank.clock.recent()),
+                node=rank.node,
             )
             for rank in self._ranks
         ]
@@ -174,6 +196,39 @@ class ProcessBackend:
     def _on_change(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+class ProcessBackend(WorkersBackend):
+    """`workers` processes of this machine, hosted through `anyio.to_process`."""
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        limits: PoolLimits,
+        worker_env: WorkerEnv | None,
+        log_dir: Path | None,
+        send_snapshots: bool,
+    ) -> None:
+        super().__init__(workers, limits, worker_env)
+        self._log_dir = _writable(log_dir) if log_dir is not None else None
+        self._send_snapshots = send_snapshots
+
+    async def _make_ranks(self, root: Path) -> Sequence[WorkerRank]:
+        return [
+            Supervisor(
+                rank,
+                root,
+                limits=self._limits,
+                environ=environ,
+                log_dir=self._log_dir,
+                send_snapshots=self._send_snapshots,
+                watch=self._watch,
+                on_change=self._on_change,
+                on_idle=self._on_idle,
+            )
+            for rank, environ in enumerate(self._environs)
+        ]
 
 
 def _writable(log_dir: Path) -> Path:

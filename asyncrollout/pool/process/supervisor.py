@@ -16,7 +16,7 @@ from anyio.abc import Process
 
 from asyncrollout.errors import PoolError
 from asyncrollout.logs import get_logger
-from asyncrollout.pool.hosts import CLOSE_GRACE, DurationWindow, HostLost, PoolLimits
+from asyncrollout.pool.hosts import CLOSE_GRACE, DurationWindow, PoolLimits
 from asyncrollout.pool.process import interpreter
 from asyncrollout.pool.process.watchdog import KillReason, WatchContext, Watchdog, crash, may_be_killed
 from asyncrollout.pool.process.worker_host import WorkerHost
@@ -39,6 +39,8 @@ _ENDED_EARLY = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceErr
 
 class Supervisor:
     """Keeps one rank alive until it is stopped. `host` is its process while that serves."""
+
+    node = None  # this one
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class Supervisor:
         finally:
             server.close()
             self._server = None  # asyncio's keeps the factory of hosts, and so the page
-            tail = _tail(config.log, self._log_start)
+            tail = log_tail(config.log, self._log_start)
             served = self._on_exit(tail)
             shutil.rmtree(config.directory, ignore_errors=True)
         if served or self.stopping:
@@ -225,7 +227,7 @@ class Supervisor:
             self._page.give_up()  # by our own hand, but not of our own accord
         kill_group(host.pid)
 
-    def _on_exit(self, log_tail: str) -> bool:
+    def _on_exit(self, tail: str) -> bool:
         """The process is gone: sweep up what it left, and fail the calls in flight with what it died of."""
         host, page, reason = self.host, self._page, self._kill_reason
         self.host = self._page = self._kill_reason = None
@@ -236,26 +238,16 @@ class Supervisor:
         if self.stopping:
             reason = KillReason("closed", set())
         elif reason is None:
-            reason = crash(page, code)
-        reason = reason._replace(cause=reason.cause or _cause_of_death(code))
+            reason = crash({call for call, _ in page.running()}, code, was_given_up=page.was_given_up)
+        reason = reason._replace(cause=reason.cause or cause_of_death(code))
         if not self.stopping:
             log.warning(
                 "worker_died", worker=self.rank, reason=reason.kind, cause=reason.cause, calls=len(host.pending)
             )
         self._watch.idle_kills += reason.from_outside and not reason.blamed
-        host.end(self._lost(reason, 0, log_tail), lambda call: self._lost(reason, call, log_tail))
+        host.end(*reason.losses(tail, self._watch.idle_kills))
         self._on_change()
         return True
-
-    def _lost(self, reason: KillReason, call: int, log_tail: str) -> HostLost:
-        return HostLost(
-            reason.kind,
-            suspects=len(reason.blamed) if call in reason.blamed else 0,
-            cause=reason.cause,
-            log=log_tail,
-            from_outside=reason.from_outside,
-            idle_kills=self._watch.idle_kills,
-        )
 
     def watch(self, now: float) -> None:
         """Kill a process whose call or memory is past its limit."""
@@ -300,7 +292,7 @@ def _start_error(rank: int, cause: BaseException | None, tail: str) -> PoolError
     return PoolError.at(f"worker {rank} did not start: {why}{said}", worker=rank, notes=tail)
 
 
-def _cause_of_death(code: int | None) -> str:
+def cause_of_death(code: int | None) -> str:
     if code is None:
         return "its end is not known"
     if code >= 0:
@@ -311,7 +303,7 @@ def _cause_of_death(code: int | None) -> str:
         return f"signal {-code}"
 
 
-def _tail(log_file: Path, start: int) -> str:
+def log_tail(log_file: Path, start: int) -> str:
     """The end of what was written since `start`; of all, if the file was cut since then."""
     try:
         with log_file.open("rb") as output:

@@ -2,13 +2,13 @@
 
 import signal
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
-from asyncrollout.pool.hosts import DurationWindow, PoolLimits
-from asyncrollout.pool.process.observed_time import ObservedTime, usage
+from asyncrollout.pool.hosts import DurationWindow, HostLost, PoolLimits
+from asyncrollout.pool.process.observed_time import CpuUsage, ObservedTime
 from asyncrollout.pool.process.worker_host import WorkerHost
-from asyncrollout.pool.wire.status_page import CLOSING, StatusPage
-from asyncrollout.pool.worker.guards import resident_bytes
+from asyncrollout.pool.wire.status_page import CLOSING, WatchedPage
 
 _STARVED = 0.1  # of a CPU; a worker that gets less, though it could use more, is not what takes the time
 _MOST_PATIENCE = 3.0  # times its limit that a call may take on a worker that is starved
@@ -37,6 +37,21 @@ class KillReason(NamedTuple):
     cause: str = ""
     from_outside: bool = False
 
+    def losses(self, log: str, idle_kills: int) -> tuple[HostLost, Callable[[int], HostLost]]:
+        """What later calls raise, and what each call in flight does."""
+
+        def lost(call: int) -> HostLost:
+            return HostLost(
+                self.kind,
+                suspects=len(self.blamed) if call in self.blamed else 0,
+                cause=self.cause,
+                log=log,
+                from_outside=self.from_outside,
+                idle_kills=idle_kills,
+            )
+
+        return lost(0), lost
+
 
 class Watchdog:
     """Watches one worker process."""
@@ -49,7 +64,7 @@ class Watchdog:
         self._active = time.monotonic()  # when a call was last begun or answered
         self._seen: dict[tuple[int, float], tuple[float, float] | None] = {}  # seconds and CPU, late in a call
 
-    def look(self, host: WorkerHost, page: StatusPage, now: float) -> KillReason | None:
+    def look(self, host: WorkerHost, page: WatchedPage, now: float) -> KillReason | None:
         running = page.running()
         seen, self._seen = self._seen, {}
         for entry in running:
@@ -61,19 +76,19 @@ class Watchdog:
             elapsed = self._time.since(start, now)
             late = seen.get(entry)
             if elapsed > limit and entry in seen:  # seen twice: not just being written
-                if usage(host.pid).is_stopped:
+                if host.usage().is_stopped:
                     return _stopped(limit, {call for call, _ in running})
-                if late is None or not _is_starved(host.pid, elapsed, limit, *late):
+                if late is None or not _is_starved(host.usage(), elapsed, limit, *late):
                     return KillReason("timeout", {call})
             if late is None and elapsed > limit / 2:
-                late = elapsed, usage(host.pid).cpu
+                late = elapsed, host.usage().cpu
             self._seen[entry] = late
         is_at_work = any(call in host.pending or call == CLOSING for call, _ in running)  # not only past an answer
         if is_at_work or not host.pending or self._clock.calls != self._calls:
             self._calls, self._active = self._clock.calls, now
         elif (stuck := self._stuck(host, now)) is not None:
             return stuck
-        if self._limits.memory is not None and resident_bytes(host.pid) > self._limits.memory:
+        if self._limits.memory is not None and host.resident_bytes() > self._limits.memory:
             return KillReason("memory", {call for call, _ in running})
         return None
 
@@ -83,17 +98,17 @@ class Watchdog:
         What it does outside of calls, such as importing what an env is made of, may take as long as a reset.
         """
         idle = self._time.since(self._active, now)
-        if idle > self._limits.step and usage(host.pid).is_stopped:
+        if idle > self._limits.step and host.usage().is_stopped:
             return _stopped(self._limits.step, set())
         if idle > max(self._limits.step, *(self._limits.of(op) for _, op, _, _ in host.pending.values())):
             return KillReason("timeout", set())
         return None
 
 
-def crash(page: StatusPage, code: int | None) -> KillReason:
+def crash(running: set[int], code: int | None, *, was_given_up: bool) -> KillReason:
     """The end of a worker that nobody here has killed. `code` is its exit status, negative for a signal."""
-    from_outside = (code is None or may_be_killed(code)) and not page.was_given_up
-    return KillReason("crash", {call for call, _ in page.running()}, from_outside=from_outside)
+    from_outside = (code is None or may_be_killed(code)) and not was_given_up
+    return KillReason("crash", running, from_outside=from_outside)
 
 
 def may_be_killed(code: int | None) -> bool:
@@ -105,7 +120,6 @@ def _stopped(limit: float, calls: set[int]) -> KillReason:
     return KillReason("crash", calls, f"it was stopped, as by SIGSTOP, for longer than {limit:g} s", from_outside=True)
 
 
-def _is_starved(pid: int, elapsed: float, limit: float, late: float, cpu: float) -> bool:
+def _is_starved(now: CpuUsage, elapsed: float, limit: float, late: float, cpu: float) -> bool:
     """Whether a worker could continue its call, and others use its CPU: the call does not take long, it waits."""
-    now = usage(pid)
     return now.is_runnable and elapsed < _MOST_PATIENCE * limit and now.cpu - cpu < _STARVED * (elapsed - late)

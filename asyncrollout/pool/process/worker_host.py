@@ -14,11 +14,13 @@ from typing import Any, cast
 import msgspec
 
 from asyncrollout.pool.hosts import LONG, SOON, Caller, DurationWindow, HostLost
+from asyncrollout.pool.process.observed_time import CpuUsage, usage
 from asyncrollout.pool.wire import codec
 from asyncrollout.pool.wire.definitions import SentDefinitions
 from asyncrollout.pool.wire.messages import NOT_LOADED, CallReply, Op, WorkerHello
 from asyncrollout.pool.wire.shared_arrays import ArrayReader
-from asyncrollout.pool.wire.status_page import NO_PAGE, StatusPage
+from asyncrollout.pool.wire.status_page import NO_PAGE, WatchedPage
+from asyncrollout.pool.worker.guards import resident_bytes
 
 _MOST_CALLS = 16  # calls; the worker plays them while the next ones are prepared
 _STEP = Op.STEP  # an enum's attribute is slow to find
@@ -42,7 +44,7 @@ class WorkerHost(asyncio.Protocol):
         *,
         token: bytes,
         arrays: ArrayReader,
-        page: StatusPage,
+        page: WatchedPage,
         clock: DurationWindow,
         on_hello: Callable[["WorkerHost"], None],
         on_idle: Callable[[], None],
@@ -53,7 +55,7 @@ class WorkerHost(asyncio.Protocol):
         self.envs = 0
         self.pid = 0
         self.pending: dict[int, SentCall] = {}
-        self.page = page
+        self.page: WatchedPage = page
         self.backlog = 0.0  # seconds of work that the calls in `pending` are expected to take
         self.startup = 0.0  # ... other than steps
         self._withdrawn: set[int] = set()  # and not yet skipped by the worker, as far as is known
@@ -86,6 +88,12 @@ class WorkerHost(asyncio.Protocol):
     def is_held_up(self) -> bool:
         call_id, start = self.page.main_call()
         return call_id in self.pending and time.monotonic() - start > LONG
+
+    def usage(self) -> CpuUsage:
+        return usage(self.pid)
+
+    def resident_bytes(self) -> int:
+        return resident_bytes(self.pid)
 
     def wait(self) -> float:
         queued = self.backlog
@@ -164,7 +172,7 @@ class WorkerHost(asyncio.Protocol):
         moved = [
             call for call in call_ids if call > begun and call not in in_threads
         ]  # the reply says what became of the others
-        self._give_up(moved, lambda _: HostLost(reason))
+        self.give_up(moved, lambda _: HostLost(reason))
 
     def _have_skipped(self, call_ids: list[int]) -> list[int]:
         """As many as there is room for."""
@@ -173,7 +181,7 @@ class WorkerHost(asyncio.Protocol):
         self.page.withdraw(call_ids)
         return call_ids
 
-    def _give_up(self, call_ids: Iterable[int], lost: Callable[[int], HostLost]) -> None:
+    def give_up(self, call_ids: Iterable[int], lost: Callable[[int], HostLost]) -> None:
         for call_id in call_ids:
             future, op, _, work = self.pending.pop(call_id)
             self._subtract(op, work)
@@ -183,7 +191,7 @@ class WorkerHost(asyncio.Protocol):
     def end(self, later: HostLost, lost: Callable[[int], HostLost]) -> None:
         """The worker is gone: give up all calls, and those to come."""
         self._ended = later
-        self._give_up(list(self.pending), lost)
+        self.give_up(list(self.pending), lost)
         self.page = NO_PAGE  # what refers to this host may live on, and must not keep the file open
         self._arrays.close()
         if self._transport is not None:

@@ -285,7 +285,10 @@ class Unpacker:
 
 
 def frame(messages: list[Any]) -> bytes:
-    body = _encode(messages)
+    return framed(_encode(messages))
+
+
+def framed(body: bytes) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 

@@ -60,9 +60,12 @@ class Region(NamedTuple):
 
 
 class ArrayWriter:
-    """The worker's side, one for each env: the arrays of a reply lie in one region, used again for the next reply."""
+    """The worker's side, one for each env: the arrays of a reply lie in one region, used again for the next reply.
 
-    def __init__(self, arena: Arena) -> None:
+    Without an arena, all arrays go over the socket.
+    """
+
+    def __init__(self, arena: Arena | None) -> None:
         self._arena = arena
         self._region: Region | None = None
         self._outgrown: list[Region] = []
@@ -75,17 +78,17 @@ class ArrayWriter:
         self._used = 0
         self.used = False
         for region in self._outgrown:
-            self._arena.give_back(region)
+            self._give_back(region)
         self._outgrown.clear()
 
     def place(self, array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext | None:
         self.used = True
-        if self._full or array.dtype.kind in "Mm":  # dates have no buffer interface
+        if self._arena is None or self._full or array.dtype.kind in "Mm":  # dates have no buffer interface
             return None
         start = -(-self._used // _ALIGN) * _ALIGN
         if self._region is None or start + array.nbytes > self._region.size:
             try:
-                self._grow(start + array.nbytes)
+                self._grow(self._arena, start + array.nbytes)
             except OSError:
                 self._full = True  # no room: this env's arrays go over the socket from now on
                 return None
@@ -98,8 +101,8 @@ class ArrayWriter:
         reference = msgspec.msgpack.encode((file, offset + start, array.dtype.str, array.shape))
         return msgspec.msgpack.Ext(codec.Code.MAPPED, reference)
 
-    def _grow(self, size: int) -> None:
-        region = self._arena.take(size)
+    def _grow(self, arena: Arena, size: int) -> None:
+        region = arena.take(size)
         if self._region is not None:
             self._outgrown.append(self._region)  # earlier arrays of this reply lie there
         self._region = region
@@ -107,8 +110,12 @@ class ArrayWriter:
     def close(self) -> None:
         self.begin()
         if self._region is not None:
-            self._arena.give_back(self._region)
+            self._give_back(self._region)
             self._region = None
+
+    def _give_back(self, region: Region) -> None:
+        if self._arena is not None:
+            self._arena.give_back(region)
 
 
 class ArrayReader:

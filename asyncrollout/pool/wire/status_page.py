@@ -2,20 +2,39 @@
 
 import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from asyncrollout.pool.wire.mapping import attach, reserve
 
 PAGE_SLOTS = 4096
-_MOST_WITHDRAWN = 1022
-_ALL = _MOST_WITHDRAWN + 1  # in the place of their number
+MOST_WITHDRAWN = 1022
+_ALL = MOST_WITHDRAWN + 1  # in the place of their number
 CLOSING = 2**64 - 1
 """In the place of a call's id: an env is being closed because the pool is."""
 
 _HALF = PAGE_SLOTS * 8
-_SIZE = 2 * _HALF + (3 + _MOST_WITHDRAWN) * 8
+_SIZE = 2 * _HALF + (3 + MOST_WITHDRAWN) * 8
+
+
+class WatchedPage(Protocol):
+    """The pool's side of a page; on another machine, what is reported of it."""
+
+    def running(self) -> list[tuple[int, float]]: ...
+
+    def main_call(self) -> tuple[int, float]: ...
+
+    def last_begun(self) -> int: ...
+
+    @property
+    def room(self) -> int: ...
+
+    def withdraw(self, call_ids: list[int]) -> None: ...
+
+    def withdraw_all(self) -> None: ...
+
+    def forget_withdrawn(self) -> None: ...
 
 
 class StatusPage:
@@ -59,7 +78,7 @@ class StatusPage:
     @property
     def room(self) -> int:
         """How many more calls can be withdrawn before all are forgotten."""
-        return max(_MOST_WITHDRAWN - self.withdrawn[0], 0)
+        return max(MOST_WITHDRAWN - self.withdrawn[0], 0)
 
     def withdraw(self, call_ids: list[int]) -> None:
         """Have these calls skipped, unless they were begun."""

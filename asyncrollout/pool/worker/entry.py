@@ -1,5 +1,6 @@
 """The call that becomes a worker process. It imports little until the process is guarded and its environment is set."""
 
+import contextlib
 import os
 import sys
 import traceback
@@ -8,12 +9,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from asyncrollout.pool.wire.main_module import MainModule
+from asyncrollout.pool.wire.network import NetworkAddress
 from asyncrollout.pool.worker import guards
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker gets at its start."""
+    """What a worker gets at its start. Without a `network`, its pool listens in the directory."""
 
     main: MainModule
     rank: int
@@ -24,6 +26,10 @@ class WorkerConfig:
     environ: dict[str, str]
     send_snapshots: bool
     memory_limit: int | None
+    network: NetworkAddress | None = None
+    maps_arrays: bool = True
+    """Whether the pool can open the files of the directory."""
+    working_directory: str | None = None
 
 
 def serve(config: WorkerConfig) -> NoReturn:
@@ -35,6 +41,9 @@ def serve(config: WorkerConfig) -> NoReturn:
         guards.die_with_parent(config.parent)
         guards.leave_the_loop_alone()
         os.environ.update(config.environ)
+        if config.working_directory is not None:
+            with contextlib.suppress(OSError):  # another machine may not have it
+                os.chdir(config.working_directory)
         from asyncrollout.pool.worker.main import WorkerLoop  # noqa: PLC0415 (numpy must see the environment just set)
 
         worker = WorkerLoop(config)

@@ -13,7 +13,7 @@ import msgspec
 
 from asyncrollout.errors import EnvError, EnvResourceError, UsageError
 from asyncrollout.pool.hosts import CLOSE_GRACE
-from asyncrollout.pool.wire import codec
+from asyncrollout.pool.wire import codec, network
 from asyncrollout.pool.wire.digest import encode_with_digest
 from asyncrollout.pool.wire.failure import failure
 from asyncrollout.pool.wire.messages import NOT_LOADED, Op, OpenRequest, WorkerCall
@@ -48,7 +48,7 @@ Answer = tuple[Any, Any, int | None, bytes | None]
 class HostedEnv:
     """One env of this worker: how long its steps and resets take, and where its large arrays go."""
 
-    def __init__(self, opening: OpenRequest, arena: Arena, *, send_snapshots: bool) -> None:
+    def __init__(self, opening: OpenRequest, arena: Arena | None, *, send_snapshots: bool) -> None:
         self.hosted = EnvRunner(opening, shared=False)
         self.typical = _UNKNOWN
         self.typical_reset = _UNKNOWN
@@ -75,7 +75,7 @@ class WorkerLoop:
         self._config = config
         self._page = StatusPage.attach(config.directory / "page")
         self._withdrawn = self._page.withdrawn
-        self._arena = Arena(config.directory)
+        self._arena = Arena(config.directory) if config.maps_arrays else None
         self._residents: dict[int, HostedEnv] = {}
         self._io_residents: dict[int, HostedEnv] = {}
         self._threads: dict[int, tuple[EnvThread, int]] = {}  # of `io` envs, with their slots in the page
@@ -85,8 +85,7 @@ class WorkerLoop:
         self._held: deque[tuple[Any, ...]] = deque()  # replies, with the fields of `CallReply`
         self._sending = threading.Lock()
         self._behind = threading.Event()
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(config.directory / "socket"))
+        self._socket = _connect(config)
         os.register_at_fork(after_in_child=self._socket.close)  # what an env forks must not answer in our name
 
     def run(self) -> None:
@@ -293,6 +292,14 @@ class WorkerLoop:
             print(failure(error).trace)
         if resident.hosted.camera is not None:
             self._cameras.append(resident.hosted.camera)
+
+
+def _connect(config: WorkerConfig) -> socket.socket:
+    if config.network is not None:
+        return network.connect(config.network, network.STEPS)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(config.directory / "socket"))
+    return connection
 
 
 def _loaded(payload: Any) -> Any:

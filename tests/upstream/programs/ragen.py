@@ -96,6 +96,17 @@ def stand_in(name: str, **values: Any) -> None:
     sys.modules[name] = module
 
 
+def install_stand_ins() -> None:
+    import transformers
+
+    transformers.AutoTokenizer.from_pretrained = make_tokenizer
+    stand_in("vllm", LLM=ScriptedModel, SamplingParams=Sampling)
+    stand_in("wandb")
+    stand_in("anthropic", AsyncAnthropic=None)
+    stand_in("openai", AsyncOpenAI=None)
+    stand_in("together", AsyncTogether=None)
+
+
 def make_tokenizer(*_: Any, **__: Any) -> Any:
     """Transformers' class with bytes for a vocabulary."""
     import tokenizers
@@ -154,14 +165,7 @@ def main() -> None:
     sources, program, *rest = sys.argv[1:]
     dropped = {word.removeprefix("drop=") for word in rest if word.startswith("drop=")}
     arguments = [word for word in rest if not word.startswith("drop=")]
-    import transformers
-
-    transformers.AutoTokenizer.from_pretrained = make_tokenizer
-    stand_in("vllm", LLM=ScriptedModel, SamplingParams=Sampling)
-    stand_in("wandb")
-    stand_in("anthropic", AsyncAnthropic=None)
-    stand_in("openai", AsyncOpenAI=None)
-    stand_in("together", AsyncTogether=None)
+    install_stand_ins()
     path = lay_out(Path(sources), program, dropped)
     sys.path.insert(0, sources)
     if path.name.startswith("test_") and "__main__" not in path.read_text():

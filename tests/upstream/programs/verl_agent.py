@@ -5,6 +5,7 @@ engine, and a tokenizer of bytes for a model's; all else is verl-agent's own.
 """
 
 import copy
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor
 from verl import DataProto
+from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo.ray_trainer import apply_invalid_action_penalty
 
 from asyncrollout import advantages
 from asyncrollout.dropin.verl_agent import TrajectoryCollector, make_envs
@@ -242,48 +245,97 @@ def run_rewards_and_advantages() -> None:
         rewards = batch.non_tensor_batch["episode_rewards"].astype(np.float32)
         assert np.allclose(scores.sum(-1).numpy(), rewards)
         mask = batch.batch["attention_mask"][:, -scores.shape[1] :]
-        batch.batch["response_mask"] = mask
         last = mask.sum(-1) - 1
         assert torch.equal(scores[torch.arange(len(batch)), last], scores.sum(-1))
-        returns = core_gigpo.compute_step_discounted_returns(batch=batch, gamma=0.95)
-        columns = batch.non_tensor_batch
-        for mode in ("mean_norm", "mean_std_norm"):
-            found, _ = core_gigpo.compute_gigpo_outcome_advantage(
-                token_level_rewards=scores.clone(),
-                step_rewards=returns,
-                response_mask=mask,
-                anchor_obs=columns["anchor_obs"],
-                index=columns["uid"],
-                traj_index=columns["traj_uid"],
-                mode=mode,
-            )
-            assert torch.isfinite(found).all(), mode
-            if mode == "mean_norm":  # the other divides rounding errors by 1e-6 where all rewards are equal
-                ours = advantages.gigpo(
-                    group=columns["uid"],
-                    trajectory=columns["traj_uid"],
-                    reward=columns["rewards"],
-                    anchor=columns["anchor_obs"],
-                    gamma=0.95,
-                    stats_over="steps",
-                )
-                assert np.allclose((found * mask).numpy(), ours.advantage[:, None] * mask.numpy(), atol=1e-4)
+        batch.batch["response_mask"] = mask
+        batch.batch["token_level_scores"] = scores
+        batch.batch["step_rewards"] = core_gigpo.compute_step_discounted_returns(batch=batch, gamma=0.95)
+        for penalty in (0.0, 0.1):
+            charged, _ = apply_invalid_action_penalty(copy.deepcopy(batch), invalid_action_penalty_coef=penalty)
+            for mode, normalize in (("mean_norm", "mean"), ("mean_std_norm", "mean_std")):
+                apart = compare_advantages(charged, mode, normalize, penalty)
+                print(f"{name}, {mode}, penalty {penalty}: the same; in float32 up to {apart:.1e} apart")
         padded = adjust_batch(config, batch)
         assert len(padded) % 8 == 0
-        print(f"{name}: {len(batch)} rows, padded to {len(padded)}; advantages {found.min():.3f} to {found.max():.3f}")
+        print(f"{name}: {len(batch)} rows, padded to {len(padded)}")
+
+
+def compare_advantages(batch: Any, mode: str, normalize: Any, penalty: float) -> float:
+    """How far verl-agent's advantages are from ours: not at all in double precision.
+
+    verl-agent computes in float32. With "mean_std_norm" it divides what that rounds off by std + 1e-6, which is just
+    1e-6 where all rewards of a group are equal.
+    """
+    columns, mask = batch.non_tensor_batch, batch.batch["response_mask"]
+    ours = advantages.gigpo(
+        group=columns["uid"],
+        trajectory=columns["traj_uid"],
+        reward=columns["rewards"],
+        anchor=columns["anchor_obs"],
+        valid=columns["is_action_valid"],
+        invalid_penalty=penalty,
+        gamma=0.95,
+        normalize=normalize,
+        stats_over="steps",
+        singleton="raw",
+    )
+
+    def theirs(token_level_rewards: Any, step_rewards: Any) -> Any:
+        found, _ = core_gigpo.compute_gigpo_outcome_advantage(
+            token_level_rewards=token_level_rewards.clone(),
+            step_rewards=step_rewards.clone(),
+            response_mask=mask,
+            anchor_obs=columns["anchor_obs"],
+            index=columns["uid"],
+            traj_index=columns["traj_uid"],
+            mode=mode,
+        )
+        row = found[:, 0].numpy()
+        assert np.allclose(found.numpy(), row[:, None] * mask.numpy())
+        return row
+
+    assert np.allclose(batch.batch["step_rewards"].numpy(), ours.step_return, atol=1e-5)
+    score = exact_scores(columns, penalty)
+    doubles = torch.zeros(mask.shape, dtype=torch.float64)
+    doubles[:, 0] = torch.tensor(score)
+    assert np.allclose(theirs(doubles, torch.tensor(ours.step_return)), ours.advantage, atol=1e-6), mode
+
+    rounded = np.spacing(np.float32(max(np.abs(score).max(), np.abs(ours.step_return).max())))
+    divisors = [1.0, 1.0]
+    if normalize == "mean_std":
+        divisors = [spread(score, columns["uid"]) + 1e-6, spread(ours.step_return, ours.step_group) + 1e-6]
+    apart = np.abs(theirs(batch.batch["token_level_scores"], batch.batch["step_rewards"]) - ours.advantage)
+    assert (apart <= sum(8 * rounded / divisor for divisor in divisors)).all(), (mode, apart.max())
+    return float(apart.max())
+
+
+def exact_scores(columns: Any, penalty: float) -> Any:
+    """Of each row: the rewards of its episode, rounded once, and the penalty of the row."""
+    earned: dict[str, list[float]] = {}
+    for uid, reward in zip(columns["traj_uid"], columns["rewards"], strict=True):
+        earned.setdefault(uid, []).append(float(reward))
+    whole = np.array([math.fsum(earned[uid]) for uid in columns["traj_uid"]])
+    return whole - penalty * ~columns["is_action_valid"].astype(bool)
+
+
+def spread(values: Any, labels: Any) -> Any:
+    """Of each row: the standard deviation in its group, 1 for a row that is alone."""
+    found = {}
+    for label in {*labels}:
+        own = values[labels == label]
+        found[label] = 1.0 if len(own) == 1 else own.std(ddof=1)
+    return np.array([found[label] for label in labels])
 
 
 def run_training_step() -> None:
     """What the trainer does with a batch: penalty, scores, GRPO's and GiGPO's advantages, mini-batches."""
-    from verl.trainer.ppo import ray_trainer
-
     config, tokenizer, batch = collected("Sokoban")
     if "step_rewards" not in batch.batch:
         batch.batch["step_rewards"] = core_gigpo.compute_step_discounted_returns(batch=batch, gamma=0.95)
     batch = adjust_batch(config, batch)
     batch.batch["response_mask"] = ray_trainer.compute_response_mask(batch)
     batch.batch["token_level_scores"] = EpisodeRewardManager(tokenizer, num_examine=0)(batch)
-    batch, metrics = ray_trainer.apply_invalid_action_penalty(batch, invalid_action_penalty_coef=0.1)
+    batch, metrics = apply_invalid_action_penalty(batch, invalid_action_penalty_coef=0.1)
     batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
     for estimator in (ray_trainer.AdvantageEstimator.GiGPO, ray_trainer.AdvantageEstimator.GRPO):
         done = ray_trainer.compute_advantage(copy.deepcopy(batch), adv_estimator=estimator, gamma=0.95, lam=1.0)
@@ -296,8 +348,6 @@ def run_training_step() -> None:
 
 def run_validation() -> None:
     """The trainer's own `_validate`, with our collector and our environments."""
-    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-
     for name in ("Sokoban", "Webshop"):
         config, tokenizer = make_config(name), make_tokenizer()
         config.env.rollout.n = 1
@@ -316,7 +366,7 @@ def run_validation() -> None:
                 val_reward_fn=EpisodeRewardManager(tokenizer, num_examine=0),
                 _maybe_log_val_generations=lambda **_: None,
             )
-            metrics.append(RayPPOTrainer._validate(trainer))
+            metrics.append(ray_trainer.RayPPOTrainer._validate(trainer))
         assert metrics[0] == metrics[1], "validation differs from time to time"
         print(f"_validate, {name}: {metrics[0]}")
         train.close()

@@ -1,0 +1,274 @@
+"""Environments on the nodes of a Ray cluster: as on this machine, and restored from whatever happens to a node."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import psutil
+import pytest
+
+from asyncrollout import EnvHandle, EnvPool, EnvSpec, EnvTimeout, Outcome, PoolError, RayOptions, UsageError
+from asyncrollout.ray import actor_rank, orders
+from asyncrollout.testing import check_env, same
+from asyncrollout.video import VideoRecorder
+from tests.docs_page import ROOT
+from tests.playing import (
+    ACTIONS,
+    COUNTER,
+    ENVS,
+    EPISODES,
+    PATIENCE,
+    REPLIES,
+    SNAPSHOT,
+    TEXT,
+    expected,
+    pid_of,
+    play,
+)
+from tests.ray_cluster import TestCluster
+from tests.waiting import freeze
+
+pytestmark = pytest.mark.ray
+
+
+def on(cluster: TestCluster, **options: Any) -> dict[str, Any]:
+    """What makes a pool on this cluster."""
+    return {"backend": "ray", "ray": RayOptions(address=cluster.address, **{"wait": 60, **options})}
+
+
+# The same as on this machine
+
+
+@pytest.mark.parametrize("transport", ["socket", "ray"])
+async def test_same_transcripts_as_on_this_machine(transport: str, ray_cluster: TestCluster) -> None:
+    seen: dict[tuple[int, int], list[Outcome]] = {}
+
+    async def run(pool: EnvPool, kind: int) -> None:
+        spec, actions = EPISODES[kind]
+        async with pool.open(replace(spec, runs="io") if kind == 1 else spec) as env:
+            for seed in (3, 8, 3):
+                seen[kind, seed] = await play(env, seed, actions)
+
+    async with EnvPool(2, **on(ray_cluster, transport=transport)) as pool:
+        async with anyio.create_task_group() as tasks:
+            for kind in range(len(EPISODES)):
+                tasks.start_soon(run, pool, kind)
+        async with pool.open(TEXT) as env:
+            replies = await play(env, 5, REPLIES)
+        await _forks_and_batches(pool)
+    for (kind, seed), outcomes in seen.items():
+        spec, actions = EPISODES[kind]
+        assert same(outcomes, expected(spec, seed, actions)), (spec.name, seed)
+    async with EnvPool(backend="inline") as pool, pool.open(TEXT) as env:
+        assert same(replies, await play(env, 5, REPLIES))
+
+
+async def _forks_and_batches(pool: EnvPool) -> None:
+    known = expected(COUNTER, 5, ACTIONS)
+    envs = [await pool.open(COUNTER) for _ in range(4)]
+    await pool.reset_many(envs, seeds=[5] * 4)
+    for at, action in enumerate(ACTIONS[:3], 1):
+        assert same(await pool.step_many(envs, [action] * 4), [known[at]] * 4)
+    forked = await envs[0].fork()
+    assert same(await forked.step(ACTIONS[3]), known[4])
+    async with EnvPool(backend="inline") as here:
+        elsewhere = await envs[1].fork(here)
+        assert same(await elsewhere.step(ACTIONS[3]), known[4])
+        back = await elsewhere.fork(pool)
+        assert same(await back.step(ACTIONS[4]), known[5])
+    async with pool.open(SNAPSHOT) as env:
+        await play(env, 5, ACTIONS[:2])
+        state = await env.snapshot()
+        third = await env.step(ACTIONS[2])
+        assert same(await env.restore(state), known[2])
+        assert same(await env.step(ACTIONS[2]), third)
+
+
+async def test_arrays_travel_inline_between_machines(ray_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "PROBE", "not what the actor looks for")  # as if it saw another file system
+    big = next(spec for spec, _ in EPISODES if spec.name == "big")
+    async with EnvPool(1, **on(ray_cluster)) as pool, pool.open(big) as env:
+        assert same(await play(env, 7, [0, 0, 0]), expected(big, 7, [0, 0, 0]))
+        (directory,) = Path("/dev/shm").glob(f"asyncrollout-{os.getpid()}-*")
+        assert [path.name for path in directory.iterdir()] == ["not what the actor looks for"]
+
+
+async def test_workers_are_told_apart(ray_cluster: TestCluster, tmp_path: Path) -> None:
+    """Pinning, environment variables, classes of the script, logs, videos, where each worker is."""
+
+    class Local:
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+            return os.environ["FOR_RANK"], {}
+
+        def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            print("said by", action)
+            return os.getcwd(), 0.0, True, False, {}
+
+    async with EnvPool(
+        2, **on(ray_cluster), worker_env=lambda rank: {"FOR_RANK": f"rank {rank}"}, log_dir=tmp_path / "logs"
+    ) as pool:
+        for rank in (1, 0):
+            async with pool.open(Local, worker=rank) as env:
+                assert (await env.reset(seed=1)).observation == f"rank {rank}"
+                assert (await env.step(f"env {rank}")).observation == os.getcwd()
+                assert env.worker == rank
+        workers = pool.stats().workers
+        assert {worker.pid for worker in workers} == ray_cluster.workers()
+        assert len({worker.node for worker in workers}) == 2  # they are spread over the nodes
+        async with VideoRecorder(tmp_path / "videos", fps=5) as recorder:
+            recording = recorder.record("counted")
+            assert recording is not None
+            async with pool.open(COUNTER, record=recording) as env:
+                await play(env, 3, ACTIONS)
+        assert recording.path.exists()
+    assert "said by env 1" in (tmp_path / "logs" / "worker-1.log").read_text()
+
+
+async def test_an_env_that_hangs_is_the_only_one_to_fail(ray_cluster: TestCluster) -> None:
+    hanging = EnvSpec(name="hangs", factory=f"{ENVS}:Crasher", kwargs={"how": "hang", "at": 2})
+    async with EnvPool(1, **on(ray_cluster), step_timeout=1.0) as pool:
+        async with pool.open(hanging) as env, pool.open(COUNTER) as neighbour:
+            await env.reset(seed=1)
+            outcomes = [await neighbour.reset(seed=4)]
+            await env.step(1)
+            with pytest.raises(EnvTimeout, match="step took longer than 1 s"):
+                await env.step(1)
+            outcomes += [await neighbour.step(action) for action in ACTIONS]
+        assert same(outcomes, expected(COUNTER, 4, ACTIONS))
+
+
+async def test_check_env_on_ray(ray_cluster: TestCluster) -> None:
+    """`check_env` opens its own pools, on the cluster that $RAY_ADDRESS names."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_ADDRESS", ray_cluster.address)
+        report = await check_env(COUNTER, backends=["inline", "ray"], seeds=[1], max_steps=3, actions=[1, 2, 3])
+    assert report.backends == ("ray", "inline")
+
+
+# Whatever happens to a node
+
+
+async def _play_through(pool: EnvPool, envs: list[EnvHandle], disturb: Callable[[int], None]) -> None:
+    """All envs reach the end of the same episode, though something happens before each step."""
+    wanted = expected(COUNTER, 6, ACTIONS)
+    assert same(await pool.reset_many(envs, seeds=[6] * len(envs)), [wanted[0]] * len(envs))
+    for at, action in enumerate(ACTIONS, 1):
+        disturb(at)
+        with anyio.fail_after(PATIENCE):
+            assert same(await pool.step_many(envs, [action] * len(envs)), [wanted[at]] * len(envs))
+
+
+@pytest.mark.parametrize("transport", ["socket", "ray"])
+async def test_killed_and_frozen_workers_and_actors(
+    transport: str, ray_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_rank, "SILENCE_LIMIT", 3.0)
+    async with EnvPool(2, **on(ray_cluster, transport=transport)) as pool:
+        envs = [await pool.open(COUNTER) for _ in range(6)]
+
+        def disturb(at: int) -> None:
+            worker = pid_of(pool, envs[0])
+            actor = psutil.Process(worker).ppid()
+            if at == 1:
+                os.kill(worker, signal.SIGKILL)
+            elif at == 2:
+                os.kill(actor, signal.SIGKILL)
+            elif at == 3:
+                freeze(actor)
+
+        await _play_through(pool, envs, disturb)
+        stats = pool.stats()
+        assert stats.restored >= 3
+
+
+async def test_a_killed_node(ray_cluster: TestCluster) -> None:
+    node = ray_cluster.add_node(resources={"doomed": 1})
+    other = ray_cluster.add_node(resources={"doomed": 1})
+    try:
+        async with EnvPool(2, **on(ray_cluster, resources={"doomed": 1}, wait=1)) as pool:
+            envs = [await pool.open(COUNTER) for _ in range(4)]
+            (rank,) = (worker.rank for worker in pool.stats().workers if (worker.node or "").endswith(node[:8]))
+
+            def disturb(at: int) -> None:
+                if at == 2:
+                    ray_cluster.kill_node(node)
+
+            await _play_through(pool, envs, disturb)
+            assert {worker.rank for worker in pool.stats().workers if worker.pid} == {1 - rank}
+            with pytest.raises(PoolError, match=rf"worker {rank} cannot start: 2 workers need 1 CPU, 1 doomed each"):
+                with anyio.fail_after(PATIENCE):
+                    await pool.open(COUNTER, worker=rank)
+            third = ray_cluster.add_node(resources={"doomed": 1})  # the cluster recovers, and so does the pool
+            try:
+                with anyio.fail_after(PATIENCE):
+                    while not all(worker.pid for worker in pool.stats().workers):  # noqa: ASYNC110 (no event says so)
+                        await anyio.sleep(0.05)
+                async with pool.open(COUNTER, worker=rank) as env:
+                    assert same(await play(env, 6, ACTIONS), expected(COUNTER, 6, ACTIONS))
+            finally:
+                await pool.close()
+                ray_cluster.kill_node(third)
+    finally:
+        ray_cluster.kill_node(other)
+
+
+async def test_a_killed_program_leaves_nothing(ray_cluster: TestCluster) -> None:
+    script = """
+import asyncio, sys
+import asyncrollout as ar
+
+async def main():
+    options = ar.RayOptions(address=sys.argv[1], wait=60)
+    async with ar.EnvPool(2, backend="ray", ray=options) as pool:
+        async with pool.open("tests.envs.tiny:Crasher", how="spin", at=1) as env:
+            await env.reset(seed=1)
+            print("ready", flush=True)
+            await env.step(1)
+
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", script, ray_cluster.address]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:  # noqa: ASYNC220
+        assert program.stdout is not None
+        assert await anyio.to_thread.run_sync(program.stdout.readline) == "ready\n"  # and nothing of Ray's
+        assert ray_cluster.workers()
+        program.kill()  # the fixture waits until all workers have gone
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"num_cpus": 64}, r"2 workers need 64 CPU each, and none of its nodes has that: [\d.]+ \(0 CPU\); "),
+        ({"num_gpus": 1}, r"need 1 CPU, 1 GPU each, and none of its nodes has that: [\d.]+ \(0 CPU, 0 GPU\)"),
+        ({"labels": {"zone": "b"}}, r"need 1 CPU on a node with labels \{'zone': 'b'\} each, and none"),
+        ({"num_cpus": 2.0, "workers": 3}, r"3 workers need 2 CPU each, and it has room for 2"),
+    ],
+    ids=str,
+)
+async def test_what_the_cluster_lacks_is_said(asked: dict[str, Any], message: str, ray_cluster: TestCluster) -> None:
+    workers = asked.pop("workers", 2)
+    pool = EnvPool(workers, **on(ray_cluster, **{**asked, "wait": 0.5}))
+    with pytest.raises(PoolError, match=message), anyio.fail_after(PATIENCE):
+        await pool.start()
+
+
+async def test_a_program_has_one_cluster(ray_cluster: TestCluster) -> None:
+    async with EnvPool(1, **on(ray_cluster)) as pool, pool.open(COUNTER) as env:
+        await env.reset(seed=1)
+        other = EnvPool(1, backend="ray", ray=RayOptions(address="127.0.0.1:1"))
+        with pytest.raises(UsageError, match="a program has one connection"):
+            await other.start()
+        async with EnvPool(1, backend="ray") as second, second.open(COUNTER) as beside:  # the one that is there
+            assert same(await beside.reset(seed=1), env.outcome)
+        assert np.isfinite((await env.step(1)).reward)
