@@ -1,6 +1,7 @@
 """What a rollout, a start and a turn cost does not grow with how many there are: counted, and never timed."""
 
 import contextvars
+import gc
 import inspect
 import random
 from collections import Counter
@@ -13,7 +14,9 @@ import pytest
 from asyncrollout import (
     ChatAgent,
     EnvPool,
+    Generation,
     Limits,
+    Observation,
     Outcome,
     Request,
     Rollouts,
@@ -223,3 +226,10 @@ async def test_conversation_is_kept_in_one_list_and_shown_in_others() -> None:
     assert player.messages is messages
     assert [len(one) for one in shown] == [1, 3, 5, 7, 9]
     assert messages[-1] == {"role": "assistant", "content": "go 3"}
+
+
+def test_turns_cost_the_garbage_collector_nothing() -> None:
+    """A hundred thousand of them are alive in a run of long episodes, and it would look at each, again and again."""
+    turn = Turn("here", info={"parts": [1, 2]}, tool_calls=[{"name": "look"}])
+    outcome, generation = Outcome("here", info={"parts": [1]}), Generation("go", tool_calls=[{"name": "look"}])
+    assert not any(map(gc.is_tracked, (turn, outcome, generation, Observation("here", data=[1]), turn.usage)))

@@ -26,7 +26,7 @@ WOKEN_AT_ONCE = 64
 """Calls that are let through, or stopped, in one iteration of the event loop."""
 
 
-class _Queue:
+class _WaitingCalls:
     """Calls that wait, and are woken some at a time, in order: thousands at once would hold the event loop.
 
     Some share an event. An event of its own would cost each call more, and one for all costs n^2 when calls are
@@ -70,7 +70,7 @@ class Gate:
     """
 
     def __init__(self, *, stops_server: bool = False) -> None:
-        self._queue = _Queue()
+        self._queue = _WaitingCalls()
         self.is_open = True
         self._idle = anyio.Event()
         self._in_flight: dict[object, HeldTime | None] = {}

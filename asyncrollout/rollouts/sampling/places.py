@@ -10,7 +10,7 @@ import anyio
 Use = Literal["training", "evaluation"]
 
 
-class Place:
+class RolloutPlace:
     """What one rollout needs to play: it is waited for, then granted, then released.
 
     Nothing here awaits, so that whoever plays the rollout may be told by a message.
@@ -25,7 +25,7 @@ class Place:
         self.turn = turn
         self.is_granted = self.is_released = False
 
-    def __lt__(self, other: "Place") -> bool:
+    def __lt__(self, other: "RolloutPlace") -> bool:
         return self.turn < other.turn
 
     def grant(self) -> None:
@@ -51,7 +51,7 @@ class Places:
     def __init__(self, total: int) -> None:
         self.total = total
         self._used: dict[Use, int] = {"training": 0, "evaluation": 0}
-        self._waiting: dict[Use, list[Place]] = {"training": [], "evaluation": []}  # heaps
+        self._waiting: dict[Use, list[RolloutPlace]] = {"training": [], "evaluation": []}  # heaps
         self._withdrawn: dict[Use, int] = {"training": 0, "evaluation": 0}  # of those that wait
         self._groups = itertools.count()
         self._odd = 0  # half of an odd number is rounded down and up by turns
@@ -73,15 +73,15 @@ class Places:
         await places.reserve()
         return places
 
-    def request(self, use: Use, turn: tuple[int, int], on_grant: Callable[[], None]) -> Place:
+    def request(self, use: Use, turn: tuple[int, int], on_grant: Callable[[], None]) -> RolloutPlace:
         """Wait for a place; `on_grant` is called once it is granted, perhaps before this returns."""
-        place = Place(self, use, turn, on_grant)
+        place = RolloutPlace(self, use, turn, on_grant)
         heapq.heappush(self._waiting[use], place)
         self._grant()
         return place
 
-    def take_back(self, place: Place) -> None:
-        """What `Place.release` does."""
+    def take_back(self, place: RolloutPlace) -> None:
+        """What `RolloutPlace.release` does."""
         if place.is_granted:
             self._used[place.use] -= 1
             self._grant()
@@ -99,7 +99,7 @@ class Places:
             self._used[place.use] += 1
             place.grant()
 
-    def _next(self) -> Place | None:
+    def _next(self) -> RolloutPlace | None:
         training, evaluation = self._first("training"), self._first("evaluation")
         if training is None or evaluation is None:
             return training or evaluation
@@ -107,7 +107,7 @@ class Places:
         self._odd = 1 - self._odd
         return evaluation if self._used["evaluation"] < half else training
 
-    def _first(self, use: Use) -> Place | None:
+    def _first(self, use: Use) -> RolloutPlace | None:
         waiting = self._waiting[use]
         while waiting and waiting[0].is_released:
             heapq.heappop(waiting)
@@ -127,8 +127,8 @@ class GroupPlaces:
         self._use: Use = use
         self._number = number
         self._requests = 0
-        self._reserved: Place | None = None
-        self._taken: dict[object, Place] = {}
+        self._reserved: RolloutPlace | None = None
+        self._taken: dict[object, RolloutPlace] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +136,7 @@ class GroupPlaces:
     def __exit__(self, *_: object) -> None:
         self.unreserve()
 
-    def request(self, on_grant: Callable[[], None]) -> Place:
+    def request(self, on_grant: Callable[[], None]) -> RolloutPlace:
         """The next member's place; `on_grant` is called once it is granted, perhaps before this returns."""
         if (reserved := self._reserved) is not None:
             self._reserved = None
@@ -161,7 +161,7 @@ class GroupPlaces:
     def release_on_behalf_of(self, borrower: object, /) -> None:
         self._taken.pop(borrower).release()
 
-    async def _granted(self) -> Place:
+    async def _granted(self) -> RolloutPlace:
         granted = anyio.Event()
         place = self.request(granted.set)
         if place.is_granted:
