@@ -139,6 +139,7 @@ bench: $(INSTALLED)  ## Measure the tables of ratios and costs (about twelve min
 	$(BIN)/python benchmarks/bench_service.py
 	$(BIN)/python benchmarks/bench_report.py
 	$(BIN)/python benchmarks/bench_seeds.py
+	$(BIN)/python benchmarks/bench_ray.py
 
 clean:  ## Remove virtual environments, caches and build files
 	rm -rf $(VENV) $(DEMO_VENV) .venv-torch .venv-ragen .venv-verl .venv-metarl .venv-upstream .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site

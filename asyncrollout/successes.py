@@ -6,7 +6,8 @@ from typing import NamedTuple, Self
 
 from asyncrollout.trajectories import StopReason, Trajectory
 
-_OWN_ENDS = (StopReason.TERMINATED, StopReason.TRUNCATED)
+OWN_ENDS = (StopReason.TERMINATED, StopReason.TRUNCATED)
+"""The env itself ended the episode."""
 
 
 class RolloutResult(NamedTuple):
@@ -19,7 +20,7 @@ class RolloutResult(NamedTuple):
 
 
 def result_of(trajectory: Trajectory) -> RolloutResult:
-    ended = trajectory.stop_reason in _OWN_ENDS
+    ended = trajectory.stop_reason in OWN_ENDS
     return RolloutResult(trajectory.env, reported(trajectory), ended, trajectory.reward)
 
 

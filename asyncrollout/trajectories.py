@@ -92,6 +92,8 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     `first_message` is where the turn's window on the trajectory's messages begins, `message` the index of its reply
     among them; -1 if that is unknown.
     `env_seconds` is how long the step took; the env was at work for `env_work_seconds` of them, if that is known.
+    `replayed` is whether the reply is from the record of an earlier process; `policy_seconds` is how long it took then,
+    0 if that is unknown.
     `version` is that of the weights that sampled the reply; those of a `frozen` part of the policy do not learn.
     `oldest_version` is set if another reply within the turn came from older weights, or this one from a frozen part: it
     is the oldest of those that learn.
@@ -119,6 +121,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     message: int = -1
     frozen: bool = False
     oldest_version: int | None = None
+    replayed: bool = False
 
     @property
     def learning_version(self) -> int | None:
@@ -186,7 +189,11 @@ class Video(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trajectory(msgspec.Struct, frozen=True):
-    """One rollout. `messages` is its conversation, if it had one; `final` is the last observation."""
+    """One rollout. `messages` is its conversation, if it had one; `final` is the last observation.
+
+    `seconds` is how long it took to play, and replies from the record as long as they took before; `score_seconds` how
+    long it then waited for its score, and for the other members if they are scored together.
+    """
 
     uid: str
     env: str
@@ -202,6 +209,7 @@ class Trajectory(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
     seconds: float = 0.0
     video: Video | None = None
+    score_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return notebook.trajectory_line(self)
@@ -234,6 +242,10 @@ class Trajectory(msgspec.Struct, frozen=True):
     @property
     def sampled_tokens(self) -> int:
         return sum(turn.sampled_tokens for turn in self.turns)
+
+    @property
+    def invalid_replies(self) -> int:
+        return sum(not turn.valid for turn in self.turns)
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -338,6 +350,7 @@ def as_turn(
     env_work_seconds: float | None = None,
     message: int = -1,
     oldest_version: int | None = None,
+    replayed: bool = False,
 ) -> Turn:
     """The record of a turn; `oldest_version` is that of all replies within it, without frozen parts."""
     generation = move.generation
@@ -366,6 +379,7 @@ def as_turn(
         env_work_seconds=env_work_seconds,
         message=message,
         frozen=generation.frozen,
+        replayed=replayed,
     )
 
 

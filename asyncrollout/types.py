@@ -293,3 +293,8 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     timings: Timings = Timings()
     stopped_early: bool = False
     frozen: bool = False
+
+    @property
+    def sampled_tokens(self) -> int:
+        """As its ids say, or else as the server counted."""
+        return self.usage.completion if self.token_ids is None else len(self.token_ids)

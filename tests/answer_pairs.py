@@ -397,3 +397,80 @@ _DIFFERENT: dict[str, list[tuple[str, str]]] = {
 
 RIGHT = [(*pair, reason) for reason, pairs in _SAME.items() for pair in pairs]
 WRONG = [(*pair, reason) for reason, pairs in _DIFFERENT.items() for pair in pairs]
+
+_EGGS = "Janet sells the 16 eggs of a day at 2 dollars each. How many eggs are left?"
+_MONEY = "Apples cost £2 each. How much money is left?"
+_SPEED = "How fast does it go?"
+_ALGEBRA = "Simplify 2m + m."
+_LENGTH = "Tom's rope is 12 m long, or 12-m as one writes, which is 0.012 km. What is its length (m) in m?"
+_MATH = "Solve for x."
+
+ASKED_RIGHT: list[tuple[str, str, str]] = [
+    *((given, "5", "How many times did she run?") for given in ("5 times", "five times", "5 Times.")),
+    *((given, "5", "How many quarters and dimes are there?") for given in ("5 quarters", "five quarters")),
+    ("3 halves", "3", "How many halves are in 1.5?"),
+    *((given, "5", "How many dozen muffins are baked?") for given in ("5 dozen", "5 dozens", "5 dozen muffins")),
+    *((given, "3", "How many million people are there?") for given in ("3 million", "three million people")),
+    ("1 point", "1", "How many points did she score?"),
+    *((given, "5", _LENGTH) for given in ("5 m", "5m", "5 meters")),
+    ("3 m", "3 m", _ALGEBRA),
+    ("60 mph", "60 miles per hour", _SPEED),
+    ("60 mph", "88 ft/s", _SPEED),
+    ("60 km/h", "60 kph", _SPEED),
+    ("60 kmph", "60 kilometers per hour", _SPEED),
+    ("50¢", "50", _MATH),
+    ("50¢", "$0.50", _MATH),
+    ("5 per cent", "5%", _MATH),
+    ("£5", "5 pounds", _MONEY),
+    ("5 pounds", "5", _MONEY),
+    *(("**18** eggs", "18", _EGGS), ("18 **eggs**", "18", _EGGS), (r"\(18\) eggs", "18", _EGGS)),
+    ("$18$ eggs", "18", _EGGS),
+    ("one hundred and twenty", "120", _MATH),
+    ("two thousand five hundred", "2500", _MATH),
+    ("three hundred forty-five thousand and one", "345001", _MATH),
+    ("a hundred", "100", _MATH),
+    ("a third", "1/3", _MATH),
+    ("x^{2}+1", "x^2+1", _MATH),
+    ("1011_{2}", "1011_2", _MATH),
+    (r"\{1,2\}", "{1, 2}", _MATH),
+    ("(-\u221e, 3]", r"(-\infty,3]", _MATH),
+    ("(-infinity, 3)", r"(-\infty,3)", _MATH),
+    (r"x \le 3", "x \u2264 3", _MATH),
+    ("x <= 3", r"x \leq 3", _MATH),
+    (r"(0,1) \cup (2,3)", "(0,1)\u222a(2,3)", _MATH),
+    ("(x,y) = (3,4)", "(3,4)", _MATH),
+    ("\u20137", "-7", _MATH),
+    ("10:30 a.m.", "10:30 AM", _MATH),
+    (r"45\degree", "45 deg", _MATH),
+    (r"\textit{even}", "even", _MATH),
+    ("3\u22c510^2", "300", _MATH),
+]
+"""Given, expected and the question, whose own words and letters decide."""
+
+ASKED_WRONG: list[tuple[str, str, str]] = [
+    *((given, "3", _ALGEBRA) for given in ("3m", "3 m")),
+    ("3s", "3", "Let s be the side of a square. What is half of its perimeter?"),
+    ("3h", "3", r"Write $h+2h$ as a product."),
+    *((given, "5", _EGGS) for given in ("5 times", "5 quarters", "5 dozen", "5 million", "5 dollars more")),
+    ("5 times 3", "5", "How many times did she run?"),
+    ("5 dozen", "60", "How many dozen muffins are baked?"),
+    ("18 eggs", "$18", _EGGS),
+    ("60 mph", "60 km/h", _SPEED),
+    ("60 mph", "60 miles", _SPEED),
+    ("50¢", "$50", _MATH),
+    ("£5", "$5", _MONEY),
+    ("5 kg", "5 pounds", _MONEY),
+    *((given, "120", _MATH) for given in ("one hundred", "one twenty", "one hundred and thirty")),
+    ("five six", "11", _MATH),
+    ("one two", "3", _MATH),
+    ("x^{21}", "x^2 1", _MATH),
+    ("x^{2}", "x^{3}", _MATH),
+    ("x < 3", r"x \leq 3", _MATH),
+    (r"x \ge 3", r"x \le 3", _MATH),
+    (r"(-\infty, 3)", r"(\infty, 3)", _MATH),
+    (r"\frac{5}{1}2", "5/12", _MATH),
+    ("7.5/3", "2.5", _MATH),
+    ("60/4/3", "5", _MATH),
+    ("10:30 a.m.", "10:30 p.m.", _MATH),
+    ("(x,y) = (3,4)", "(4,3)", _MATH),
+]

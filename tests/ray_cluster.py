@@ -33,6 +33,7 @@ _FAST = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_worker_niceness": "0",  # others use this machine, too
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",

@@ -161,6 +161,16 @@ def test_the_file_of_a_run_is_evaluated_without_its_filter(tmp_path: Path) -> No
     assert (few.returncode, "there are 4 tasks" in few.stderr) == (2, True)
 
 
+async def test_settings_of_the_policy_of_the_command_line(tmp_path: Path) -> None:
+    """They apply to it, not to the file's."""
+    (tmp_path / "run.yaml").write_text("env: bandit\npolicy: {kind: solver, error_rate: 0.5}")
+    async with llm_server(script=lambda *_: Reply("<answer>1</answer>")) as server:
+        flags = ["run.yaml", "--base-url", server.url, "--model", "m", "-n", "1", "policy.attempts=3", "--json"]
+        done = await anyio.to_thread.run_sync(lambda: call_program(tmp_path, "eval", *flags))
+    assert done.returncode == 0, done.stderr
+    assert "attempts: 3" in (tmp_path / "runs/eval-bandit-1/config.yaml").read_text()
+
+
 def test_when_all_fails_there_is_nothing_to_resume(tmp_path: Path) -> None:
     flags = ["--env", "tests.envs.tiny:Refuses", "--allow-import", "--policy", "scripted", "policy.replies=[x]"]
     done = call(Path.cwd(), "eval", *flags, "-n", "2", "--run-dir", tmp_path / "failed")

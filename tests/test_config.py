@@ -271,6 +271,8 @@ def test_tasks_are_found_beside_the_config(tmp_path: Path) -> None:
     config = read_config(path)
     assert config.tasks == str(tmp_path / "a.jsonl")
     assert read_tasks(config) == [1, {"b": 2}]
+    (tmp_path / "a.jsonl").write_text('1\n\n{"b": 2}\n', encoding="utf-8-sig")  # as Windows editors do
+    assert read_tasks(config) == [1, {"b": 2}]
     assert parse_config(to_yaml(config), where="elsewhere/x.yaml") == config
     path.write_text("env: bandit\ntasks: b.json")
     assert read_tasks(read_config(path)) == [1, 2]

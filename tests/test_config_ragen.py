@@ -307,6 +307,7 @@ def test_tags_that_are_not_valid(tags: str, n_groups: str, error: str) -> None:
     [
         ("[A]", "custom_envs: found a list of 1 items, expected a mapping of tags to envs"),
         ("{A: 3}", "line 2: custom_envs.A: found 3, expected a mapping with env_type"),
+        ("{A: {env_type: []}}", "line 2: custom_envs.A.env_type: found a list of 0 items, expected a text"),
         ("{A: {env_config: 3}}", "custom_envs.A: found a mapping of 1 keys, expected a mapping with env_type and with"),
         ("\n  A: {env_type: bandid}", "line 3: custom_envs.A.env_type (as env.0.env): no env is called 'bandid'"),
         (
@@ -380,6 +381,23 @@ def test_notes_say_what_became_of_each_key() -> None:
             Note("algorithm.lam", why="for the trainer"),
         ]
     }
+
+
+@pytest.mark.parametrize(
+    ("named", "setting"),
+    [
+        ("model_path: m", "model_path"),
+        ("actor_rollout_ref: {model: {path: m}}", "actor_rollout_ref.model.path"),
+        ("model_path: m\nactor_rollout_ref: {model: {path: '${model_path}'}}", "model_path"),
+    ],
+)
+def test_an_expert_in_the_place_of_the_file_s_model_is_a_warning(named: str, setting: str) -> None:
+    with capture_logs() as events:
+        parse_config(f"env: bandit\n{named}")
+        parse_config(f"env: bandit\npolicy: solver\n{named}")
+    (event,) = (event for event in events if event["log_level"] == "warning")
+    assert (event["event"], event["setting"]) == ("setting_not_applied", setting)
+    assert "the envs' own experts play (policy: solver): set policy" in event["why"]
 
 
 def test_what_became_of_the_keys_is_logged() -> None:
@@ -623,7 +641,7 @@ def test_a_file_that_is_not_there_is_an_error(upstream_files: Path) -> None:
 def test_what_of_verl_is_missing_is_logged(upstream_files: Path) -> None:
     with capture_logs() as events:
         read_config(upstream_files / "run.yaml")
-    (event,) = events
+    (event,) = (event for event in events if event["event"] == "foreign_keys")
     assert [line for line in event["unused"] if line.startswith("defaults: ppo_trainer.yaml")]
 
 

@@ -1,5 +1,6 @@
 """Bandit: what the arms pay, how they are named, and that members of a group have each their own luck."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -172,3 +173,12 @@ def test_arms_of_equal_means_are_all_the_best(kwargs: dict[str, Any]) -> None:
 @pytest.mark.parametrize("style", ["plain", "ragen"])
 def test_rules_are_there_before_a_reset(style: Any) -> None:
     assert "<answer> phoenix </answer>" in BanditText(Bandit(style=style), TextOptions()).system_prompt()
+
+
+@pytest.mark.parametrize("part", ["\n", "\n ", ">", "> ", "*", "\n* ", "1. ", "arm ", "\t\n"])
+def test_no_reply_takes_long(part: str) -> None:
+    reply = part * (1_000_000 // len(part))
+    began = time.process_time()
+    BanditText(Bandit(), TextOptions()).parse(reply)
+    BanditText.project(f"<answer>{reply[:30_000]}</answer>", TextOptions())
+    assert time.process_time() - began < 1  # a minute, if each line looks through all those after it

@@ -1,5 +1,6 @@
 """FrozenLake: maps with a way, ice that slips as it should, an expert that nobody beats."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -198,3 +199,15 @@ def test_wrong_maps(task: str, told: str) -> None:
 def test_wrong_action(action: Any) -> None:
     with pytest.raises(ValueError, match=r"1 \(left\)"):
         play(SMALL, action)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5])
+def test_a_large_lake_with_hardly_any_ice_is_found_or_refused_soon(p: float) -> None:
+    began = time.process_time()
+    try:
+        lake = make_lake(1, "train", 64, p)
+    except UsageError as error:
+        assert "make one of them larger" in str(error)  # noqa: PT017 (both are right)
+    else:
+        assert lake.connected
+    assert time.process_time() - began < 5  # a minute and more, if each map is written out before it is tried

@@ -56,6 +56,16 @@ def test_rewards(logs: bool, merge: float, nothing: float, style: Any) -> None:
     assert info.get("action_is_valid") is (False if style == "ragen" else None)
 
 
+def test_no_game_begins_won() -> None:
+    with pytest.raises(UsageError, match="it is won already, with goal=16"):
+        Game2048(goal=16).reset(options={"task": [[16, 0, 0, 0]] + [[0] * 4] * 3})
+    with pytest.raises(UsageError, match="goal=4 is not a whole number from 8"):
+        Game2048(goal=4)
+    ragen = Game2048(goal=16, style="ragen")
+    ragen.reset(options={"task": [[16, 0, 0, 0]] + [[0] * 4] * 3})
+    assert not ragen.step(RIGHT)[2]  # it continues beyond the goal
+
+
 def test_a_game_is_lost_when_nothing_moves() -> None:
     almost = [[2, 4, 2, 4], [4, 2, 4, 2], [2, 4, 2, 4], [0, 16, 32, 64]]
     env = Game2048(two_prob=1.0)

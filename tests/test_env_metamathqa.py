@@ -54,7 +54,8 @@ def project(reply: str, **options: Any) -> Parsed:
         ["x + 1", "x+1", "X+1"],
         ["10:05", "10:05.", " 10:05"],
         ["five million", "Five Million"],
-        ["5", "x = 5", "(5)", "$x=5$", "x = (5)", r"y = $\frac{10}{2}$", "( 5 )", "n = 5 cm", "(5 apples)"],
+        ["5", "x = 5", "(5)", "$x=5$", "x = (5)", r"y = $\frac{10}{2}$", "( 5 )", "n = 5 cm"],
+        ["5", "x = 5", "(5 apples)", "5 apple"],
         ["y = 2x + 1", "2x+1", "2 x + 1"],
         ["3 x", "3x", "$3x$"],
         ["5 pi", "5pi", "$5 pi$"],
@@ -519,6 +520,18 @@ def test_right_answers(given_answer: str, expected: str, reason: str) -> None:
 def test_wrong_answers(given_answer: str, expected: str, reason: str) -> None:
     assert not same_answer(given_answer, expected, answer_pairs.QUESTION), reason
     assert not same_answer(expected, given_answer, answer_pairs.QUESTION), reason
+
+
+@pytest.mark.parametrize(("given_answer", "expected", "question"), answer_pairs.ASKED_RIGHT)
+def test_right_answers_to_a_question(given_answer: str, expected: str, question: str) -> None:
+    assert same_answer(given_answer, expected, question)
+    assert same_answer(expected, given_answer, question)
+
+
+@pytest.mark.parametrize(("given_answer", "expected", "question"), answer_pairs.ASKED_WRONG)
+def test_wrong_answers_to_a_question(given_answer: str, expected: str, question: str) -> None:
+    assert not same_answer(given_answer, expected, question)
+    assert not same_answer(expected, given_answer, question)
 
 
 def test_table_of_answers_is_large() -> None:

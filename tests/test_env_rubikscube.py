@@ -1,10 +1,12 @@
 """The cube's rules: turns and their inverses, what is solved, scrambles of a seed, the expert."""
 
+import random
 from typing import Any
 
 import pytest
 
 from asyncrollout import TextOptions, UsageError
+from asyncrollout_envs import rubikscube
 from asyncrollout_envs.rubikscube import NAMES, SOLVED, RubiksCube, RubiksCubeText, is_solved, solve, turned
 
 
@@ -111,3 +113,44 @@ def test_wrong_settings_are_named(wrong: dict[str, Any]) -> None:
         RubiksCube(**wrong)
     with pytest.raises(ValueError, match="'R2' is not one of"):
         RubiksCube().reset(options={"task": ["R2"]})
+
+
+@pytest.mark.parametrize("turns", [("U", "D'"), ("R", "L'", "U", "D'"), ("F", "B'", "F", "B'")])
+def test_a_cube_held_in_another_way_is_the_same(turns: tuple[str, ...]) -> None:
+    """Turns of two opposite faces in the same direction turn the whole cube."""
+    scrambled = ("R", "U", "F'", "L", "D")
+    assert rubikscube._held_alike(played(*turns, *scrambled)) != played(*turns, *scrambled)
+    for seed in range(50):
+        rng = random.Random(seed)
+        cube = played(*rng.choices(NAMES, k=8))
+        again = cube
+        for name in turns:
+            again = turned(again, NAMES.index(name) + 1)
+        assert rubikscube._held_alike(again) == rubikscube._held_alike(cube)
+
+
+@pytest.mark.parametrize("depth", [4, 5])
+def test_no_two_splits_share_a_cube_however_it_is_held(depth: int) -> None:
+    cubes = {}
+    for split in ("train", "val", "test"):
+        env = RubiksCube(scramble_depth=depth, split=split)
+        cubes[split] = {rubikscube._held_alike(env.reset(seed=seed)[0]) for seed in range(200)}
+        assert len(cubes[split]) > 40
+    assert not cubes["train"] & (cubes["val"] | cubes["test"])
+    assert not cubes["val"] & cubes["test"]
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        (5, "not a list of turns"),
+        ("U R", "action ' ' is not one of"),
+        ([["U"]], "not a list of turns"),
+        ([13], "action 13 is not one of"),
+        ([], "leaves the cube solved"),
+        (["U", "D'"], "leaves the cube solved"),
+    ],
+)
+def test_wrong_tasks(task: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        RubiksCube().reset(options={"task": task})

@@ -166,3 +166,43 @@ def test_wrong_settings_are_named(wrong: dict[str, Any]) -> None:
 def test_a_task_is_a_puzzle(task: Any, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         Sudoku(grid_size=4).reset(options={"task": task})
+
+
+@pytest.mark.parametrize(("size", "steps"), [(4, 81), (9, 81), (16, 256)])
+def test_there_are_steps_for_all_empty_cells(size: int, steps: int) -> None:
+    env = Sudoku(grid_size=size, difficulty="medium")
+    grid, _ = env.reset(seed=3)
+    assert env.max_steps == steps
+    assert sum(row.count(0) for row in grid) <= env.max_steps
+
+
+@pytest.mark.parametrize("size", [9.0, True, "9", 8, [9]])
+def test_sizes_are_whole_numbers(size: Any) -> None:
+    with pytest.raises(UsageError, match="grid_size="):
+        Sudoku(grid_size=size)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1,2,3,4",
+        "1,1,1,1,1",
+        "2.5,3,5",
+        "-2,3,5",
+        "5 at 2,3,4",
+        "5 at 2,3.5",
+        "1.5 at 2,3",
+        "5 at 2,3 or 6 at 2,3",
+        "place 5 at row 2 col 3 and 4 at row 1 col 1",
+        "5 at 2,3; 2,3,6",
+    ],
+)
+def test_what_is_not_one_placement_is_none(text: str) -> None:
+    assert parse_action(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["(2,3,5)", "2, 3, 5.", "5 at 2,3, as 2,3,5", "I place 5 at (2, 3).", "place 5 in row 2, column 3!"]
+)
+def test_one_placement_may_be_said_twice_and_among_other_words(text: str) -> None:
+    assert parse_action(text) == (2, 3, 5)

@@ -1,5 +1,6 @@
 """The video env: actions in seconds and in frames, rewards, the end of an episode, and what a model is shown."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from asyncrollout import ChatAgent, EnvPool, Generation, Request, TextOptions, UsageError, run_rollout
 from asyncrollout_envs.video import VideoEnv, VideoText
+from asyncrollout_envs.video.actions import ActionError
 from asyncrollout_envs.video.frames import Sampling
-from asyncrollout_envs.video.questions import Question
+from asyncrollout_envs.video.questions import Question, read_answer
 from asyncrollout_envs.video.rewards import frame_iou, gain, score_answer, window_iou
 
 CHOICE, WAY, COUNT, WORD = range(4)
@@ -336,11 +338,29 @@ def test_prompt_format() -> None:
         ({"dataset_name": 3}, "dataset_name=3"),
         ({"seed": -1}, "seed=-1"),
         ({"embedder": "nobody"}, "embedder='nobody'"),
+        *(
+            ({key: value}, f"{key}={value} is not a number")
+            for key in ("format_reward", "turn_cost")
+            for value in (math.nan, math.inf)
+        ),
+        ({"similarity_epsilon": math.nan}, "similarity_epsilon"),
     ],
 )
 def test_wrong_options_are_named(kwargs: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         VideoEnv(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("said", "read"), [("\N{MINUS SIGN}5", "-5"), ("-5%", "-5"), ("-$5", None), ("5-", None), ("5 - 3", None)]
+)
+def test_numbers_are_read_with_their_sign(said: str, read: str | None) -> None:
+    asked = question("numerical", "-5")
+    if read is None:
+        with pytest.raises(ActionError, match="answer with a number"):
+            read_answer(asked, said, 20.0)
+    else:
+        assert read_answer(asked, said, 20.0) == read
 
 
 def question(kind: Any, solution: str | None = None, **fields: Any) -> Question:

@@ -125,6 +125,8 @@ def test_options_get_letters_and_solutions_are_read(made: Path, write: Write) ->
         (["&", "*", "and"], "&", ["A", "&", "A. &"], ["*", "and", "B"]),
         (["US", "us", "we"], "us", ["B", "us"], ["US", "we"]),
         (["A. a dog", "B. a cat"], "<answer>B. a cat</answer>", ["B", "a cat."], ["a dog"]),
+        (["a dog", "a cat"], "B", ["Option B", "option (b).", "choice B", "The answer is option B."], ["Option A"]),
+        (["option B", "a cat"], "A", ["A", "option B"], ["B"]),
     ],
 )
 def test_options_of_any_text_have_one_right_answer(

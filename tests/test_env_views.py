@@ -1,5 +1,6 @@
 """How envs are shown to language models, and RAGEN's rules through the pool, as a run of its configs plays them."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,15 @@ def test_places_of_a_room_follow_its_moves() -> None:
     assert text.describe(env.cells) == f"{size}\n{targets}\nBoxes: (2, 3)\nBoxes on targets: (1, 3)\nYou: (1, 2)"
     env.step(2)
     assert str(text.describe(env.cells)).endswith("You, on a target: (2, 2)")
+
+
+def test_rooms_that_differ_in_a_wall_read_differently() -> None:
+    shown = []
+    for room in (ROOM, ROOM.replace("_", "#", 1)):
+        env, text = sokoban(room, observation_format="coord")
+        shown.append(str(text.describe(env.cells)))
+    assert "Walls" not in shown[0]
+    assert re.fullmatch(re.escape(shown[0]) + r"\nWalls, beside those around it: \(\d, \d\)", shown[1])
 
 
 def test_places_of_a_lake() -> None:

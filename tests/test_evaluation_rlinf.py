@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrollout import UsageError
+from asyncrollout.cli.app import main as command
 from asyncrollout.dropin.rlinf import evaluate
 from asyncrollout.dropin.rlinf.config import RLinfModel, read_evaluation
 
@@ -139,6 +140,13 @@ def test_what_is_missing_says_how_to_go_on(main: Path, monkeypatch: pytest.Monke
         evaluate({"defaults": ["env/robot@env.eval"]})
 
 
+def test_the_command_names_settings_that_are_not_applied(main: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert command(["eval", str(main)]) == 2
+    shown = capfd.readouterr().err
+    assert "setting=env.eval.omni_config.camera" in shown
+    assert "give your own policy (--policy module:name, or policy= in Python)\n" in shown, "behavior has no expert"
+
+
 @pytest.mark.parametrize(
     ("override", "why"),
     [
@@ -174,8 +182,8 @@ def test_keys_without_effect_are_reported(main: Path, caplog: pytest.LogCaptureF
         read_evaluation(main)
     mapped, *warned = caplog.records
     for key in ("runner", "env.group_name", "env.eval.num_env_subprocess", "rollout"):
-        assert f"'{key}'" in mapped.getMessage()
+        assert f"{key}: " in mapped.getMessage()
     assert "env.eval.rollout_epoch -> env.eval.episodes" in mapped.getMessage()
     assert [record.levelno for record in warned] == [logging.WARNING] * 2
     for record, key in zip(warned, ("macro", "camera"), strict=True):
-        assert f"key=env.eval.omni_config.{key}" in record.getMessage()
+        assert f"setting=env.eval.omni_config.{key}" in record.getMessage()

@@ -17,7 +17,7 @@ from asyncrollout.errors import EnvError, ProviderError, RolloutError
 from asyncrollout.telemetry import Gauges, JsonLines, MetricsCollector, RunMetrics, flat
 from asyncrollout.telemetry.collector import compare
 from asyncrollout.trajectories import Group, StopReason, Trajectory, Turn, Verdict
-from asyncrollout.types import Usage
+from asyncrollout.types import Generation, Usage
 
 ENDS: list[tuple[StopReason, RolloutError | None]] = [
     (StopReason.TERMINATED, None),
@@ -39,6 +39,12 @@ def turn(seconds: float = 0.0, tokens: int = 0, *, counted: bool = True, valid: 
     usage, ids = (Usage(completion=tokens), None) if counted else (Usage(), np.zeros(tokens, np.int32))
     return Turn(
         None, usage=usage, token_ids=ids, valid=valid, info=info, policy_seconds=seconds, env_seconds=2 * seconds
+    )
+
+
+def reply(turn: Turn) -> Generation:
+    return Generation(
+        turn.reply, token_ids=None if turn.token_ids is None else turn.token_ids.tolist(), usage=turn.usage
     )
 
 
@@ -78,6 +84,7 @@ def test_figures_are_what_summing_everything_up_gives(
         seen.append((clock.now, event))
         match event:
             case Turn():
+                meter.replied(reply(event), event.policy_seconds)
                 meter.played(event)
             case Trajectory():
                 meter.ended(event)
@@ -88,11 +95,11 @@ def test_figures_are_what_summing_everything_up_gives(
     kept_groups = [event for _, event in seen if isinstance(event, Group) and event.verdict and event.verdict.keep]
     never_judged = stale - len(kept_groups[:stale])
     for each in kept_groups[:stale]:
-        meter.dropped_stale(each)
+        meter.dropped_stale(each.verdict)
     for _ in range(never_judged):
-        meter.dropped_stale(Group("g", []))
+        meter.dropped_stale(None)
     now = clock.now + wait
-    figures = meter.read(now, Gauges(stale=stale, playing=7, wanted_batches=3, wanted_groups=15))
+    figures = meter.read(now, Gauges(playing=7, wanted_batches=3, wanted_groups=15))
 
     played = [event for _, event in seen if isinstance(event, Turn)]
     ended = [event for _, event in seen if isinstance(event, Trajectory)]
@@ -101,7 +108,7 @@ def test_figures_are_what_summing_everything_up_gives(
     kept = [time for time, event in seen if isinstance(event, Group) and (event.verdict is None or event.verdict.keep)]
     valid = [one.success for one in ended if one.valid]
     reports = any(success is not None for success in valid)  # then one without a report is no success
-    rewards = [one.reward for each in judged for one in each.completed]
+    rewards = [np.mean([one.reward for one in each.completed]) for each in judged if each.completed]
     reasons = Counter(each.verdict.reason or "dropped" for each in judged if each.verdict and not each.verdict.keep)
 
     assert figures.playing == 7
@@ -116,7 +123,8 @@ def test_figures_are_what_summing_everything_up_gives(
     assert figures.errors == Counter(one.stop_reason.blame for one in ended if not one.valid)
     assert figures.success_rate == (pytest.approx(valid.count(True) / len(valid)) if reports else None)
     assert figures.keep_rate == (figures.kept / figures.groups if figures.groups else None)
-    assert (figures.turns, figures.invalid) == (len(played), sum(not one.valid for one in played))
+    assert figures.turns == len(played)
+    assert figures.invalid == sum(not one.valid for each in ended for one in each.turns)
     assert figures.tokens == sum(one.sampled_tokens for one in played)
     assert figures.reward_mean == (pytest.approx(np.mean(rewards)) if rewards else None)
     first = math.floor(now) - 29
@@ -137,7 +145,7 @@ def test_figures_are_what_summing_everything_up_gives(
 def test_percentiles_are_those_of_recent_calls() -> None:
     meter = MetricsCollector()
     for seconds in range(3_000):
-        meter.played(turn(float(seconds)))
+        meter.replied(Generation("x"), float(seconds))
     taken = meter.read(0.0, Gauges()).policy_seconds
     recent = np.arange(3_000 - 1_024, 3_000)
     assert (taken.count, taken.max) == (1_024, 2_999)
@@ -150,7 +158,7 @@ def test_rates_are_those_of_the_last_thirty_seconds() -> None:
     meter = MetricsCollector(clock)
     for tokens in range(200):
         clock.now += 0.5
-        meter.played(turn(tokens=tokens))
+        meter.replied(reply(turn(tokens=tokens)), 0.0)
         first = math.floor(clock.now) - 29
         recent = [earlier for earlier in range(tokens + 1) if 0.75 + earlier / 2 >= first]
         span = clock.now - max(first, 0.25)
@@ -182,14 +190,14 @@ def test_what_an_earlier_run_did_tells_nothing_of_the_pace() -> None:
     meter = MetricsCollector(clock)
     for index in range(500):
         known = Group(f"{index}", [msgspec.structs.replace(trajectory(1.0), uid=f"{index}.0")])
-        meter.recalled(known.trajectories[0])
+        meter.recalled(f"{index}.0")
         meter.judged(known)
     assert meter.read(1.0, Gauges(wanted_groups=600)).eta is None
     for _ in range(10):
         clock.now += 3.0
         meter.judged(group(1.0))
     figures = meter.read(clock.now, Gauges(wanted_groups=600))
-    assert (figures.kept, figures.rollouts) == (510, 500)
+    assert (figures.kept, figures.rollouts) == (510, 0)  # a rollout that is read again was counted when it ended
     assert figures.eta == pytest.approx(90 * 3)
 
 
@@ -246,6 +254,7 @@ def test_a_sink_gets_numbers_by_name(tmp_path: Path) -> None:
     meter = MetricsCollector(clock)
     for index in range(64):
         clock.now += 1.0
+        meter.replied(reply(turn(0.5, 10)), 0.5)
         meter.played(turn(0.5, 10))
         meter.ended(trajectory(0.0, 2))
         meter.judged(group(draw.random() + index, keep=index % 2 == 0, reason="constant\n"))

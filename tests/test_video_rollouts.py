@@ -62,7 +62,9 @@ def without_times(trajectories: list[Trajectory]) -> list[Any]:
             video=None,
             error=None,
             turns=[
-                msgspec.structs.replace(turn, policy_seconds=0.0, env_seconds=0.0, env_work_seconds=None)
+                msgspec.structs.replace(
+                    turn, policy_seconds=0.0, env_seconds=0.0, env_work_seconds=None, replayed=False
+                )
                 for turn in one.turns
             ],
         )

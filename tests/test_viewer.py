@@ -220,7 +220,7 @@ def test_command_serves_until_it_is_stopped(tmp_path: Path) -> None:
         assert reported["url"].startswith("http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, errors) == (0, "")
+    assert (process.returncode, errors) == (130, "")
 
 
 @needs_chromium

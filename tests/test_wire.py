@@ -232,6 +232,30 @@ def test_frames_survive_single_bytes() -> None:
     assert seen == messages
 
 
+@pytest.mark.parametrize("size", [1 << 18, (1 << 18) - 9, 3_000_000])
+@pytest.mark.parametrize("chunk", [1 << 18, 65_537, 5_000_000])
+def test_large_frames_survive_any_cut(size: int, chunk: int) -> None:
+    messages: list[Any] = [[1], [bytes(range(256)) * (size // 256)], ["after it"], [b"x" * size]]
+    stream = b"".join(map(codec.frame, messages))
+    reader, buffer = codec.FrameReader(), bytearray()
+    seen = [
+        msgspec.msgpack.decode(frame)
+        for start in range(0, len(stream), chunk)
+        for frame in reader.feed(stream[start : start + chunk])
+    ]
+    assert seen == messages
+    for message in messages:
+        codec.frame_into(buffer, message)
+        assert bytes(buffer) == codec.frame(message)
+
+
+def test_a_strangers_frame_reserves_no_memory() -> None:
+    reader = codec.FrameReader(most=100)
+    assert [*reader.feed(codec.framed(b"x" * 50))] == [b"x" * 50]
+    with pytest.raises(ValueError, match="a frame of"):
+        list(reader.feed((2**60).to_bytes(8, "little")))
+
+
 def test_large_arrays_go_where_there_is_room() -> None:
     placed: list[Any] = []
 

@@ -13,11 +13,11 @@ from rich.console import Group as Stacked
 from rich.table import Table
 from rich.text import Text
 
-from asyncrollout.cli.terminal.numbers import number
 from asyncrollout.cli.terminal.output import DONE, WHOLE, Output, OutputParam, one_line
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.report.compared_run import ComparedRun, decide, names_of, read_side, which_k
 from asyncrollout.report.comparison import MOST_SIDES, RunComparison, compared, comparison_page
+from asyncrollout.report.precision import mean_and_interval
 from asyncrollout.report.single_file import replacing
 from asyncrollout.stats import Estimate
 
@@ -123,10 +123,5 @@ class _Shown:
         yield "tokens", self._cells([one.tokens for one in self._figures])
 
     def _cells(self, own: Sequence[Estimate], less: Sequence[Estimate] = ()) -> list[tuple[str, ...]]:
-        differences = [("", ""), *(_told(estimate, "+") for estimate in less)] if less else [()] * len(own)
-        return [(*_told(estimate), *other) for estimate, other in zip(own, differences, strict=True)]
-
-
-def _told(estimate: Estimate, sign: str = "") -> tuple[str, str]:
-    interval = f"[{number(estimate.low, sign)}, {number(estimate.high, sign)}]"
-    return number(estimate.mean, sign), "" if estimate.low is None else interval
+        differences = [("", ""), *(mean_and_interval(estimate, "+") for estimate in less)] if less else [()] * len(own)
+        return [(*mean_and_interval(estimate), *other) for estimate, other in zip(own, differences, strict=True)]

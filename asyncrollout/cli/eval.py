@@ -1,5 +1,6 @@
 """`eval`: any env and any model, with pass@k and its intervals. Files with RLinf's keys go to `eval_rlinf`."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -166,7 +167,10 @@ def _from_options(
 
 def _from_file(path: Path, values: Mapping[str, Any], overrides: Sequence[str]) -> Config:
     """The config of an evaluation of what a run's file plays; its filter and batches are for training."""
-    config = read_config(path, overrides, dialect=RAGEN_KEYS)
+    values = dict(values)
+    policy = values.pop("policy", None)  # first, so that `policy.attempts=3` after it applies to it
+    chosen = [] if policy is None else [f"policy={json.dumps(policy)}"]
+    config = read_config(path, [*chosen, *overrides], dialect=RAGEN_KEYS)
     listed = read_tasks(config)
     asked = {"evaluate": config.evaluate or (_TASKS if listed is None else len(listed)), **values}
     group_size = {} if config.evaluate is not None else {"group_size": 1}

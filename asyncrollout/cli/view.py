@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 from cyclopts import Parameter
 
-from asyncrollout.cli.terminal.output import DONE, WHOLE, OutputParam
+from asyncrollout.cli.terminal.output import DONE, STOPPED, WHOLE, OutputParam
 from asyncrollout.cli.terminal.signals import stoppable
 from asyncrollout.viewer.run_index import RunIndex
 from asyncrollout.viewer.server import serving
@@ -33,14 +33,14 @@ async def view(
     Example: asyncrollout view runs/demo-1 other/runs --port 8090 --no-browser
     """
     async with stoppable() as stop:
-        with stop.scope():
+        with stop.scope() as scope:
             async with serving(RunIndex(directories or [_RUNS]), port) as address:
                 output.record({"event": "serving", "url": address, "metrics": f"{address}metrics"})
                 output.show(f"{address}\nFor Prometheus: {address}metrics\nPress Ctrl-C to stop.")
                 if not no_browser and _has_screen():
                     await anyio.to_thread.run_sync(webbrowser.open, address)
                 await anyio.sleep_forever()
-    return DONE
+    return STOPPED if scope.cancelled_caught else DONE
 
 
 def _has_screen() -> bool:

@@ -10,11 +10,12 @@ from asyncrollout.config.document import Document, Path
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What became of a foreign key: a native key, or why there is none."""
+    """What became of a foreign key: a native key, or why there is none; `warns` if that changes what is played."""
 
     key: str
     became: str | None = None
     why: str = ""
+    warns: bool = False
 
 
 class Translation(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from asyncrollout.config.checking import MOST_PROBLEMS, Checker, Problem
-from asyncrollout.config.dialect import NATIVE, Dialect
+from asyncrollout.config.dialect import NATIVE, Dialect, Note
 from asyncrollout.config.document import Document, Path, Place, load
 from asyncrollout.config.overrides import expanded, override, undotted
 from asyncrollout.config.schema import Config, Local
@@ -59,11 +59,19 @@ def _checked(document: Document, where: str, dialect: Dialect) -> Config:
         config, problems = _resolved(config, FilePath(where).absolute().parent)
     if problems:
         raise UsageError(problems_text(where, problems, document.places, translated.origins))
-    if translated.notes:
-        mapped = [f"{note.key} -> {note.became}" for note in translated.notes if note.became]
-        unused = [f"{note.key}: {note.why}" for note in translated.notes if not note.became]
-        log.info("foreign_keys", dialect=dialect.name, file=where, mapped=mapped, unused=unused)
+    log_notes(translated.notes, dialect.name, where)
     return config
+
+
+def log_notes(notes: Sequence[Note], dialect: str, where: str) -> None:
+    """What became of foreign keys; those whose loss changes what is played, each as a warning."""
+    mapped = [f"{note.key} -> {note.became}" for note in notes if note.became]
+    unused = [f"{note.key}: {note.why}" for note in notes if not note.became and not note.warns]
+    if mapped or unused:
+        log.info("foreign_keys", dialect=dialect, file=where, mapped=mapped, unused=unused)
+    for note in notes:
+        if note.warns:
+            log.warning("setting_not_applied", file=where, setting=note.key, why=note.why)
 
 
 def load_mapping(

@@ -1,5 +1,6 @@
 """Files of tasks: JSON, or one JSON value a line."""
 
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def read_tasks(config: Config) -> list[Any] | None:
         return config.tasks
     path = Path(config.tasks)
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(BOM_UTF8)  # which Windows editors write
     except OSError as error:
         raise UsageError(f"tasks: {path} cannot be read: {error.strerror}") from None
     if path.suffix == ".json":

@@ -70,17 +70,17 @@ class KeyMapping:
     def refuse(self, path: Path, value: Any, valid: str) -> None:
         self.problems.append(Problem(path, f"found {found(value)}, expected {valid}"))
 
-    def note(self, path: Path, *, became: str | None = None, why: str = "") -> None:
-        self.notes.append(Note(shown(path), became, why))
+    def note(self, path: Path, *, became: str | None = None, why: str = "", warns: bool = False) -> None:
+        self.notes.append(Note(shown(path), became, why, warns))
 
-    def ignore(self, path: Path, why: str) -> None:
-        """Take a value that makes no difference."""
+    def ignore(self, path: Path, why: str, *, warns: bool = False) -> None:
+        """Take a value that makes no difference, or whose loss is a warning."""
         here: Any = self._theirs
         for part in path:
             here = here.get(part) if isinstance(here, dict) else None
         self._taken.add(path)
         if here is not None:
-            self.note(path, why=why)
+            self.note(path, why=why, warns=warns)
 
     def unknown(self) -> Iterator[Path]:
         """What nobody took."""

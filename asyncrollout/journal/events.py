@@ -9,7 +9,8 @@ import numpy as np
 
 from asyncrollout.errors import UsageError
 from asyncrollout.serialization import KIND, from_plain, to_plain
-from asyncrollout.trajectories import StopReason
+from asyncrollout.successes import reported
+from asyncrollout.trajectories import StopReason, Trajectory
 from asyncrollout.types import Generation
 
 FORMAT = "asyncrollout.run"
@@ -54,7 +55,8 @@ class Replied(Event, frozen=True, tag="turn"):
 
     `request` is one of all that it replies to: messages, tokens of the prompt, data, sampling. Journals of older
     versions have none. `policy` is which one of an agent's policies has replied, if it is not the first.
-    `oldest_version` is that of the weights that the reply depends on, if it is not the reply's own.
+    `oldest_version` is that of the weights that the reply depends on, if it is not the reply's own. `seconds` is how
+    long the policy took.
     """
 
     uid: str
@@ -64,17 +66,26 @@ class Replied(Event, frozen=True, tag="turn"):
     request: int | None = None
     policy: int | msgspec.UnsetType = msgspec.UNSET
     oldest_version: int | msgspec.UnsetType = msgspec.UNSET
+    seconds: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class Failed(Event, frozen=True, tag="failed"):
-    """A rollout failed, and will be retried from its beginning."""
+    """A rollout failed, and will be retried from its beginning. Journals of older versions do not say what it cost."""
 
     uid: str
     error: str
+    stop_reason: StopReason | None = None
+    turns: int = 0
+    tokens: int = 0
+    invalid: int = 0
 
 
 class Finished(Event, frozen=True, tag="finished"):
-    """A rollout ended; its trajectory is in the file of trajectories by then."""
+    """A rollout ended; its trajectory is in the file of trajectories by then.
+
+    `success` is what its env reported, unset if it did not. `invalid` counts invalid replies; older journals have
+    neither.
+    """
 
     uid: str
     reward: float | None
@@ -84,6 +95,8 @@ class Finished(Event, frozen=True, tag="finished"):
     tokens: int
     seconds: float
     error: str | None = None
+    invalid: int | msgspec.UnsetType = msgspec.UNSET
+    success: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Cancelled(Event, frozen=True, tag="cancelled"):
@@ -168,6 +181,16 @@ _generations = msgspec.json.Decoder(Generation)
 _AS_PLAIN = f'{{"{KIND}"'.encode()
 
 
+class _ReplyCost(msgspec.Struct):
+    """What a recorded reply says of its length."""
+
+    token_ids: Any = None
+    usage: Any = None
+
+
+_costs = msgspec.json.Decoder(_ReplyCost)
+
+
 class VerdictRound:
     """Verdicts of groups that were judged together: none counts before all of them are on record."""
 
@@ -224,6 +247,35 @@ def encode_reply(generation: Generation) -> msgspec.Raw:
 def _as_list(numbers: Any) -> list[Any] | None:
     """As the type says: a model in this process may have given an array or numpy numbers."""
     return None if numbers is None else np.asarray(numbers).tolist()
+
+
+def sampled_tokens(reply: msgspec.Raw) -> int:
+    """How many tokens of a recorded reply were sampled, as `Generation.sampled_tokens`; 0 if it does not say."""
+    try:
+        cost = _costs.decode(reply)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0  # it is refused where it is replayed
+    if isinstance(cost.token_ids, list):
+        return len(cost.token_ids)
+    count = cost.usage.get("completion") if isinstance(cost.usage, dict) else None
+    return count if type(count) is int and count > 0 else 0
+
+
+def end_of(trajectory: Trajectory, error: str | None, at: float | None = None) -> Finished:
+    """The event of a rollout that ended, with its error as it is to be shown; it ends now, unless `at` says when."""
+    success = reported(trajectory)
+    return Finished(
+        uid=trajectory.uid,
+        reward=trajectory.reward,
+        stop_reason=trajectory.stop_reason,
+        turns=len(trajectory.turns),
+        tokens=trajectory.sampled_tokens,
+        seconds=trajectory.seconds,
+        error=error,
+        invalid=trajectory.invalid_replies,
+        success=msgspec.UNSET if success is None else success,
+        at=time.time() if at is None else at,
+    )
 
 
 def decode_reply(reply: msgspec.Raw) -> Generation:

@@ -1,5 +1,6 @@
 """The files of a run, line by line, as every reader of them needs it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -88,8 +89,11 @@ class TrajectoryFile:
     def __init__(self, directory: Path) -> None:
         self.path = directory / TRAJECTORIES
         self.groups: dict[str, dict[str, JournalLine]] = {}
+        self.counts: Counter[str] = Counter()
+        """How many records each rollout has."""
         for line in whole_lines(self.path):
             head = read_head(line)
+            self.counts[head.uid] += 1
             self.groups.setdefault(head.group, {})[head.uid] = line._replace(content=b"")
 
     def read(self, line: JournalLine) -> bytes:

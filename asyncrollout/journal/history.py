@@ -22,6 +22,7 @@ meaning:
 """  # noqa: E501
 
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ import msgspec
 
 from asyncrollout.batches.batch_json import decode_record, located_at
 from asyncrollout.errors import JournalError, UsageError
+from asyncrollout.journal.counts import EventCounter, count_verdicts
 from asyncrollout.journal.events import (
     AnyEvent,
     Began,
@@ -48,19 +50,21 @@ from asyncrollout.journal.events import (
     TakenBack,
     Updated,
     VerdictRound,
+    end_of,
 )
 from asyncrollout.journal.files import JournalLine, read_events, read_head, whole_lines
 from asyncrollout.journal.group_numbers import GroupNumbers, number_of, unfinished
 from asyncrollout.journal.settings import changes
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES
 from asyncrollout.serialization import to_plain
+from asyncrollout.telemetry import RunCounters
 from asyncrollout.trajectories import DRAWN, Group, Trajectory, Verdict, group_of
 
 
 class RecordedReply(NamedTuple):
     """A recorded reply, not decoded yet, and digests of what it replies to: of the last message, and of everything.
 
-    `policy` is which one of the agent's policies has replied, `oldest_version` as in `Replied`.
+    `policy` is which one of the agent's policies has replied, `oldest_version` and `seconds` as in `Replied`.
     """
 
     turn: int
@@ -69,6 +73,7 @@ class RecordedReply(NamedTuple):
     request: int | None = None
     policy: int = 0
     oldest_version: int | None = None
+    seconds: float | None = None
 
 
 class RedeliveredBatch(NamedTuple):
@@ -106,12 +111,16 @@ class RunHistory:
         self.settled_groups: list[SettledGroup] = []
         self.judged_at: dict[str, int] = {}
         """How many groups had been drawn when a group was first judged."""
-        self.delivered = self.kept = 0
-        self.dropped: Counter[str] = Counter()
-        """How many settled groups were dropped, by reason; without those of batches to deliver again."""
+        self.counters = RunCounters()
+        """What the whole run has counted so far; batches, and groups delivered, without those to deliver again."""
+        self.reward_means: dict[str, float] = {}
+        """Of judged groups, in that order."""
+        self._events = EventCounter()
+        self._delivered = 0
+        self._dropped: set[str] = set()
         self.redelivered: list[RedeliveredBatch] = []
         self.finished: dict[str, Trajectory] = {}
-        self.unlogged: list[Trajectory] = []
+        self.unlogged: list[Finished] = []
         """Finished rollouts without an event: the process was killed in between."""
         self.undrawn: list[Drawn] = []
         """The draws of their groups, if those have no event either."""
@@ -134,6 +143,7 @@ class RunHistory:
         self._most_drawn = 0
 
     def add(self, event: AnyEvent) -> None:  # noqa: PLR0912 (one case for each event)
+        self._events.add(event)
         match event:
             case Began():
                 self.attempts += 1
@@ -152,8 +162,9 @@ class RunHistory:
             case Replied(uid=uid):
                 policy = 0 if event.policy is msgspec.UNSET else event.policy
                 oldest = None if event.oldest_version is msgspec.UNSET else event.oldest_version
+                took = None if event.seconds is msgspec.UNSET else event.seconds
                 self.replies[uid].append(
-                    RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest)
+                    RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest, took)
                 )
             case Failed(uid=uid):
                 self.replies.pop(uid, None)
@@ -169,6 +180,8 @@ class RunHistory:
                 for judged in self._partial_round.add(event):
                     self.verdicts[judged.group] = Verdict(judged.keep, judged.reason)
                     self.judged_at.setdefault(judged.group, self._most_drawn)
+                    if (reward := self._events.mean_reward(judged.group)) is not None:
+                        self.reward_means[judged.group] = reward
             case Delivered():
                 self._deliver(event)
             case TakenBack(batch=batch):
@@ -195,8 +208,10 @@ class RunHistory:
     def forget_unfinished(self) -> None:
         """Forget all groups that are not finished: the agent or policy has changed."""
         begun = {*map(group_of, self.replies), *map(group_of, self._over), *self.retries}
-        for group in [*unfinished(begun, self._over, self.given)]:
+        forgotten = [*unfinished(begun, self._over, self.given)]
+        for group in forgotten:
             self.forget(group)
+        self._events.forget(forgotten)
         self.evaluating.clear()
 
     def _deliver(self, event: Delivered) -> None:
@@ -218,17 +233,11 @@ class RunHistory:
     def settle(self) -> None:
         """Find out which groups need no further work."""
         done = [batch.delivered for batch in self._batches]
-        self.delivered = sum(len(one.groups) for one in done)
         dropped = self._skipped.union(*(one.dropped for one in (*done, *self._redelivered)))
         again = {group for one in self._redelivered for group in one.groups}
         delivered = {group for one in done for group in one.groups}
-        for group in delivered:
-            verdict = self.verdicts.get(group)
-            if verdict is None or verdict.keep:
-                self.kept += 1
-            else:
-                self.dropped[verdict.reason or "dropped"] += 1
-        self.dropped.update(self._reason(group) for group in dropped - delivered - again)
+        self._delivered = sum(len(one.groups) for one in done)
+        self._dropped = dropped - delivered - again
         settled = delivered | dropped | again
         self.settled = GroupNumbers(number for group in settled if (number := number_of(group)) is not None)
         self.settled_groups = [
@@ -267,19 +276,27 @@ class RunHistory:
         ]
 
     def let_go(self) -> None:
-        """Free what belongs to settled groups: a run may have millions."""
+        """Count all of it, and free what belongs to settled groups: a run may have millions."""
+        self.counters = self._events.played()
+        self.counters.batches, self.counters.delivered = self.next_batch, self._delivered
+        count_verdicts(self.counters, self.verdicts, self._dropped)
+        self._events, means, self.reward_means = EventCounter(), self.reward_means, {}
         settled = [group for group in self._members if number_of(group) in self.settled]
         for group in settled:
             self.forget(group)
         self.verdicts = {group: one for group, one in self.verdicts.items() if number_of(group) not in self.settled}
-        self._members = defaultdict(set, self._members)
-        for kept in (self._batches, self._redelivered, self._skipped, self._ends, self._over, self._in_flight):
+        self._members, self.reward_means = defaultdict(set, self._members), means
+        for kept in (
+            self._batches, self._redelivered, self._skipped, self._dropped, self._ends, self._over, self._in_flight,
+        ):  # fmt: skip
             kept.clear()
 
     def forget_beginning(self) -> None:
         """Free what only the start of a resumed run needs: draws, judged groups, batches to deliver again."""
         for kept in (self.drawn, self.judged_at, self.settled_groups, self.redelivered):
             kept.clear()
+        self.reward_means = {group: mean for group, mean in self.reward_means.items() if group in self.verdicts}
+        self.counters = RunCounters()
 
     def forget(self, group: str) -> None:
         """Nothing of the group counts any more."""
@@ -289,6 +306,7 @@ class RunHistory:
             self._over.discard(uid)
         self.retries.pop(group, None)
         self.verdicts.pop(group, None)
+        self.reward_means.pop(group, None)
         self._partial_round.discard(group)
 
     def unfinished_groups(self) -> set[str]:
@@ -306,16 +324,20 @@ class RunHistory:
 
     def _add_unlogged(self, trajectory: Trajectory, tag: str) -> None:
         """Do what the missing events would have done."""
-        group = group_of(trajectory.uid)
-        self.unlogged.append(trajectory)
+        group, error, at = group_of(trajectory.uid), trajectory.error, self._events.last or time.time()
+        finished = end_of(trajectory, None if error is None else type(error).__name__, at)
+        self.unlogged.append(finished)
         self.replies.pop(trajectory.uid, None)
         self._members[group].add(trajectory.uid)
         self._over.add(trajectory.uid)
         index = number_of(group)
         if index is not None and index not in self.drawn:
             task = to_plain(trajectory.task)
-            self.drawn[index] = Drawn(group=group, index=index, seed=trajectory.seed, tag=tag, task=task)
-            self.undrawn.append(self.drawn[index])
+            drawn = Drawn(at=at, group=group, index=index, seed=trajectory.seed, tag=tag, task=task)
+            self.drawn[index] = drawn
+            self.undrawn.append(drawn)
+            self._events.add(drawn)
+        self._events.add(finished)
 
     def _take(self, group: str) -> Group:
         uids = sorted(self._members[group] & self.finished.keys(), key=lambda uid: self.finished[uid].member)
@@ -332,10 +354,6 @@ class RunHistory:
     def _is_open(self, group: str) -> bool:
         name, dash, _ = group.rpartition("-")
         return number_of(group) not in self.settled and (not dash or name in self.evaluating)
-
-    def _reason(self, group: str) -> str:
-        verdict = self.verdicts.get(group)
-        return "stale" if verdict is None or verdict.keep else verdict.reason or "dropped"
 
 
 def _numbers(stats: Mapping[str, float | None]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """A policy whose replies are recorded, and which does not ask again for those that were."""
 
+import time
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -8,10 +9,11 @@ import msgspec
 
 from asyncrollout.errors import EnvDiverged, UsageError
 from asyncrollout.journal.events import Replied, decode_reply, encode_reply
-from asyncrollout.journal.history import RunHistory
+from asyncrollout.journal.history import RecordedReply, RunHistory
 from asyncrollout.journal.writer import Writer
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.holding import held_back
+from asyncrollout.policies.replays import note_replayed, note_sampled
 from asyncrollout.policies.versions import note_version, noted_versions
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.protocols import Policy
@@ -55,9 +57,12 @@ class JournaledPolicy:
         asked = _digests(request, only_appends=self._only_appends)
         recorded = self._recorded(request, asked)
         if recorded is not None:
-            generation, oldest = recorded
+            generation, oldest = decode_reply(recorded.content), recorded.oldest_version
             note_version(_own_version(generation) if oldest is None else oldest)
+            note_replayed(recorded.seconds)
             return generation
+        note_sampled()
+        began = time.monotonic()
         if self._writer.is_full:
             with held_back():
                 await self._writer.room()
@@ -77,18 +82,18 @@ class JournaledPolicy:
                 request=asked.all,
                 policy=self._place or msgspec.UNSET,
                 oldest_version=_unless_own(min(versions, default=None), generation),
+                seconds=round(time.monotonic() - began, 6),
             )
         )
         return generation
 
-    def _recorded(self, request: Request, asked: "_Digests") -> tuple[Generation, int | None] | None:
-        """The reply, and the oldest version that it depends on, if it is not its own."""
+    def _recorded(self, request: Request, asked: "_Digests") -> RecordedReply | None:
         replies = self._replies.get(request.session, [])
         for place, reply in enumerate(replies):
             is_same = reply.asked == asked.last and reply.request in (None, asked.all)
             if reply.turn == request.turn and is_same and reply.policy == self._place:
                 del replies[place]
-                return decode_reply(reply.content), reply.oldest_version
+                return reply
         own = [reply for reply in replies if reply.policy == self._place]
         if own and self._asks_once:
             is_seen = any((reply.turn, reply.asked) == (request.turn, asked.last) for reply in own)

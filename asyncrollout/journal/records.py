@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from asyncrollout.batches.batch_json import decode_record, located_at
 from asyncrollout.errors import JournalError, UsageError
-from asyncrollout.journal.files import JournalLine, TrajectoryFile
-from asyncrollout.journal.recorded_run import read_run
+from asyncrollout.journal.files import JournalLine
+from asyncrollout.journal.recorded_run import read_files
 from asyncrollout.trajectories import Group, Trajectory, Verdict, group_of
 
 
@@ -24,8 +24,7 @@ class RunRecords:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._run = read_run(directory)
-        self._file = TrajectoryFile(directory)
+        self._run, self._file = read_files(directory)
 
     @property
     def given(self) -> dict[str, Any]:

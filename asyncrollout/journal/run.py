@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from anyio import to_thread
@@ -20,10 +20,10 @@ from asyncrollout.journal.events import (
     Evaluated,
     Evaluating,
     Failed,
-    Finished,
     Judged,
     TakenBack,
     Updated,
+    end_of,
 )
 from asyncrollout.journal.files import cut_torn_end, whole_lines
 from asyncrollout.journal.group_numbers import GroupNumbers
@@ -33,11 +33,18 @@ from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.redaction import hide, hide_in_error, known_secrets, named_secrets, without_secrets
 from asyncrollout.serialization import to_plain
-from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, group_of
+from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, Verdict, group_of
 
 _SHOWN = 500
 _SHOWN_SETTING = 200
 _FEW_TASKS = 200  # whose digest is taken at once
+
+
+class VoidVerdict(NamedTuple):
+    """A verdict that no longer counts, with the mean reward of its group, if a member had an outcome."""
+
+    verdict: Verdict
+    reward: float | None
 
 
 class NullJournal:
@@ -75,8 +82,12 @@ class NullJournal:
     def judged(self, group: Group, more: int) -> None:
         """A group has its verdict, and so have `more` that were judged with it, which follow."""
 
-    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
-        """They will be replayed; with `with_all_recorded`, so will all recorded groups that were not drawn since."""
+    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> list[VoidVerdict]:  # noqa: ARG002
+        """They will be replayed; with `with_all_recorded`, so will all recorded groups that were not drawn since.
+
+        Returns the verdicts on them that were recorded by an earlier process.
+        """
+        return []
 
     def dropped(self, groups: list[str]) -> None:
         """They led to no batch, and are not looked at again."""
@@ -139,7 +150,16 @@ class RunJournal(NullJournal):
 
     def failed(self, trajectory: Trajectory) -> None:
         self.past.replies.pop(trajectory.uid, None)
-        self.writer.put(Failed(uid=trajectory.uid, error=self._shown_error(trajectory)))
+        self.writer.put(
+            Failed(
+                uid=trajectory.uid,
+                error=self._shown_error(trajectory),
+                stop_reason=trajectory.stop_reason,
+                turns=len(trajectory.turns),
+                tokens=trajectory.sampled_tokens,
+                invalid=trajectory.invalid_replies,
+            )
+        )
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         await self.writer.room()
@@ -153,22 +173,25 @@ class RunJournal(NullJournal):
             line = encode_record(group, tag, trajectory)
         self._dispatched.discard(trajectory.uid)
         error_shown = None if trajectory.error is None else self._shown_error(trajectory)
-        self.writer.put(_end_of(trajectory, error_shown), line + b"\n")
+        self.writer.put(end_of(trajectory, error_shown), line + b"\n")
         return trajectory
 
     def judged(self, group: Group, more: int) -> None:
         assert group.verdict is not None
         self.writer.put(Judged(group=group.id, keep=group.verdict.keep, reason=group.verdict.reason, more=more))
 
-    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
+    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> list[VoidVerdict]:
         given_up = {*groups}
         if with_all_recorded:
             given_up |= self._unclaimed
             self._unclaimed.clear()
         self._dispatched = {uid for uid in self._dispatched if group_of(uid) not in given_up}
+        means = self.past.reward_means
+        void = [VoidVerdict(self.past.verdicts[one], means.get(one)) for one in given_up if one in self.past.verdicts]
         for group in given_up:
             self.past.forget(group)
             self.writer.put(Cancelled(group=group))
+        return void
 
     def dropped(self, groups: list[str]) -> None:
         if groups:
@@ -231,9 +254,8 @@ async def open_journal(
                 writer.put(began)  # the first line, even if trajectories are left
             for drawn in past.undrawn:
                 writer.hold(drawn)
-            for trajectory in past.unlogged:
-                error = trajectory.error
-                writer.hold(_end_of(trajectory, None if error is None else type(error).__name__))
+            for finished in past.unlogged:
+                writer.hold(finished)
             if past.attempts:
                 writer.hold(began)
             await writer.flush()
@@ -315,18 +337,6 @@ def _show_changes(then: Mapping[str, Any], now: Mapping[str, Any], changed: list
 
 def _shown(name: str, settings: Mapping[str, Any]) -> str:
     return f"{_redacted_setting(name, settings[name])!r:.{_SHOWN_SETTING}}"
-
-
-def _end_of(trajectory: Trajectory, error: str | None) -> Finished:
-    return Finished(
-        uid=trajectory.uid,
-        reward=trajectory.reward,
-        stop_reason=trajectory.stop_reason,
-        turns=len(trajectory.turns),
-        tokens=trajectory.sampled_tokens,
-        seconds=trajectory.seconds,
-        error=error,
-    )
 
 
 def _recordable(env_kwargs: dict[str, Any]) -> Any:

@@ -31,9 +31,6 @@ from asyncrollout.ray import orders
 from asyncrollout.ray.cluster import import_ray
 from asyncrollout.ray.orders import WorkerEnd, WorkerOrder
 
-FROZEN_LIMIT = 5.0
-"""Seconds after which a worker that is stopped, as by SIGSTOP, is replaced."""
-
 _TICK = 0.1  # seconds; calls that take longer are reported
 _BEAT = 1.0  # seconds between two reports while nothing happens
 _RECEIVE = 1 << 18
@@ -150,6 +147,7 @@ class _Watch:
         self._last = 0.0  # when the last report was sent
         self._stopped = 0.0  # seconds for which the worker was seen to be stopped
         self._was_frozen = False
+        self._frozen_limit = order.frozen_limit
 
     def run(self) -> WorkerEnd:
         log_start = self._log.stat().st_size if self._log.exists() else 0
@@ -166,7 +164,7 @@ class _Watch:
             running=[call for call, _ in self._page.running()],
             was_given_up=self._page.was_given_up,
             log=log_tail(self._log, log_start),
-            frozen=FROZEN_LIMIT if self._was_frozen else 0.0,
+            frozen=self._frozen_limit if self._was_frozen else 0.0,
         )
 
     def _attend(self, process: "subprocess.Popen[bytes]", ended: list[int]) -> None:
@@ -229,7 +227,7 @@ class _Watch:
     def _note_state(self, process: "subprocess.Popen[bytes]", *, is_stopped: bool, elapsed: float) -> None:
         """Kill a worker that stands still alone; if all of the node does, we see few of these moments."""
         self._stopped = self._stopped + min(elapsed, _BEAT) if is_stopped else 0.0
-        if self._stopped >= FROZEN_LIMIT:
+        if self._stopped >= self._frozen_limit:
             self._was_frozen = True
             _kill(process)
 

@@ -33,7 +33,7 @@ from asyncrollout.ray.listener import WorkerListener
 log = get_logger(__name__)
 
 SILENCE_LIMIT = 5.0
-"""Seconds without a report after which an actor is given up."""
+"""Seconds without a report after which an actor is given up; and for which a worker may be stopped."""
 
 _START_LIMIT = 60.0  # seconds from the moment when there is room for it
 _START_TRIES = 3
@@ -214,6 +214,7 @@ class ActorRank:
             working_directory=settings.working_directory,
             token=life.token,
             network=address,
+            frozen_limit=SILENCE_LIMIT,
         )
 
     @property

@@ -86,7 +86,7 @@ class _Doorkeeper(asyncio.Protocol):
     def __init__(self, listener: WorkerListener) -> None:
         self._listener = listener
         self._challenge = secrets.token_bytes(network.CHALLENGE)
-        self._held = bytearray()
+        self._frames = codec.FrameReader(most=network.MOST_GREETING)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -102,16 +102,12 @@ class _Doorkeeper(asyncio.Protocol):
         self._transport.write(self._challenge)
 
     def data_received(self, data: bytes) -> None:
-        self._held += data
-        frames = codec.FrameReader()
-        greeting = next(iter(frames.feed(bytes(self._held))), None)
-        if greeting is None:
-            if len(self._held) > network.MOST_GREETING:
-                self.refuse()
-            return
         try:
+            greeting = next(iter(self._frames.feed(data)), None)
+            if greeting is None:  # the rest of it is yet to come
+                return
             admitted = self._listener.admit(_read_greeting(greeting), self._challenge)
-        except msgspec.MsgspecError:
+        except (ValueError, msgspec.MsgspecError):
             admitted = None
         if admitted is None:
             self.refuse()

@@ -14,7 +14,8 @@ class WorkerOrder(msgspec.Struct, frozen=True):
     """One life of a worker: what its actor needs to start and to watch it.
 
     `shared` are the pool's private directory and the secret in it, and `folder` is where this life may have its files
-    there. Without a `network` address, all that is said travels by calls of the actor.
+    there. Without a `network` address, all that is said travels by calls of the actor. A worker that is stopped, as by
+    SIGSTOP, for longer than `frozen_limit` seconds is replaced.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class WorkerOrder(msgspec.Struct, frozen=True):
     working_directory: str | None
     token: bytes
     network: NetworkAddress | None
+    frozen_limit: float
 
 
 class WorkerEnd(msgspec.Struct, frozen=True):

@@ -3,19 +3,29 @@
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrollout.journal.recorded_run import FATES, RecordedRun
+from asyncrollout.journal.attempts import AttemptEnd
+from asyncrollout.journal.recorded_run import FATES, BatchRecord, RecordedRun
 from asyncrollout.report.charts import BLUE, ORANGE, Kind, axis, line, plot, table
+from asyncrollout.report.costs import AttemptCosts, costs_of_rollouts
 from asyncrollout.report.groups import PlayedGroup, mean_reward
 from asyncrollout.report.statistics import Point, edges, point, shares
 from asyncrollout.stats import average
 
 _MOST_FATES = 24
+_LOST: dict[str, AttemptEnd] = {
+    "unfinished": "open",
+    "failed attempts": "failed",
+    "cancelled attempts": "cancelled",
+}
+_NOTE = (
+    "Failed attempts were retried. Cancelled attempts were in groups that were given up and played again. What they "
+    "sampled was lost."
+)
 
 
 def bias_and_waste(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
-    """The section: what became of everything that was played, and how what the trainer saw differs from it."""
-    trained = [group for group in groups if history.evaluation_of(group.id) is None]
-    members = [member for group in trained for member in group.members]
+    """The section: what became of all that was played for training, and how what the trainer saw differs from it."""
+    members = [member for group in groups for member in group.members]
     delivered = [member for group in groups if group.fate.kind == "delivered" for member in group.members]
     parts = [
         _fates(history, groups),
@@ -27,7 +37,7 @@ def bias_and_waste(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str,
         _compared("Sampled tokens of a rollout", "tokens", [one.tokens for one in members],
                   [one.tokens for one in delivered], whole=True),
     ]  # fmt: skip
-    open_now = list(history.in_flight.values())
+    open_now = [one for one in history.attempts_of(None) if one.end == "open"]
     text = "Filtering changes what the trainer sees. Compare everything that was played with what was delivered."
     if open_now:
         mean = sum(one.turns for one in open_now) / len(open_now)
@@ -41,29 +51,34 @@ def bias_and_waste(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str,
 
 
 def _fates(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
-    """A row per fate; a filter may give each group its own reason, so that the last row collects the rest."""
+    """A row per fate, and one for each way in which attempts were lost; a filter may give each group its own reason, so
+    that the last row of fates collects the rest.
+    """
     by_fate: dict[str, list[PlayedGroup]] = {}
     for group in sorted(groups, key=lambda group: FATES.index(group.fate.kind)):
         name = str(group.fate)
         is_known = name in by_fate or len(by_fate) < _MOST_FATES
         by_fate.setdefault(name if is_known else "dropped for other reasons", []).append(group)
-    rows: list[list[Any]] = []
+    found: list[tuple[str, int | None, AttemptCosts]] = []
     for fate, chosen in by_fate.items():
-        members = [member for group in chosen for member in group.members]
-        tokens = sum(one.tokens for one in members) or None
-        rows.append([fate, len(chosen), len(members), sum(one.turns for one in members), tokens])
-    if history.in_flight:
-        turns = sum(one.turns for one in history.in_flight.values())
-        rows.append(["unfinished", None, len(history.in_flight), turns, None])
-    spent = 4 if any(row[4] for row in rows) else 3
-    total = sum(row[spent] or 0 for row in rows) or 1
-    unit = "tokens" if spent == 4 else "turns"
-    rows = [[*row, (row[spent] or 0) / total] for row in rows]
+        uids = [member.uid for group in chosen for member in group.members]
+        found.append((fate, len(chosen), costs_of_rollouts(history, uids)))
+    attempts = [*history.attempts_of(None)]
+    for name, end in _LOST.items():
+        if lost := [one for one in attempts if one.end == end]:
+            found.append((name, None, AttemptCosts.of(lost)))
+    in_tokens = any(costs.tokens for *_, costs in found)
+    total = sum(costs.spent(in_tokens=in_tokens) for *_, costs in found) or 1
+    unit = "tokens" if in_tokens else "turns"
+    rows: list[list[Any]] = [
+        [name, count, costs.attempts, costs.turns, costs.tokens or None, costs.spent(in_tokens=in_tokens) / total]
+        for name, count, costs in found
+    ]
     columns: list[tuple[str, Kind]] = [
         ("status", "text"), ("groups", "count"), ("rollouts", "count"), ("turns", "count"),
         ("tokens", "count"), (f"share of {unit}", "bar"),
     ]  # fmt: skip
-    return table("Kept and dropped", columns, rows)
+    return table("Kept and dropped", columns, rows, _NOTE if any(row[1] is None for row in rows) else "")
 
 
 def _by_batch(history: RecordedRun, groups: dict[str, PlayedGroup]) -> list[dict[str, Any]]:
@@ -76,7 +91,7 @@ def _by_batch(history: RecordedRun, groups: dict[str, PlayedGroup]) -> list[dict
         for points, chosen in ((filtered, kept), (unfiltered, kept + dropped)):
             if valid := [group for group in chosen if group.valid]:
                 points.append(point(batch.index, mean_reward(valid)))
-        keep.append((batch.index, len(batch.groups) / max(len(batch.groups) + len(batch.dropped), 1)))
+        keep.append((batch.index, _share_kept(history, batch)))
         lags = [
             max(batch.weights - one.version, 0) for group in kept for one in group.members if one.version is not None
         ]
@@ -96,9 +111,16 @@ def _by_batch(history: RecordedRun, groups: dict[str, PlayedGroup]) -> list[dict
              [line("all groups", ORANGE, unfiltered), line("delivered", BLUE, filtered)],
              "All groups that were played for a batch, and those that were delivered."),
         plot("Groups kept by batch", x, axis("share kept", "share", low=0, high=1), [line("kept", BLUE, keep)],
-             "Share of the groups that were played for the batch."),
+             "Share of the groups played for the batch that the filter kept."),
         *([lag] if any(batch.weights for batch in history.batches.values()) else []),
     ]  # fmt: skip
+
+
+def _share_kept(history: RecordedRun, batch: BatchRecord) -> float:
+    """By verdicts: rejected groups may have filled the batch."""
+    judged = (history.verdicts.get(group) for group in batch.groups)
+    kept = sum(verdict is None or verdict.keep for verdict in judged)
+    return kept / max(len(batch.groups) + len(batch.dropped), 1)
 
 
 def _compared(

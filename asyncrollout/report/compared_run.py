@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrollout.errors import UsageError
-from asyncrollout.journal.files import TrajectoryFile
-from asyncrollout.journal.recorded_run import EvaluationRecord, RecordedRun, read_run
+from asyncrollout.journal.recorded_run import EvaluationRecord, RecordedRun, read_files
 from asyncrollout.report.formatting import shown_path
 from asyncrollout.report.groups import PlayedGroup, decided, played_group, successes
 from asyncrollout.report.rollouts import Rollout, read_rollouts
@@ -52,12 +51,13 @@ def read_side(directory: Path, name: str, proceed: Callable[[], None] = lambda: 
 
     `proceed` is called for each group; what it raises ends the reading.
     """
-    history, records = read_run(directory), TrajectoryFile(directory)
+    history, records = read_files(directory)
     groups = []
     for group in records.groups if history.evaluates_only else history.verdicts:
         proceed()
         if group in records.groups:
-            groups.append(played_group(history, group, [rollout for rollout, _ in read_rollouts(records, group)]))
+            members = [rollout for rollout, _ in read_rollouts(records, group, history.finished)]
+            groups.append(played_group(history, group, members))
     return side_of(name, history, decided(groups))
 
 

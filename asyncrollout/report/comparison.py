@@ -5,10 +5,13 @@ from typing import Any
 
 from asyncrollout.report.charts import Kind, axis, line, plot, table
 from asyncrollout.report.compared_run import ComparedRun
+from asyncrollout.report.costs import costs_of
 from asyncrollout.report.groups import PlayedGroup, mean_reward, pass_rate
+from asyncrollout.report.precision import as_estimate
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.report.single_file import whole_page
 from asyncrollout.report.statistics import edges, estimates_over, percentiles, shares
+from asyncrollout.report.timeline import llm_seconds
 from asyncrollout.stats import Difference, Estimate, RunFigures, difference, summarize
 
 _ALL = ""
@@ -100,19 +103,12 @@ def _differences(found: Sequence[RunComparison]) -> dict[str, Any]:
         for name, differs in zip(one.names[1:], one.differences, strict=True):
             how = "all groups" if differs.pairs is None else f"{differs.pairs} pairs"
             values = [differs.reward, *(differs.pass_at[k] for k in ks)]
-            rows.append([one.env or "all", name, how, *map(_signed, values)])
+            rows.append([one.env or "all", name, how, *(as_estimate(value, "+") for value in values)])
     note = (
         "Groups that both runs played, from the same seed and task, are compared as pairs. "
         "A difference whose interval contains 0 may be due to chance."
     )
     return table(f"Difference from {first}", columns, rows, note)
-
-
-def _signed(estimate: Estimate) -> str:
-    if estimate.mean is None:
-        return "-"
-    between = "" if estimate.low is None else f" [{estimate.low:+.3f}, {estimate.high:+.3f}]"
-    return f"{estimate.mean:+.3f}{between}"
 
 
 def _over_time(sides: Sequence[ComparedRun]) -> dict[str, Any]:
@@ -193,13 +189,12 @@ def _costs(sides: Sequence[ComparedRun]) -> dict[str, Any]:
 
 def _cost(side: ComparedRun) -> list[Any]:
     members, seconds = side.members, max(side.history.clock(side.history.last), 1e-9)
-    kept = [group.kept for group in side.played]
-    tokens = sum(one.tokens for one in members)
+    kept, costs = [group.kept for group in side.played], costs_of(side.history, side.evaluation)
     return [
         side.name, len(side.groups), len(members), sum(bool(one.error) for one in members),
-        sum(kept) / len(kept) if kept else None, seconds, sum(one.turns for one in members) / seconds,
-        tokens / seconds if tokens else None,
-        *_taken(second for one in members for second in one.policy_seconds),
+        sum(kept) / len(kept) if kept else None, seconds, costs.turns / seconds,
+        costs.tokens / seconds if costs.tokens else None,
+        *_taken(second for one in members for second in llm_seconds(one)),
         *_taken(second for one in members for second in one.env_seconds),
     ]  # fmt: skip
 

@@ -18,6 +18,8 @@ class PlayedGroup(msgspec.Struct, frozen=True):
     fate: Fate
     at: float | None
     """In seconds of running: when it was judged, or else when its last member ended; None if none has."""
+    keep: bool | None
+    """The verdict on it."""
     members: list[Rollout]
 
     @property
@@ -42,9 +44,10 @@ def played_group(history: RecordedRun, group: str, members: list[Rollout]) -> Pl
     """The members of a group, with what the journal says about it."""
     env = history.groups.get(group) or (members[0].env if members else "")
     verdict = history.verdicts.get(group)
-    ends = [history.finished[member.uid] for member in members if member.uid in history.finished]
+    ends = [end for member in members if (end := history.finished[member.uid].at) is not None]
     at = verdict.at if verdict is not None else max(ends, default=None)
-    return PlayedGroup(group, env, history.fate(group), None if at is None else history.clock(at), members)
+    keep = None if verdict is None else verdict.keep
+    return PlayedGroup(group, env, history.fate(group), None if at is None else history.clock(at), keep, members)
 
 
 def mean_reward(groups: Sequence[PlayedGroup]) -> Estimate:

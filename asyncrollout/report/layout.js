@@ -11,9 +11,8 @@ function cell(value, { kind }) {
     return el("td", { class: "bar" }, el("div", {}, shown(value, kind), drawn));
   }
   if (Array.isArray(value)) { // a mean, and its interval
-    const [mean, low, high] = value;
-    const between = low === null ? null : el("span", { class: "half" }, ` [${shown(low, kind)}, ${shown(high, kind)}]`);
-    return el("td", { class: "n" }, shown(mean, kind), between);
+    const [mean, between] = estimated(value, kind);
+    return el("td", { class: "n" }, mean, between ? el("span", { class: "half" }, ` ${between}`) : null);
   }
   return el("td", { class: side(kind) }, value instanceof Node ? value : shown(value, kind));
 }
@@ -41,8 +40,10 @@ function setTheme(name) {
 theme.addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 
-const tile = ({ label, value, kind, note }) => el("div", { class: "card" }, el("div", { class: "label" }, label),
-  el("div", { class: "value" }, shown(value, kind)), el("div", { class: "note" }, note));
+const tile = ({ label, value, kind, note, interval }) => el("div", { class: "card" },
+  el("div", { class: "label" }, label),
+  el("div", { class: "value" }, interval ? estimated([value, ...interval], kind)[0] : shown(value, kind)),
+  el("div", { class: "note" }, note));
 
 /** Name and state, the headline figures, and all computed sections. */
 function showSummary({ name, what, state, tiles, note, sections }) {

@@ -204,7 +204,8 @@ function videoButton(turn, video) {
 
 function turnCard(turn, video) {
   const figures = [
-    turn.tokens ? `${shown(turn.tokens, "count")} tokens` : "", `LLM ${seconds(turn.policy_seconds)}`,
+    turn.tokens ? `${shown(turn.tokens, "count")} tokens` : "",
+    `LLM ${turn.replayed && !turn.policy_seconds ? "" : seconds(turn.policy_seconds)}${turn.replayed ? " from the record" : ""}`,
     `env ${seconds(turn.env_seconds)} (working ${seconds(turn.env_work_seconds)})`, turn.version ? `weights ${turn.version}` : "",
     turn.finish === "stop" ? "" : `finish: ${turn.finish}`,
   ].filter((part) => part);

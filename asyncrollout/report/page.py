@@ -10,8 +10,7 @@ import msgspec
 import yaml
 
 from asyncrollout.errors import JournalError, UsageError
-from asyncrollout.journal.files import TrajectoryFile
-from asyncrollout.journal.recorded_run import EvaluationRecord, RecordedRun, read_run
+from asyncrollout.journal.recorded_run import EvaluationRecord, RecordedRun, read_files
 from asyncrollout.report.bias import bias_and_waste
 from asyncrollout.report.blocks import Blocks, embedded
 from asyncrollout.report.compared_run import ComparedRun, evaluation_side, side_of
@@ -24,6 +23,8 @@ from asyncrollout.report.timeline import where_time_went
 from asyncrollout.report.videos import videos_of
 
 REPORT = "report.html"
+CONFIG = "config.resolved.yaml"
+"""In the directory of a run of the command line."""
 
 Progress = Callable[[int, int], None]
 
@@ -74,7 +75,7 @@ def write_report(
 def _write(
     file: IO[bytes], directory: Path, progress: Progress, served: LiveUpdates | None
 ) -> tuple[list[PlayedGroup], Totals]:
-    history, records = read_run(directory), TrajectoryFile(directory)
+    history, records = read_files(directory)
     scripts = [_SCRIPT] if served is None else [_SCRIPT, served.script]
     head, tail = skeleton(shown_path(directory.resolve().name), *scripts, asks_server=served is not None)
     file.write(head.encode())
@@ -86,9 +87,8 @@ def _write(
         progress(len(groups), len(names))
         members: list[Rollout] = []
         places[group] = blocks.number
-        for rollout, record in read_rollouts(records, group):
+        for rollout, record in read_rollouts(records, group, history.finished):
             blocks.add(rollout.uid, shown(record))
-            history.in_flight.pop(rollout.uid, None)  # its end is just being written
             members.append(rollout)
         blocks.end_group()
         groups.append(played_group(history, group, members))
@@ -107,10 +107,9 @@ def _write(
 
 
 def _own(history: RecordedRun, groups: list[PlayedGroup]) -> list[PlayedGroup]:
-    """The groups of the run itself: those of evaluations only if it has no others."""
-    if history.evaluates_only:
-        return [group for group in groups if history.evaluation_of(group.id) is history.last_evaluation]
-    return [group for group in groups if history.evaluation_of(group.id) is None]
+    """The groups of the run itself: those of the last evaluation if it has no others."""
+    evaluation = history.last_evaluation if history.evaluates_only else None
+    return [group for group in groups if history.evaluation_of(group.id) is evaluation]
 
 
 def _row(group: PlayedGroup, block: int) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def _row(group: PlayedGroup, block: int) -> dict[str, Any]:
 
 
 def _summary(directory: Path, history: RecordedRun, groups: list[PlayedGroup], clipped: int) -> dict[str, Any]:
-    config = _text_of(directory / "config.resolved.yaml")
+    config = _text_of(directory / CONFIG)
     wanted = _wanted_batches(config)
     played = [group for group in groups if group.members]
     side = side_of("", history, groups)
@@ -142,7 +141,7 @@ def _summary(directory: Path, history: RecordedRun, groups: list[PlayedGroup], c
         "state": _state(history, side, played, wanted),
         "tiles": tiles(side, _own(history, groups), wanted),
         "facts": _facts(directory, history),
-        "config": config,
+        "config": _clipped(config),
         "sections": sections,
         "note": f"{clipped:,} long texts or images are shortened or left out; the run's files have all of them."
         if clipped
@@ -151,12 +150,13 @@ def _summary(directory: Path, history: RecordedRun, groups: list[PlayedGroup], c
 
 
 def _sections(history: RecordedRun, groups: list[PlayedGroup], side: ComparedRun) -> list[dict[str, Any]]:
-    time_spent = where_time_went(history, [group for group in groups if group.members])
+    own = _own(history, groups)
+    time_spent = where_time_went(history, [group for group in own if group.members], side.evaluation)
     if side.evaluation is not None:
         return [rewards(side), time_spent]
     others = [evaluation_side("", history, groups, one) for one in history.evaluations.values()]
     evaluated = [evaluations(others)] if others else []
-    return [rewards(side), *evaluated, bias_and_waste(history, groups), time_spent]
+    return [rewards(side), *evaluated, bias_and_waste(history, own), time_spent]
 
 
 def _state(history: RecordedRun, side: ComparedRun, played: list[PlayedGroup], wanted: int | None) -> str:
@@ -240,12 +240,20 @@ def _manifest(directory: Path) -> dict[str, Any]:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")[:_LONGEST_CONFIG]
+        return path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError:
         return ""
 
 
+def _clipped(config: str) -> str:
+    """As much of the configuration as a page shows."""
+    if len(config) <= _LONGEST_CONFIG:
+        return config
+    return f"{config[:_LONGEST_CONFIG]}\n[... {len(config) - _LONGEST_CONFIG:,} more characters are in {CONFIG} ...]\n"
+
+
 def _wanted_batches(config: str) -> int | None:
+    """How many batches a run is to deliver, if a configuration says so."""
     try:
         settings = yaml.safe_load(config)
     except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that there is not

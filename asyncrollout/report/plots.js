@@ -42,6 +42,38 @@ function seconds(value) {
 const fixed = (value, digits) =>
   value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
+const LARGE = [[1e12, "T"], [1e9, "G"], [1e6, "M"]];
+const magnitude = (value) => Math.floor(Math.log10(value));
+const decimalsFor = (value, digits) => (value > 0 ? Math.max(0, digits - 1 - magnitude(value)) : 0);
+
+/** Numbers or shares with the same unit and decimals, so that two digits of what they differ by are shown. As
+ * `precision.py` does. */
+function together(values, kind) {
+  const scale = kind === "share" ? 100 : 1;
+  const known = values.filter((value) => (value ?? null) !== null).map((value) => value * scale);
+  const size = known.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  const width = known.length ? Math.max(...known) - Math.min(...known) : 0;
+  let [factor, unit] = [1, ""], decimals = 1;
+  if (kind === "share") {
+    decimals = Math.max(1, decimalsFor(width, 2), size < 1 ? decimalsFor(size, 2) : 0);
+    unit = "%";
+  } else {
+    if (size > 0 && (size < 1e-3 || size >= 1e15)) [factor, unit] = [10 ** magnitude(size), `e${magnitude(size)}`];
+    else if (size >= 1e6) [factor, unit] = LARGE.find(([least]) => size >= least);
+    const usual = size ? Math.max(0, 3 - Math.max(0, magnitude(size / factor) - 1)) : 3;
+    const small = size / factor < 0.1 ? decimalsFor(size / factor, 3) : 0;
+    decimals = Math.min(Math.max(usual, small, decimalsFor(width / factor, 2)), 12);
+  }
+  const text = (value) => fixed((value * scale) / factor, decimals).replace(/^-([0.,]+)$/, "$1"); // no -0
+  return values.map((value) => ((value ?? null) === null ? "–" : text(value) + unit));
+}
+
+/** A mean with its interval, if it has one. */
+function estimated([mean, low, high], kind) {
+  const [middle, from, to] = together([mean, low, high], kind);
+  return (low ?? null) === null ? [middle, ""] : [middle, `[${from}, ${to}]`];
+}
+
 /** A value as its kind is written; "–" for what is not known. */
 function shown(value, kind) {
   if (value === null || value === undefined) return "–";
@@ -49,9 +81,12 @@ function shown(value, kind) {
   if (kind === "count") return value.toLocaleString("en");
   if (kind === "share" || kind === "bar") return `${(value * 100).toFixed(1)}%`;
   if (kind === "seconds") return seconds(value);
-  const size = Math.abs(value);
-  return size >= 1e6 || (size > 0 && size < 5e-4) ? value.toExponential(2) : fixed(value, 3);
+  return together([value], kind)[0];
 }
+
+/** The same of any kind, as one text. */
+const worded = (found, kind) =>
+  (kind === "number" || kind === "share" ? estimated(found, kind).join(" ").trimEnd() : shown(found[0], kind));
 
 /** Round numbers from low to high, about `count` of them. */
 function ticks(low, high, count, whole) {
@@ -109,9 +144,7 @@ const DRAWN = {
     const sure = points.filter((point) => (point[2] ?? null) !== null);
     const upper = sure.map(([at, , , high]) => [x.at(at), y.at(high)]);
     const lower = sure.map(([at, , low]) => [x.at(at), y.at(low)]).toReversed();
-    const label = ([at, value, low, high]) => `${name}: ${shown(value, spec.y.kind)}`
-      + `${(low ?? null) === null ? "" : ` [${shown(low, spec.y.kind)}, ${shown(high, spec.y.kind)}]`}`
-      + ` (${spec.x.label} ${shown(at, spec.x.kind)})`;
+    const label = ([at, ...found]) => `${name}: ${worded(found, spec.y.kind)} (${spec.x.label} ${shown(at, spec.x.kind)})`;
     const dots = points.length > 60 ? [] : points.map((point, place) => svg("circle",
       { class: `f${colour}`, cx: placed[place][0], cy: placed[place][1], r: 3 }, svg("title", {}, label(point))));
     return [
@@ -199,12 +232,11 @@ function drawIntervals({ title, x: { label, kind }, rows }, width) {
   const x = scaled({ label, kind, low, high }, values, left, width - right, (width - left) / 90);
   const lines = rows.map(([name, colour, mean, from, to], place) => {
     const y = TOP + (place + 0.5) * row;
-    const between = from === null ? "" : ` [${shown(from, kind)}, ${shown(to, kind)}]`;
-    return svg("g", {}, svg("title", {}, `${name}: ${shown(mean, kind)}${between}`),
+    return svg("g", {}, svg("title", {}, `${name}: ${worded([mean, from, to], kind)}`),
       svg("text", { class: "name", x: left - 12, y: y + 4, "text-anchor": "end" }, short(name, left / 7.5)),
       from === null ? null : svg("line", { class: `whisker s${colour}`, x1: x.at(from), x2: x.at(to), y1: y, y2: y }),
       mean === null ? null : svg("circle", { class: `f${colour}`, cx: x.at(mean), cy: y, r: 5 }),
-      svg("text", { class: "name", x: width, y: y + 4, "text-anchor": "end" }, shown(mean, kind)));
+      svg("text", { class: "name", x: width, y: y + 4, "text-anchor": "end" }, estimated([mean, from, to], kind)[0]));
   });
   return svg("svg", { class: "plot", width, height, role: "img", "aria-label": title },
     axes(x, { ticks: [], label: "" }, width - right + RIGHT, height, left), lines);

@@ -1,7 +1,7 @@
 """Finished rollouts, from their records: figures for statistics, and what the page shows."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -11,7 +11,8 @@ from asyncrollout.journal.files import TrajectoryFile
 from asyncrollout.report.formatting import as_number, as_text, pictures_in, readable
 from asyncrollout.report.videos import shown_video
 from asyncrollout.serialization import KIND
-from asyncrollout.successes import RolloutResult
+from asyncrollout.successes import OWN_ENDS, RolloutResult
+from asyncrollout.telemetry import LARGEST_REWARD
 
 
 class _TurnRecord(msgspec.Struct):
@@ -35,6 +36,7 @@ class _TurnRecord(msgspec.Struct):
     env_work_seconds: Any = None
     frozen: Any = False
     oldest_version: Any = None
+    replayed: Any = False
 
 
 class RolloutRecord(msgspec.Struct):
@@ -55,6 +57,7 @@ class RolloutRecord(msgspec.Struct):
     metrics: Any = None
     seconds: Any = 0.0
     video: Any = None
+    score_seconds: Any = 0.0
 
 
 class Rollout(msgspec.Struct, frozen=True):
@@ -63,6 +66,9 @@ class Rollout(msgspec.Struct, frozen=True):
     uid: str
     group: str
     env: str
+    """The tag that it was drawn with."""
+    name: str
+    """Of the env itself: two tags may have the same one."""
     start: str
     """What it started from: env, seed and task; equal in rollouts of the same task and seed."""
     reward: float
@@ -73,8 +79,11 @@ class Rollout(msgspec.Struct, frozen=True):
     invalid: int
     tokens: int
     seconds: float
+    score_seconds: float
     version: int | None
     policy_seconds: list[float]
+    """A reply from the record took as long as it did when it was sampled."""
+    replayed: list[bool]
     env_seconds: list[float]
     env_work_seconds: list[float]
     """As long as the step itself where unknown."""
@@ -82,20 +91,19 @@ class Rollout(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> RolloutResult:
-        return RolloutResult(self.env, self.success, self.stop in ("terminated", "truncated"), self.reward)
+        return RolloutResult(self.name, self.success, self.stop in OWN_ENDS, self.reward)
 
     @property
     def valid(self) -> bool:
-        return not self.error and abs(self.reward) <= _LARGEST_REWARD
+        return not self.error and abs(self.reward) <= LARGEST_REWARD
 
 
 _decoder = msgspec.json.Decoder(RolloutRecord)
-_LARGEST_REWARD = 1e100  # squares of many times more could not be added up
 
 
-def read_rollouts(file: TrajectoryFile, group: str) -> Iterator[tuple[Rollout, RolloutRecord]]:
-    """The members of a group: their figures, and their records."""
-    members = file.groups.get(group, {})
+def read_rollouts(file: TrajectoryFile, group: str, over: Container[str]) -> Iterator[tuple[Rollout, RolloutRecord]]:
+    """The members of a group that are `over`: their figures, and their records."""
+    members = {uid: line for uid, line in file.groups.get(group, {}).items() if uid in over}
     for uid in sorted(members, key=_member):
         line = members[uid]
         with located_at(line.place):
@@ -115,6 +123,7 @@ def _figures(record: RolloutRecord) -> Rollout:
         uid=record.uid,
         group=record.group,
         env=as_text(record.tag) or as_text(record.env),
+        name=as_text(record.env),
         start=msgspec.json.encode([record.env, record.seed, record.task], order="sorted").decode(),
         reward=reward,
         success=_reported(turns),
@@ -124,8 +133,10 @@ def _figures(record: RolloutRecord) -> Rollout:
         invalid=sum(turn.valid is False for turn in turns),
         tokens=sum(map(_tokens, turns)),
         seconds=_finite(record.seconds),
+        score_seconds=max(_finite(record.score_seconds), 0.0),
         version=_oldest_version(turns),
         policy_seconds=[_finite(turn.policy_seconds) for turn in turns],
+        replayed=[turn.replayed is True for turn in turns],
         env_seconds=[_finite(turn.env_seconds) for turn in turns],
         env_work_seconds=[_work(turn) for turn in turns],
     )
@@ -221,6 +232,7 @@ def _shown_turn(turn: _TurnRecord, prompt: list[dict[str, Any]], number: int) ->
         "tokens": _tokens(turn),
         "version": int(_finite(turn.version)),
         "policy_seconds": _finite(turn.policy_seconds),
+        "replayed": turn.replayed is True,
         "env_seconds": _finite(turn.env_seconds),
         "env_work_seconds": _work(turn),
         "info": as_text({key: value for key, value in info.items() if key != "action_is_valid"} or None),

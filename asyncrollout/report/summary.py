@@ -9,7 +9,9 @@ import msgspec
 from asyncrollout.journal.recorded_run import RecordedRun
 from asyncrollout.report.charts import Kind, axis, line, plot, table
 from asyncrollout.report.compared_run import ComparedRun, which_k
+from asyncrollout.report.costs import costs_of, costs_of_rollouts
 from asyncrollout.report.groups import PlayedGroup, mean_reward, pass_rate
+from asyncrollout.report.precision import mean_and_interval
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.report.statistics import Point, estimates_over
 from asyncrollout.stats import Estimate, RunFigures, summarize
@@ -17,14 +19,18 @@ from asyncrollout.trajectories import StopReason
 
 _MOST_BINS = 30
 _MOST_ENVS = 6
-_SPENT = ("delivered", "evaluation")
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """A run over all of its attempts. `errors` counts failed rollouts, by what is to blame."""
+    """A run over all of its processes: `docs/figures.md` has the definitions.
+
+    `rollouts` are those on record, `failed` those of them with an error; `errors` counts failed attempts, by blame.
+    """
 
     seconds: float
     rollouts: int
+    failed: int
+    retries: int
     turns: int
     invalid: int
     tokens: int
@@ -34,16 +40,19 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 def totals(side: ComparedRun, groups: Iterable[PlayedGroup]) -> Totals:
-    """Totals over the groups' members; reward and pass rate are those of the side, as in `compare`."""
-    members = [member for group in groups for member in group.members]
-    found = summarize(side.played, [1])
+    """Totals over the groups; reward and pass rate are those of the side, as in `compare`."""
+    history, members = side.history, [member for group in groups for member in group.members]
+    found, costs, counted = summarize(side.played, [1]), costs_of(history, side.evaluation), history.counters
+    failed = Counter(_blamed(one) for one in members if one.error)
     return Totals(
-        seconds=side.history.clock(side.history.last),
+        seconds=history.clock(history.last),
         rollouts=len(members),
-        turns=sum(one.turns for one in members),
-        invalid=sum(one.invalid for one in members),
-        tokens=sum(one.tokens for one in members),
-        errors=dict(Counter(_blamed(one) for one in members if one.error)),
+        failed=failed.total(),
+        retries=sum(one.end == "failed" for one in history.attempts_of(side.evaluation)),
+        turns=costs.turns,
+        invalid=sum(one.invalid for one in members) if side.evaluation else counted.invalid,
+        tokens=costs.tokens,
+        errors=dict(failed if side.evaluation else counted.errors),
         reward=found.reward,
         pass_rate=found.pass_at[1],
     )
@@ -60,12 +69,12 @@ def tiles(side: ComparedRun, groups: list[PlayedGroup], wanted: int | None) -> l
     """The headline figures: label, value, kind, and a note below."""
     history, whole = side.history, totals(side, groups)
     first = [
-        _tile("Reward", whole.reward.mean, "number", _between(whole.reward, "number", "over complete groups")),
-        _tile("Pass rate", whole.pass_rate.mean, "share", _between(whole.pass_rate, "share", "pass@1")),
+        _estimated_tile("Reward", whole.reward, "number", "over complete groups"),
+        _estimated_tile("Pass rate", whole.pass_rate, "share", "pass@1"),
     ]
     turns, tokens, pace = whole.turns, whole.tokens, max(whole.seconds, 1e-9)
     last = [
-        _tile("Rollouts", whole.rollouts, "count", f"{sum(whole.errors.values()):,} failed"),
+        _tile("Rollouts", whole.rollouts, "count", _failures(whole)),
         _tile("Turns", turns, "count", f"{turns / pace:,.1f}/s"),
         _tile("Tokens", tokens, "count", f"{tokens / pace:,.0f}/s" if tokens else "none counted"),
         _tile("Time", whole.seconds, "seconds", _attempts(history)),
@@ -74,20 +83,31 @@ def tiles(side: ComparedRun, groups: list[PlayedGroup], wanted: int | None) -> l
         return [*first, *_evaluation_tiles(side), *last]
     judged = [group for group in groups if group.id in history.verdicts]
     kept = sum(history.verdicts[group.id].keep for group in judged)
-    used = sum(_cost(member, tokens) for group in groups if group.fate.kind in _SPENT for member in group.members)
-    unit = "tokens" if tokens else "turns"
-    played = tokens or turns + sum(one.turns for one in history.in_flight.values())
+    delivered = [one.uid for group in groups if group.fate.kind == "delivered" for one in group.members]
+    used = costs_of_rollouts(history, delivered).spent(in_tokens=tokens > 0)
+    unit, played = ("tokens", tokens) if tokens else ("turns", turns)
     return [
         *first,
         _tile("Groups kept", kept / len(judged) if judged else None, "share", f"{kept:,} of {len(judged):,} judged"),
         _tile("Batches", len(history.batches), "count", "delivered" if wanted is None else f"of {wanted:,} delivered"),
         *last,
-        _tile("Not delivered", 1 - used / played if played else None, "share", f"of all {unit} played"),
+        _tile(
+            "Not delivered",
+            1 - used / played if played else None,
+            "share",
+            f"of all {unit} sampled" if tokens else f"of all {unit} played",
+        ),
     ]
 
 
 def _tile(label: str, value: float | None, kind: Kind, note: str) -> dict[str, Any]:
     return {"label": label, "value": value, "kind": kind, "note": note}
+
+
+def _estimated_tile(label: str, found: Estimate, kind: Kind, what: str) -> dict[str, Any]:
+    """The page gives the value as many digits as the interval in the note has."""
+    _, between = mean_and_interval(found, share=kind == "share")
+    return {**_tile(label, found.mean, kind, f"{between} {what}".lstrip()), "interval": [found.low, found.high]}
 
 
 def _evaluation_tiles(side: ComparedRun) -> list[dict[str, Any]]:
@@ -99,14 +119,7 @@ def _evaluation_tiles(side: ComparedRun) -> list[dict[str, Any]]:
         return [tasks]
     passed = summarize(side.played, [side.group_size]).pass_at[side.group_size]
     name = f"pass@{side.group_size}"
-    return [_tile(name, passed.mean, "share", _between(passed, "share", "over tasks")), tasks]
-
-
-def _between(found: Estimate, kind: Kind, what: str) -> str:
-    if found.low is None:
-        return what
-    form = ".1%" if kind == "share" else ".3g"
-    return f"[{found.low:{form}}, {found.high:{form}}] {what}"
+    return [_estimated_tile(name, passed, "share", "over tasks"), tasks]
 
 
 def _attempts(history: RecordedRun) -> str:
@@ -114,9 +127,8 @@ def _attempts(history: RecordedRun) -> str:
     return "one attempt" if count == 1 else f"{count} attempts, without pauses"
 
 
-def _cost(member: Rollout, tokens: int) -> int:
-    """In tokens, or in turns if no tokens were counted."""
-    return member.tokens if tokens else member.turns
+def _failures(whole: Totals) -> str:
+    return f"{whole.failed:,} failed" + (f", {whole.retries:,} retried" if whole.retries else "")
 
 
 def rewards(side: ComparedRun) -> dict[str, Any]:
@@ -222,12 +234,20 @@ def evaluations(sides: list[ComparedRun]) -> dict[str, Any]:
         found, k = summarize(side.played, which_k([side])), side.group_size
         state = "complete" if side.evaluation.is_complete else "not complete"
         rates = [_cell(found.pass_at[1]), _cell(found.pass_at[k])]
-        rows.append([side.evaluation.name, state, found.groups, k, _cell(found.reward), *rates, found.failed])
+        costs = costs_of(side.history, side.evaluation)
+        rows.append([
+            side.evaluation.name, state, found.groups, k, _cell(found.reward), *rates, found.failed, costs.attempts,
+            costs.turns, costs.tokens or None,
+        ])  # fmt: skip
     columns: list[tuple[str, Kind]] = [
         ("evaluation", "text"), ("state", "text"), ("tasks", "count"), ("k", "count"), ("reward", "number"),
-        ("pass@1", "share"), ("pass@k", "share"), ("failed", "count"),
+        ("pass@1", "share"), ("pass@k", "share"), ("failed", "count"), ("attempts", "count"), ("turns", "count"),
+        ("tokens", "count"),
     ]  # fmt: skip
-    note = "95% confidence intervals are over tasks. Evaluations are not part of any figure of the training."
+    note = (
+        "95% confidence intervals are over tasks of which all k rollouts are over. Attempts, turns and tokens are all "
+        "that was played. Evaluations are not part of any figure of the training."
+    )
     return {
         "id": "evaluations", "title": "Evaluations", "text": "",
         "parts": [table("Evaluations", columns, rows, note)],

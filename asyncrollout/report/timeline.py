@@ -2,73 +2,101 @@
 
 from typing import Any
 
-from asyncrollout.journal.recorded_run import RecordedRun
-from asyncrollout.report.charts import BLUE, GREEN, GREY, ORANGE, SKY, Kind, axis, line, plot, table
+from asyncrollout.journal.attempts import RolloutAttempt
+from asyncrollout.journal.recorded_run import EvaluationRecord, RecordedRun
+from asyncrollout.report.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, Kind, axis, line, plot, table
 from asyncrollout.report.groups import PlayedGroup
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.report.statistics import Span, at_once, distribution, every_nth, lanes, percentiles
 
 _MOST_BARS = 500
 _BINS = 200
-_COLOURS = {"LLM": BLUE, "worker": SKY, "env": ORANGE, "reset": GREEN, "no end yet": GREY}
+_COLOURS = {
+    "LLM": BLUE, "worker": SKY, "env": ORANGE, "reset": GREEN, "score": PURPLE, "lost": VERMILLION, "no end yet": GREY,
+}  # fmt: skip
 _NOTES = {
     "LLM": "waiting for the LLM",
     "worker": "waiting for the env",
     "env": "env working",
     "reset": "reset and other",
-    "no end yet": "unfinished",
+    "score": "waiting for the score",
+    "lost": "failed or cancelled attempt",
+    "no end yet": "unfinished, or before a resume",
 }
+_UNKNOWN = ("lost", "no end yet")
+
+Spans = list[tuple[str, Span]]
+"""Uids of rollouts, and their spans; one that was resumed or retried has several."""
 
 
-def spans(history: RecordedRun, rollouts: list[Rollout]) -> dict[str, Span]:
-    """Each rollout's span in seconds of running, by start time."""
-    found: dict[str, Span] = {}
-    for rollout in rollouts:
-        at = history.finished.get(rollout.uid)
-        if at is not None:
-            end = history.clock(at)
-            found[rollout.uid] = Span(max(end - rollout.seconds, 0.0), end, _parts(rollout))
-    for uid, open_one in history.in_flight.items():
-        start, end = history.clock(open_one.began), history.clock(history.last)
-        found[uid] = Span(start, end, [("no end yet", end - start)])
-    return dict(sorted(found.items(), key=lambda item: item[1].start))
+def spans(history: RecordedRun, rollouts: list[Rollout], evaluation: EvaluationRecord | None = None) -> Spans:
+    """All stretches of all attempts of training, or of an evaluation, in seconds of running, by start time."""
+    records = {rollout.uid: rollout for rollout in rollouts}
+    found: Spans = []
+    for attempt in history.attempts_of(evaluation):
+        *earlier, last = _stretches(history, attempt)
+        what = "no end yet" if attempt.end in ("open", "finished") else "lost"
+        found += [(attempt.uid, Span(*times, [(what, times[1] - times[0])])) for times in earlier]
+        record = records.get(attempt.uid) if attempt.end == "finished" else None
+        parts = [(what, last[1] - last[0])] if record is None else _parts(record, last[1] - last[0])
+        found.append((attempt.uid, Span(*last, parts)))
+    return sorted(found, key=lambda item: item[1].start)
 
 
-def _parts(rollout: Rollout) -> list[tuple[str, float]]:
-    """Time outside of turns is that of the reset, or of the call that failed."""
+def _stretches(history: RecordedRun, attempt: RolloutAttempt) -> list[tuple[float, float]]:
+    return [
+        (history.clock(began), history.clock(history.last if ended is None else ended))
+        for began, ended in attempt.stretches
+    ]
+
+
+def _parts(rollout: Rollout, length: float) -> list[tuple[str, float]]:
+    """What a stretch of so many seconds was spent on; the rest is that of the reset, or of the call that failed.
+
+    Replies from the record took no time here.
+    """
     turns = [
         part
-        for policy, env, work in zip(rollout.policy_seconds, rollout.env_seconds, rollout.env_work_seconds, strict=True)
-        for part in (("LLM", policy), ("worker", env - work), ("env", work))
+        for policy, again, env, work in zip(
+            rollout.policy_seconds, rollout.replayed, rollout.env_seconds, rollout.env_work_seconds, strict=True
+        )
+        for part in (("LLM", 0.0 if again else policy), ("worker", env - work), ("env", work))
         if part[1] > 0
     ]
-    rest = ("reset", max(rollout.seconds - sum(seconds for _, seconds in turns), 0.0))
-    return [*turns, rest] if rollout.error else [rest, *turns]
+    score = [("score", rollout.score_seconds)] if rollout.score_seconds > 0 else []
+    rest = ("reset", max(length - sum(seconds for _, seconds in (*turns, *score)), 0.0))
+    return [*turns, rest, *score] if rollout.error else [rest, *turns, *score]
 
 
-def where_time_went(history: RecordedRun, groups: list[PlayedGroup]) -> dict[str, Any]:
+def where_time_went(
+    history: RecordedRun, groups: list[PlayedGroup], evaluation: EvaluationRecord | None = None
+) -> dict[str, Any]:
     """The section: what limits the run, the rollouts in flight, a bar for each, and durations of calls."""
-    found = spans(history, [member for group in groups for member in group.members])
+    found = spans(history, [member for group in groups for member in group.members], evaluation)
     end = history.clock(history.last)
     parts = [_in_flight(found, end), _bars(found, end)] if found else []
-    return {"id": "time", "title": "Where the time went", "text": _limit(found), "parts": [*parts, *_latencies(groups)]}
+    text = _limit(found)
+    if evaluation is None and history.evaluations:
+        text += " Evaluations are left out."
+    return {"id": "time", "title": "Where the time went", "text": text, "parts": [*parts, *_latencies(groups)]}
 
 
-def _limit(found: dict[str, Span]) -> str:
+def _limit(found: Spans) -> str:
     total = dict.fromkeys(_COLOURS, 0.0)
-    for span in found.values():
+    for _, span in found:
         for what, seconds in span.parts:
             total[what] += seconds
-    known = sum(total.values()) - total["no end yet"]
+    shown = [what for what in _COLOURS if what not in _UNKNOWN and (what != "score" or total[what])]
+    known = sum(total[what] for what in shown)
     if known <= 0:
         return ""
-    shares = ", ".join(f"{total[what] / known:.1%} {_NOTES[what]}" for what in _COLOURS if what != "no end yet")
+    shares = ", ".join(f"{total[what] / known:.1%} {_NOTES[what]}" for what in shown)
     return f"Time of all finished rollouts: {shares}."
 
 
-def _in_flight(found: dict[str, Span], end: float) -> dict[str, Any]:
+def _in_flight(found: Spans, end: float) -> dict[str, Any]:
     edges: dict[str, tuple[list[float], list[float]]] = {what: ([], []) for what in _COLOURS}
-    for span in found.values():
+    for _, span in found:
         now = span.start
         for what, seconds in span.parts:
             edges[what][0].append(now)
@@ -86,36 +114,41 @@ def _in_flight(found: dict[str, Span], end: float) -> dict[str, Any]:
     return plot("Rollouts in flight", time, axis("rollouts", "number", low=0), series, note)
 
 
-def _bars(found: dict[str, Span], end: float) -> dict[str, Any]:
-    uids = list(found)
-    chosen = [uids[place] for place in every_nth(len(uids), _MOST_BARS)]
-    rows = lanes([found[uid] for uid in chosen])
-    seen = {what for uid in chosen for what, _ in found[uid].parts}
+def _bars(found: Spans, end: float) -> dict[str, Any]:
+    chosen = [found[place] for place in every_nth(len(found), _MOST_BARS)]
+    rows = lanes([span for _, span in chosen])
+    seen = {what for _, span in chosen for what, _ in span.parts}
     kinds = [what for what in _COLOURS if what in seen]
     bars = [
         [
             uid,
             lane,
-            round(found[uid].start, 4),
-            [[kinds.index(what), round(seconds, 5)] for what, seconds in found[uid].parts],
+            round(span.start, 4),
+            [[kinds.index(what), round(seconds, 5)] for what, seconds in span.parts],
         ]
-        for uid, lane in zip(chosen, rows, strict=True)
+        for (uid, span), lane in zip(chosen, rows, strict=True)
     ]
-    note = "Each bar is a rollout. Click one to open it."
-    if len(chosen) < len(uids):
-        note += f" {len(chosen):,} of {len(uids):,} are shown, evenly sampled by start time."
+    note = "Each bar is a rollout, or an attempt at one. Click one to open it."
+    if len(chosen) < len(found):
+        note += f" {len(chosen):,} of {len(found):,} are shown, evenly sampled by start time."
     legend = [{"name": _NOTES[what], "colour": _COLOURS[what]} for what in kinds]
     return {"type": "timeline", "title": "Timeline", "note": note, "end": end, "bars": bars, "legend": legend}
+
+
+def llm_seconds(rollout: Rollout) -> list[float]:
+    """How long each LLM call took; those from the record for which that is unknown are left out."""
+    return [value for value, again in zip(rollout.policy_seconds, rollout.replayed, strict=True) if value or not again]
 
 
 def _latencies(groups: list[PlayedGroup]) -> list[dict[str, Any]]:
     """How long calls took."""
     members = [member for group in groups for member in group.members]
     taken: dict[str, list[float]] = {
-        "LLM call": [value for one in members for value in one.policy_seconds],
+        "LLM call": [value for one in members for value in llm_seconds(one)],
         "env step": [value for one in members for value in one.env_seconds],
         "env working": [value for one in members for value in one.env_work_seconds],
         "rollout": [one.seconds for one in members],
+        **({"score": scored} if (scored := [one.score_seconds for one in members if one.score_seconds]) else {}),
     }
     names = ("count", "mean", "p50", "p90", "p95", "p99", "max")
     rows = [[what, *(percentiles(values).get(name) for name in names)] for what, values in taken.items()]
@@ -123,7 +156,7 @@ def _latencies(groups: list[PlayedGroup]) -> list[dict[str, Any]]:
     columns += [(name, "seconds") for name in names[1:]]
     series = [
         line(what, colour, [(max(value, 1e-6), share) for value, share in distribution(values)])
-        for (what, values), colour in zip(taken.items(), (BLUE, SKY, ORANGE, GREEN), strict=True)
+        for (what, values), colour in zip(taken.items(), (BLUE, SKY, ORANGE, GREEN, PURPLE), strict=False)
     ]
     return [
         table("Durations", columns, rows),

@@ -245,7 +245,7 @@ class Delivery:
                 given_up, left_over = stream.close()
                 if gives_up and not self._is_closed:
                     self._observer.journal.dropped(left_over.dropped)
-                    self._observer.journal.given_up(given_up, with_all_recorded=is_alone)
+                    self._observer.given_up(given_up, with_all_recorded=is_alone)
                     left_over = left_over._replace(dropped=[])
                 self._keep_left_over(left_over)
 

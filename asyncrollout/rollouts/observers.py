@@ -1,5 +1,7 @@
 """Passes on what happens to rollouts, groups and batches: to the ledger, the metrics and the journal."""
 
+from collections.abc import Iterable
+
 from asyncrollout.journal.run import NullJournal
 from asyncrollout.rollouts.episode.observer import RolloutObserver
 from asyncrollout.rollouts.episode.progress import Progress
@@ -22,10 +24,7 @@ class RunObserver(RolloutObserver):
     def start_journal(self, journal: NullJournal) -> None:
         """Record from now on, and continue the counts of what was recorded before."""
         self.journal = journal
-        past = journal.past
-        self._collector.begin_at(
-            batches=past.next_batch, delivered=past.delivered, kept=past.kept, dropped=past.dropped
-        )
+        self._collector.begin_at(journal.past.counters, journal.past.reward_means.values())
 
     def recall(self, uid: str) -> Trajectory | None:
         trajectory = self.journal.recall(uid)
@@ -41,26 +40,42 @@ class RunObserver(RolloutObserver):
 
     def dispatched(self, uid: str) -> Progress:
         self.journal.dispatched(uid)
-        return self.ledger.dispatched(uid, self._collector.played if uid.startswith(DRAWN) else None)
+        if not uid.startswith(DRAWN):
+            return self.ledger.dispatched(uid)
+        return self.ledger.dispatched(uid, self._collector.played, self._collector.replied)
 
     def failed(self, trajectory: Trajectory) -> None:
         self.journal.failed(trajectory)
         self.ledger.retry(trajectory.uid)
-        self._count(trajectory)
+        if trajectory.uid.startswith(DRAWN):
+            self._collector.failed(trajectory)
+        else:
+            self._collector.evaluated()
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         trajectory = await self.journal.finished(tag, trajectory)
-        self._count(trajectory)
+        if trajectory.uid.startswith(DRAWN):
+            self._collector.ended(trajectory)
+        else:
+            self._collector.evaluated()
         return trajectory
 
     def judged(self, group: Group, more: int) -> None:
         """A group has its verdict, and so have `more` that were judged with it, which follow."""
+        is_counted = group.id in self.journal.past.verdicts
         self.journal.judged(group, more)
-        self._collector.judged(group)
+        if not is_counted:
+            self._collector.judged(group)
 
     def dropped_stale(self, group: Group) -> None:
         """A group became too old before it was delivered."""
-        self._collector.dropped_stale(group)
+        verdict = self.journal.past.verdicts.get(group.id) if group.verdict is None else group.verdict
+        self._collector.dropped_stale(verdict)
+
+    def given_up(self, groups: Iterable[str], *, with_all_recorded: bool) -> None:
+        """They will be played again; verdicts of an earlier process on them are void."""
+        for verdict, reward in self.journal.given_up(groups, with_all_recorded=with_all_recorded):
+            self._collector.revoked(verdict, reward)
 
     def handed_over(self, groups: list[Group], lag: int, *, is_repeated: bool) -> None:
         """A batch reached its taker; one that `is_repeated` was delivered to an earlier process, too."""
@@ -68,20 +83,11 @@ class RunObserver(RolloutObserver):
             for group in groups:
                 for trajectory in group.trajectories:
                     self._count_recalled(trajectory)
-                self._collector.judged(group)
         for group in groups:
             self.ledger.end_group(group, "delivered")
         self._collector.delivered(len(groups), lag)
 
-    def _count(self, trajectory: Trajectory) -> None:
-        if trajectory.uid.startswith(DRAWN):
-            self._collector.ended(trajectory)
-        else:
-            self._collector.evaluated()
-
     def _count_recalled(self, trajectory: Trajectory) -> None:
+        """The metrics have counted it already."""
         self.ledger.dispatched(trajectory.uid).begins("")
-        if trajectory.uid.startswith(DRAWN):
-            self._collector.recalled(trajectory)
-        else:
-            self._collector.evaluated()
+        self._collector.recalled(trajectory.uid)

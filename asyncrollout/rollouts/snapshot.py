@@ -7,7 +7,7 @@ import msgspec
 
 from asyncrollout.rollouts.delivery import Delivery
 from asyncrollout.rollouts.engine import Engine
-from asyncrollout.rollouts.episode.progress import POLICY, RESET, STEP, Progress
+from asyncrollout.rollouts.episode.progress import POLICY, RESET, SCORE, STEP, Progress
 from asyncrollout.rollouts.sampling.ledger import ENDS
 from asyncrollout.telemetry import Gauges
 from asyncrollout.trajectories import DRAWN
@@ -61,19 +61,18 @@ def read_gauges(engine: Engine, delivery: Delivery, wanted: tuple[int, int] | No
         wanted_groups=None if wanted is None else wanted[0] * wanted[1],
         playing=stats.playing_groups,
         buffered=stats.buffered_groups,
-        stale=stats.stale_groups,
         waiting_policy=waiting["policy"],
         waiting_env=waiting["env"],
+        waiting_score=waiting["score"],
         waiting_else=waiting["else"],
         queued=stats.pool.queued,
         restarts=stats.pool.restarts,
-        retries=ledger.retried,
         version=stats.version,
     )
 
 
 def waiting_for(rollouts: Iterable[Progress]) -> Counter[str]:
-    """How many of them wait for the `policy`, the `env`, or something `else`."""
+    """How many of them wait for the `policy`, the `env`, their `score`, or something `else`."""
     return Counter(_kind_of_wait(progress.doing) for progress in rollouts)
 
 
@@ -82,4 +81,6 @@ def _kind_of_wait(doing: str) -> str:
         return "policy"
     if doing in (RESET, STEP):
         return "env"
+    if doing == SCORE:
+        return "score"
     return "else" if doing else "over"

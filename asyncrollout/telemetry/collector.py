@@ -2,16 +2,17 @@
 
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from asyncrollout.stats import average, standard_error
-from asyncrollout.successes import Successes, result_of
+from asyncrollout.successes import result_of
+from asyncrollout.telemetry.counters import LARGEST_REWARD, RunCounters
 from asyncrollout.telemetry.run_metrics import Gauges, RunMetrics, Trend
-from asyncrollout.trajectories import Group, Trajectory, Turn
-from asyncrollout.types import Durations
+from asyncrollout.trajectories import Group, Trajectory, Turn, Verdict
+from asyncrollout.types import Durations, Generation
 
 _RECENT_CALLS = 1_024
 _RECENT_GROUPS = 128
@@ -21,130 +22,139 @@ _CLEAR = 2.58  # standard errors, which chance alone exceeds once in a hundred t
 _FEWEST_KEPT = 4
 _RECENT_KEPT = 1_024  # several batches, which come all at once if their trainer is slow
 _LONGEST_HISTORY = 32
-_LARGEST_REWARD = 1e100  # squares of many times more could not be added up
-_MOST_REASONS = 32  # a filter may give each group one of its own
 
 
 class MetricsCollector:
-    """Counts turns, rollouts, groups and batches as they happen."""
+    """Counts replies, turns, rollouts, groups and batches as they happen, on top of what is on record."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = clock()
-        self._turns = self._tokens = self._invalid = 0
-        self._policy_seconds: deque[float] = deque(maxlen=_RECENT_CALLS)
-        self._env_seconds: deque[float] = deque(maxlen=_RECENT_CALLS)
+        self._counters = RunCounters()
+        self._recent_calls = {name: deque[float](maxlen=_RECENT_CALLS) for name in ("policy", "env", "score")}
         self._second = math.floor(self._began)
         self._counted = (0, 0)  # turns and tokens before this second
         self._by_second: deque[tuple[int, int, int]] = deque(maxlen=_RECENT_SECONDS)
-        self._rollouts = self._evaluated = 0
-        self._successes = Successes()
-        self._errors: Counter[str] = Counter()
-        self._groups = self._kept = self._members = 0
-        self._dropped: Counter[str] = Counter()
+        self._rewarded = 0  # groups
         self._reward = 0.0
         self._group_rewards: deque[float] = deque(maxlen=2 * _RECENT_GROUPS)
         self._history = _MeanHistory()
         self._kept_at = deque([self._began], maxlen=1 + _RECENT_KEPT)
         self._recalled: set[str] = set()
-        self._batches = self._delivered = self._lag = 0
+        self._lag = 0
 
-    def played(self, turn: Turn) -> None:
-        """A turn is over."""
+    def begin_at(self, counters: RunCounters, rewards: Iterable[float]) -> None:
+        """Continue the counts of what is on record, and the mean rewards of its groups; the pace starts anew."""
+        self._counters = counters
+        self._counted = counters.turns, counters.tokens
+        for reward in rewards:
+            self._add_reward(reward)
+
+    def replied(self, reply: Generation, seconds: float) -> None:
+        """A policy has replied; replies from the record were counted when they were sampled."""
         now = self._clock()
         if now >= self._second + 1:
             self._begin_second(now)
-        self._turns += 1
-        self._tokens += turn.sampled_tokens
-        if not turn.valid:
-            self._invalid += 1
-        self._policy_seconds.append(turn.policy_seconds)
-        self._env_seconds.append(turn.env_seconds)
+        self._counters.turns += 1
+        self._counters.tokens += reply.sampled_tokens
+        self._recent_calls["policy"].append(seconds)
+
+    def played(self, turn: Turn) -> None:
+        """A turn is over."""
+        self._recent_calls["env"].append(turn.env_seconds)
+
+    def failed(self, trajectory: Trajectory) -> None:
+        """An attempt failed, and is played again."""
+        self._counters.retries += 1
+        self._count_end(trajectory)
 
     def ended(self, trajectory: Trajectory) -> None:
-        """A rollout is over, with an outcome or an error; it may be retried."""
-        self._rollouts += 1
+        """A rollout is over, with an outcome or an error."""
+        self._counters.rollouts += 1
+        if trajectory.valid:
+            self._counters.successes.add(result_of(trajectory))
+        self._count_end(trajectory)
+
+    def _count_end(self, trajectory: Trajectory) -> None:
+        self._counters.invalid += trajectory.invalid_replies
         if trajectory.error is not None:
-            self._errors[trajectory.stop_reason.blame or "other"] += 1
-        else:
-            self._successes.add(result_of(trajectory))
+            self._counters.errors[trajectory.stop_reason.blame or "other"] += 1
+        if trajectory.score_seconds:
+            self._recent_calls["score"].append(trajectory.score_seconds)
 
     def evaluated(self) -> None:
         """A rollout of an evaluation is over; it counts in no other figure."""
-        self._evaluated += 1
+        self._counters.evaluated_rollouts += 1
 
-    def recalled(self, trajectory: Trajectory) -> None:
-        """A rollout was over before the run resumed: it says nothing about the present pace."""
-        self.ended(trajectory)
-        self._recalled.add(trajectory.uid)
+    def recalled(self, uid: str) -> None:
+        """A rollout was over before the run resumed: it is counted, and says nothing about the present pace."""
+        self._recalled.add(uid)
 
     def judged(self, group: Group) -> None:
         """A group is over, and scored: its rewards are final only now."""
-        self._groups += 1
         uids = {trajectory.uid for trajectory in group.trajectories} if self._recalled else set()
         is_new = not uids or bool(uids - self._recalled)
         self._recalled -= uids
-        if group.verdict is None or group.verdict.keep:
-            self._kept += 1
-            if is_new:
-                self._kept_at.append(self._clock())
-        else:
-            reason = group.verdict.reason or "dropped"
-            is_known = reason in self._dropped or len(self._dropped) < _MOST_REASONS
-            self._dropped[reason if is_known else "others"] += 1
-        rewards = [one.reward for one in group.trajectories if one.valid and abs(one.reward) <= _LARGEST_REWARD]
+        self._counters.count_verdict(group.verdict)
+        if is_new and (group.verdict is None or group.verdict.keep):
+            self._kept_at.append(self._clock())
+        rewards = [one.reward for one in group.trajectories if one.valid and abs(one.reward) <= LARGEST_REWARD]
         if rewards:
-            self._members += len(rewards)
-            self._reward += sum(rewards)
-            mean = sum(rewards) / len(rewards)
-            self._group_rewards.append(mean)
-            self._history.add(mean)
+            self._add_reward(average(rewards))
 
-    def dropped_stale(self, group: Group) -> None:
-        """A group became stale: a kept one no longer counts as kept, an unjudged one counts as judged."""
-        if group.verdict is None:
-            self._groups += 1
-        else:
-            self._kept -= 1
+    def _add_reward(self, mean: float) -> None:
+        self._rewarded += 1
+        self._reward += mean
+        self._group_rewards.append(mean)
+        self._history.add(mean)
 
-    def begin_at(self, *, batches: int, delivered: int, kept: int, dropped: Mapping[str, int]) -> None:
-        """Count what an earlier process has done; it says nothing about the present pace."""
-        self._batches, self._delivered, self._kept = batches, delivered, kept
-        self._groups = kept + sum(dropped.values())
-        self._dropped.update(dropped)
+    def dropped_stale(self, verdict: Verdict | None) -> None:
+        """A group with this verdict, None if it was not judged, became stale."""
+        self._counters.count_stale(verdict)
+
+    def revoked(self, verdict: Verdict, reward: float | None) -> None:
+        """A recorded verdict is void, because its group is played again; `reward` is the group's mean."""
+        self._counters.revoke(verdict)
+        if reward is not None:
+            self._rewarded -= 1
+            self._reward -= reward
 
     def delivered(self, groups: int, lag: int) -> None:
         """A batch was delivered; `lag` is how many versions behind its oldest turn was."""
-        self._batches += 1
-        self._delivered += groups
+        self._counters.batches += 1
+        self._counters.delivered += groups
         self._lag = lag
 
     def read(self, now: float, standing: Gauges) -> RunMetrics:
         turns_per_second, tokens_per_second = self._rates(now)
         recent, change, trend = compare(self._group_rewards)
+        counted = self._counters
         return RunMetrics(
             **msgspec.structs.asdict(standing),
             seconds=now - self._began,
-            eta=self._eta(now, self._kept, standing.wanted_groups),
-            batches=self._batches,
-            delivered=self._delivered,
-            groups=self._groups,
-            kept=self._kept,
-            dropped=dict(self._dropped + Counter(stale=standing.stale)),
+            eta=self._eta(now, counted.kept, standing.wanted_groups),
+            batches=counted.batches,
+            delivered=counted.delivered,
+            groups=counted.groups,
+            kept=counted.kept,
+            dropped=counted.dropped_by_reason,
+            stale=counted.stale,
             lag=self._lag,
-            rollouts=self._rollouts,
-            evaluated_rollouts=self._evaluated,
-            errors=dict(self._errors),
-            keep_rate=self._kept / self._groups if self._groups else None,
-            success_rate=self._successes.rate,
-            turns=self._turns,
-            invalid=self._invalid,
-            tokens=self._tokens,
+            rollouts=counted.rollouts,
+            evaluated_rollouts=counted.evaluated_rollouts,
+            retries=counted.retries,
+            errors=dict(counted.errors),
+            keep_rate=counted.kept / counted.groups if counted.groups else None,
+            success_rate=counted.successes.rate,
+            turns=counted.turns,
+            invalid=counted.invalid,
+            tokens=counted.tokens,
             turns_per_second=turns_per_second,
             tokens_per_second=tokens_per_second,
-            policy_seconds=Durations.of(self._policy_seconds),
-            env_seconds=Durations.of(self._env_seconds),
-            reward_mean=self._reward / self._members if self._members else None,
+            policy_seconds=Durations.of(self._recent_calls["policy"]),
+            env_seconds=Durations.of(self._recent_calls["env"]),
+            score_seconds=Durations.of(self._recent_calls["score"]),
+            reward_mean=self._reward / self._rewarded if self._rewarded else None,
             reward_recent=recent,
             reward_change=change,
             reward_trend=trend,
@@ -153,8 +163,9 @@ class MetricsCollector:
 
     def _begin_second(self, now: float) -> None:
         turns, tokens = self._counted
-        self._by_second.append((self._second, self._turns - turns, self._tokens - tokens))
-        self._counted = self._turns, self._tokens
+        now_turns, now_tokens = self._counters.turns, self._counters.tokens
+        self._by_second.append((self._second, now_turns - turns, now_tokens - tokens))
+        self._counted = now_turns, now_tokens
         self._second = math.floor(now)
 
     def _rates(self, now: float) -> tuple[float, float]:
@@ -162,7 +173,8 @@ class MetricsCollector:
         first = math.floor(now) - _RECENT_SECONDS + 1
         recent = [counts for counts in self._by_second if counts[0] >= first]
         if self._second >= first:
-            recent.append((self._second, self._turns - self._counted[0], self._tokens - self._counted[1]))
+            turns, tokens = self._counters.turns - self._counted[0], self._counters.tokens - self._counted[1]
+            recent.append((self._second, turns, tokens))
         span = now - max(first, self._began)
         if span <= 0:
             return 0.0, 0.0
@@ -173,7 +185,7 @@ class MetricsCollector:
         since = len(self._kept_at) - 1
         if wanted is None or since < _FEWEST_KEPT:
             return None
-        left = max(wanted - max(kept, self._delivered), 0)
+        left = max(wanted - max(kept, self._counters.delivered), 0)
         return left * (now - self._kept_at[0]) / since
 
 

@@ -241,11 +241,11 @@ def _read_stated(text: str, read: Callable[[str], Any]) -> Any:
 def _only_word(text: str, choices: Mapping[str, Any], meaning: Callable[[Any], Any]) -> str | None:
     """The one name in `text`; None if there is none, or several with different actions."""
     words = {word.lower() for word in {*_WORD.findall(text)} if not word.isdigit()}
-    found = [name for name in choices if name in words or (not _WORD.fullmatch(name) and _has_phrase(text, name))]
+    lowered = text.lower()
+    found = [name for name in choices if name in words or (not _WORD.fullmatch(name) and _has_phrase(lowered, name))]
     meant = {meaning(choices[name]) for name in found}
     return found[0] if len(meant) == 1 else None
 
 
 def _has_phrase(text: str, name: str) -> bool:
-    text = text.lower()
     return name in text and re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None

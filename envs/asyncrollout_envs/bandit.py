@@ -39,7 +39,7 @@ RISKY_NAMES = {
 _LUCK = 1  # the number of the generator that the arms draw from
 _MOST_NUMBERS = 100
 _NUMBERED = re.compile(r"(?:\b(?:arm|number|arm number) ?#?|#)([0-9]{1,3})(?![\w-])", re.IGNORECASE)
-_LISTED = re.compile(r"((?:^|>)[\s*]*)([0-9]{1,3})(?=\s?[:.)]\s?\**[A-Za-z])", re.MULTILINE)
+_LISTED = re.compile(r"((?:^|>)[ \t*]*+)([0-9]{1,3})(?=\s?[:.)]\s?\*{0,3}[A-Za-z])", re.MULTILINE)
 """The number of an arm as the list of arms has it, before the name."""
 
 

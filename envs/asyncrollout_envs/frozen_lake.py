@@ -79,16 +79,25 @@ class Lake:
         cells[player] = {GOAL: PLAYER_ON_GOAL, HOLE: PLAYER_IN_HOLE}.get(int(cells[player]), PLAYER)
         return cells
 
-    @functools.cached_property
+    @property
     def connected(self) -> bool:
-        seen, waiting = {self.start}, [self.start]
-        while waiting:
-            at = waiting.pop()
-            for then in (self.after(at, action) for action in ACTIONS):
-                if then not in seen and then not in self.holes:
-                    seen.add(then)
-                    waiting.append(then)
-        return self.goal in seen
+        return _connected(self.start, self.goal, np.isin(self.cells(self.start), (HOLE,)))
+
+
+def _connected(start: Place, goal: Place, is_hole: NDArray[np.bool_]) -> bool:
+    """Whether there is a way over the ice."""
+    (height, width), rows = is_hole.shape, is_hole.tolist()
+    waiting = [start]
+    while waiting:
+        row, column = waiting.pop()
+        for down, right in _STEPS.values():
+            then = row + down, column + right
+            if 0 <= then[0] < height and 0 <= then[1] < width and not rows[then[0]][then[1]]:
+                if then == goal:
+                    return True
+                rows[then[0]][then[1]] = True  # seen
+                waiting.append(then)
+    return False
 
 
 @functools.lru_cache(maxsize=1024)
@@ -101,10 +110,12 @@ def make_lake(seed: int, split: str, size: int, p: float) -> Lake:
     for _ in range(_TRIES * len(PARTS)):
         is_hole = rng.random((size, size)) >= p
         start, goal = (divmod(int(at), size) for at in rng.choice(size * size, size=2, replace=False))
-        holes = frozenset((int(row), int(column)) for row, column in np.argwhere(is_hole)) - {start, goal}
-        lake = Lake(size, size, start, goal, holes)
-        if split_by_content((size, start, goal, sorted(holes))) == split and lake.connected:
-            return lake
+        is_hole[start] = is_hole[goal] = False
+        if not _connected(start, goal, is_hole):  # first, as it takes no time where ice is rare
+            continue
+        holes = [(int(row), int(column)) for row, column in np.argwhere(is_hole)]
+        if split_by_content((size, start, goal, holes)) == split:
+            return Lake(size, size, start, goal, frozenset(holes))
     raise UsageError(
         f"frozen_lake: no map with a way to the goal was found for split={split!r} with size={size}, p={p}: "
         "make one of them larger"

@@ -86,7 +86,7 @@ class Game2048:
         style: Style = "plain",
     ) -> None:
         check_whole("game_2048", least=2, most=16, size=size)
-        check_whole("game_2048", least=4, goal=goal)
+        check_whole("game_2048", least=8, goal=goal)  # a first tile may be 4
         check_whole("game_2048", max_steps=max_steps)
         check_share("game_2048", two_prob=two_prob)
         check_bool("game_2048", use_log_reward=use_log_reward)
@@ -112,6 +112,8 @@ class Game2048:
             self._add_tile()
         else:
             self.grid = _read_grid(options["task"], self.size)
+            if self.style == "plain" and self.max_tile >= self.goal:
+                raise UsageError(f"game_2048: task={options['task']!r:.300}: it is won already, with goal={self.goal}")
         self._luck = generator(seed, self.split, _LUCK, options.get("member", 0))
         return self.grid, {}
 

@@ -4,10 +4,11 @@ A state is 24 stickers, four for each face: `FACES` in order, and on a face row 
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
+from asyncrollout.errors import UsageError
 from asyncrollout.registry import EnvSpec
 from asyncrollout.splits import SPLITS
 from asyncrollout.text.replies import Projecting, read_reply, turn_format
@@ -66,14 +67,19 @@ def _rotated(vector: Vector, axis: Vector) -> Vector:
     return tuple(along * axis[at] + aside[at] for at in range(3))  # type: ignore[return-value]
 
 
-def _turn(face: str) -> Cube:
-    """Where the sticker at each place comes from."""
-    stickers, axis = _stickers(), _AXES[face][0]
+def _moved(axis: Vector, is_moved: Callable[[Vector], bool]) -> Cube:
+    """Where the sticker at each place comes from, when these corners go around an axis."""
+    stickers = _stickers()
     comes_from = [*range(24)]
     for place, (corner, out) in enumerate(stickers):
-        if sum(one * other for one, other in zip(corner, axis, strict=True)) > 0:
+        if is_moved(corner):
             comes_from[stickers.index((_rotated(corner, axis), _rotated(out, axis)))] = place
     return tuple(comes_from)
+
+
+def _turn(face: str) -> Cube:
+    axis = _AXES[face][0]
+    return _moved(axis, lambda corner: sum(one * other for one, other in zip(corner, axis, strict=True)) > 0)
 
 
 def _turns() -> tuple[Cube, ...]:
@@ -116,7 +122,7 @@ class RubiksCube:
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Cube, dict[str, Any]]:
         task = (options or {}).get("task")
-        self.cube = self._scrambled(seed) if task is None else _played(task)
+        self.cube = self._scrambled(seed) if task is None else _read_turns(task)
         self.steps = 0
         return self.cube, {}
 
@@ -128,18 +134,32 @@ class RubiksCube:
         return self.cube, float(success), success, truncated, {"action_is_effective": True, "success": success}
 
     def _scrambled(self, seed: int | None) -> Cube:
-        """Never solved; and of enough turns, the colors themselves say which split a cube is for."""
+        """Never solved; and of enough turns, the cube says which split it is for, however it is held."""
         rng = generator(seed, self.split)
         while True:
             cube = _played(rng.integers(1, 13, size=self.scramble_depth).tolist())
-            is_ours = self.scramble_depth < _FEW or split_by_content(cube) == self.split
+            is_ours = self.scramble_depth < _FEW or split_by_content(_held_alike(cube)) == self.split
             if is_ours and not is_solved(cube):
                 return cube
 
 
-def _played(turns: Iterable[Any]) -> Cube:
-    named = {name: number for number, name in enumerate(NAMES, start=1)}
-    return functools.reduce(turned, (check_action(named.get(turn, turn), NAMES) for turn in turns), SOLVED)
+def _played(turns: Iterable[int]) -> Cube:
+    return functools.reduce(turned, turns, SOLVED)
+
+
+def _read_turns(task: Any) -> Cube:
+    """The cube of a task."""
+    named: dict[Any, int] = {name: number for number, name in enumerate(NAMES, start=1)}
+    try:
+        turns = [check_action(named.get(turn, turn), NAMES) for turn in task]
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"rubikscube: task={task!r:.200} is not a list of turns such as ['R', \"U'\"]: {error}"
+        ) from None
+    cube = _played(turns)
+    if is_solved(cube):
+        raise UsageError(f"rubikscube: task={task!r:.200} leaves the cube solved")
+    return cube
 
 
 class RubiksCubeText(Projecting[RubiksCube]):
@@ -208,6 +228,8 @@ def _read(text: str) -> int | None:
 _KEPT = tuple(NAMES.index(name) + 1 for name in ("U", "U'", "R", "R'", "F", "F'"))
 """Turns that leave one corner where it is: enough for every cube, as a turn of the other face is the same but for how
 the whole cube is held."""
+_FIXED = tuple(place for place in range(24) if all(TURNS[turn - 1][place] == place for turn in _KEPT))
+"""The places of that corner's stickers."""
 
 
 def solve(cube: Cube) -> list[int]:
@@ -236,10 +258,25 @@ def _inverse(turn: int) -> int:
     return turn + 1 if turn % 2 else turn - 1
 
 
+def _held_alike(cube: Cube) -> Cube:
+    """The same cube, held so that one corner is where the solved cube has it."""
+    held = (tuple(cube[place] for place in places) for places in _rotations())
+    return next(one for one in held if all(one[place] == SOLVED[place] for place in _FIXED))
+
+
+@functools.cache
+def _rotations() -> frozenset[Cube]:
+    """The ways to hold a cube: for each place the one whose sticker comes there."""
+    found = {tuple(range(24))}
+    whole = [_moved(_AXES[face][0], lambda _: True) for face in "UR"]
+    while len(found) < 24:
+        found |= {tuple(way[place] for place in turn) for way in found for turn in whole}
+    return frozenset(found)
+
+
 def _goal(cube: Cube) -> Cube:
     """The solved cube that is held as this one is: its corner that is never turned says the colors of three faces."""
-    fixed = [place for place in range(24) if all(TURNS[turn - 1][place] == place for turn in _KEPT)]
-    colors = {place // 4: cube[place] for place in fixed}
+    colors = {place // 4: cube[place] for place in _FIXED}
     opposite = {0: 5, 5: 0, 1: 3, 3: 1, 2: 4, 4: 2}
     colors |= {opposite[face]: opposite[color] for face, color in colors.items()}
     return tuple(colors[face] for face in range(6) for _ in range(4))

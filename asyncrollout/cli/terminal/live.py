@@ -245,6 +245,7 @@ def _lines(f: RunMetrics, width: int, *, ascii_only: bool) -> Iterable[Text]:
     change = (number(f.reward_change, "+"), trend or "change", _COLOURS.get(trend, ""))
     restarts = (count(f.restarts), "restarts", "red" if f.restarts else "")
     other = (count(f.waiting_else), "other")
+    scores: list[Cell] = [*percentiles(f.score_seconds), (count(f.waiting_score), "waiting")]
     rows: list[tuple[str, list[Cell]]] = [
         ("groups", [(count(f.groups), "done"), (count(f.kept), "kept"), (share(f.keep_rate), "keep rate")]),
         ("", [(count(f.playing), "playing"), (count(f.buffered), "buffered"), (count(f.delivered), "delivered")]),
@@ -252,6 +253,7 @@ def _lines(f: RunMetrics, width: int, *, ascii_only: bool) -> Iterable[Text]:
         ("in flight", [(count(f.waiting_policy), "LLM"), (count(f.waiting_env), "env"), other]),
         ("LLM", [*percentiles(f.policy_seconds), pace]),
         ("env", [*percentiles(f.env_seconds), (count(f.queued), "queued")]),
+        *([("score", scores)] if f.waiting_score or f.score_seconds.count else []),
         ("reward", [(number(f.reward_mean), "mean"), (number(f.reward_recent), "recent"), change]),
         ("", [curve(f.reward_history, ascii_only=ascii_only)]),
         ("rollouts", [(count(f.rollouts), "done"), (share(f.success_rate), "success"), turns]),
@@ -278,7 +280,9 @@ def line(f: RunMetrics) -> str:
         clock(f.seconds),
         _batches(f),
         f"groups {f.kept} kept, {sum(f.dropped.values())} dropped",
-        f"in flight {f.waiting_policy} LLM, {f.waiting_env} env, {f.waiting_else} other",
+        f"in flight {f.waiting_policy} LLM, {f.waiting_env} env, "
+        + (f"{f.waiting_score} score, " if f.waiting_score else "")
+        + f"{f.waiting_else} other",
         "LLM " + ", ".join(map(" ".join, percentiles(f.policy_seconds))),
         f"{rate(f.tokens_per_second)} tokens/s" if f.tokens else f"{rate(f.turns_per_second)} turns/s",
         f"reward {number(f.reward_recent)} {f.reward_trend or ''}".rstrip(),

@@ -1,5 +1,6 @@
 """Numbers formatted for people in little space, and the summary at the end of a run."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,8 +9,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from asyncrollout.cli.terminal.output import one_line
+from asyncrollout.report.precision import as_estimate
 from asyncrollout.report.summary import Totals
-from asyncrollout.stats import Estimate
 from asyncrollout.telemetry import RunMetrics
 from asyncrollout.types import Durations
 
@@ -18,6 +19,9 @@ NUMBER = 6
 """How many characters a row's name has, and a number at most."""
 
 _LONGEST_NAME = 80
+_UNITS = ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"))
+_LEAST, _HUGE = 0.01, 9.995e14
+_EXPONENT = re.compile(r"e\+?(-?)0*(\d)")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BLOCKS_ASCII = "_.-:=+*#"
 
@@ -50,7 +54,6 @@ def with_totals(figures: RunMetrics, totals: Totals) -> RunMetrics:
         tokens=totals.tokens,
         errors=totals.errors,
         reward_mean=totals.reward.mean,
-        success_rate=totals.pass_rate.mean,
     )
 
 
@@ -85,19 +88,21 @@ def _rows(f: RunMetrics, totals: Totals | None, *, ascii_only: bool) -> list[tup
     llm, env = (", ".join(map(" ".join, percentiles(taken))) for taken in (f.policy_seconds, f.env_seconds))
     tokens = f"{count(f.tokens)}, {rate(f.tokens / max(f.seconds, 1e-9))} per second"
     wanted = "" if f.wanted_batches is None else f" of {f.wanted_batches}"
-    between = "" if totals is None or totals.reward.low is None else f" [{interval(totals.reward)}]"
-    passed = ("success", share(f.success_rate)) if totals is None else ("pass@1", as_share(totals.pass_rate))
+    reward = number(f.reward_mean) if totals is None else as_estimate(totals.reward)
+    passed = (
+        ("success", share(f.success_rate)) if totals is None else ("pass@1", as_estimate(totals.pass_rate, share=True))
+    )
     trend = "" if f.reward_trend is None else f", {f.reward_trend} at the end ({number(f.reward_change, '+')})"
     return [
         ("time", clock(f.seconds)),
         ("batches", f"{f.batches}{wanted}"),
         ("groups", f"{f.groups} played, {f.kept} kept, {f.delivered} delivered"),
         ("dropped", " ".join(counts(f.dropped))),
-        ("rollouts", f"{f.rollouts}, {count(f.turns)} turns, {count(f.invalid)} invalid replies"),
+        ("rollouts", f"{f.rollouts}, {f.retries} retries, {count(f.turns)} turns, {count(f.invalid)} invalid replies"),
         ("tokens", tokens if f.tokens else "not reported"),
-        ("LLM", f"{llm}, {f.retries} retries"),
+        ("LLM", llm),
         ("env", f"{env}, {f.restarts} worker restarts"),
-        ("reward", f"{number(f.reward_mean)}{between} mean, {number(f.reward_recent)} recent{trend}"),
+        ("reward", f"{reward} mean, {number(f.reward_recent)} recent{trend}"),
         ("", " ".join(curve(f.reward_history, ascii_only=ascii_only))),
         passed,
         ("errors", " ".join(counts(f.errors))),
@@ -128,22 +133,6 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def as_share(estimate: Estimate) -> str:
-    """A proportion with its interval."""
-    if estimate.low is None:
-        return share(estimate.mean)
-    return f"{share(estimate.mean)} [{share(estimate.low)}, {share(estimate.high)}]"
-
-
-def as_number(estimate: Estimate) -> str:
-    """A mean with its interval."""
-    return number(estimate.mean) if estimate.low is None else f"{number(estimate.mean)} [{interval(estimate)}]"
-
-
-def interval(estimate: Estimate) -> str:
-    return f"{number(estimate.low)}, {number(estimate.high)}"
-
-
 def seconds(value: float | None) -> str:
     """A duration in at most six characters."""
     if value is None:
@@ -163,11 +152,19 @@ def percentiles(taken: Durations) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def number(value: float | None, sign: str = "") -> str:
-    """Any number in six characters, with as many decimals as there is room for, but at most three."""
+    """Any number in six characters, seven with a sign: up to three decimals, small and huge ones with an exponent."""
     if value is None:
         return "-"
-    texts = (f"{value:{sign}.{decimals}f}" for decimals in (3, 2, 1, 0))
-    return next((text for text in texts if len(text) <= NUMBER), f"{value:{sign}.0e}")
+    size = abs(value)
+    if size and not _LEAST <= size < _HUGE:
+        texts = [f"{value:{sign}.{decimals}e}" for decimals in (2, 1, 0)]
+        texts = [_EXPONENT.sub(r"e\1\2", text) for text in texts]
+    else:
+        factor, unit = (
+            next((one for one in _UNITS if size < 999.95 * one[0]), _UNITS[-1]) if size >= 99_999.5 else (1, "")
+        )
+        texts = [f"{value / factor:{sign}.{decimals}f}{unit}" for decimals in (3, 2, 1, 0)]
+    return next((text for text in texts if len(text) <= NUMBER), texts[-1])
 
 
 def counts(by_name: dict[str, int]) -> tuple[str, str]:

@@ -14,10 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from asyncrollout.cli.terminal.numbers import LABEL, Summary, as_number, as_share, clock, count, counts, number, share
+from asyncrollout.cli.terminal.numbers import LABEL, Summary, clock, count, counts, number, share
 from asyncrollout.cli.terminal.output import one_line
 from asyncrollout.journal.recorded_run import read_run
 from asyncrollout.report.compared_run import ComparedRun, read_side, which_k
+from asyncrollout.report.precision import as_estimate
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.rollouts.api import Rollouts
 from asyncrollout.rollouts.snapshot import waiting_for
@@ -169,7 +170,7 @@ class Scores(msgspec.Struct, frozen=True):
     def pass_rate(self, k: int) -> str:
         """For people, with the number of tasks if failures left some without enough rollouts."""
         counted = self.pass_at_tasks[k]
-        return as_share(self.pass_at[k]) + (f" of {counted} tasks" if counted < self.tasks else "")
+        return as_estimate(self.pass_at[k], share=True) + (f" of {counted} tasks" if counted < self.tasks else "")
 
 
 class EvaluationFigures(msgspec.Struct, frozen=True):
@@ -189,13 +190,13 @@ class EvaluationFigures(msgspec.Struct, frozen=True):
         """Names and figures, for people."""
         whole = self.scores[0]
         named = "" if not whole.failed else f", {whole.failed} failed and not counted below"
-        tokens = f"{as_number(whole.tokens)} a rollout, {count(whole.sampled_tokens)} in all"
+        tokens = f"{as_estimate(whole.tokens)} a rollout, {count(whole.sampled_tokens)} in all"
         rows = [
             ("tasks", f"{whole.tasks} of {self.wanted}, {whole.rollouts} rollouts{named}"),
             *([("split", one_line(self.split))] if self.split else []),
             *((f"pass@{k}", whole.pass_rate(k)) for k in whole.pass_at),
-            ("reward", as_number(whole.reward)),
-            ("turns", f"{as_number(whole.turns)} a rollout"),
+            ("reward", as_estimate(whole.reward)),
+            ("turns", f"{as_estimate(whole.turns)} a rollout"),
             ("invalid", f"{count(whole.invalid)} of {count(whole.replies)} replies"),
             ("tokens", tokens if whole.sampled_tokens else "none counted"),
             ("errors", " ".join(counts(whole.errors)).rstrip()),
@@ -203,7 +204,9 @@ class EvaluationFigures(msgspec.Struct, frozen=True):
         ]
         for one in self.scores[1:]:
             rates = ", ".join(f"pass@{k} {one.pass_rate(k)}" for k in one.pass_at)
-            rows.append((one_line(one.env)[: LABEL - 1], f"{rates}, reward {as_number(one.reward)}, {one.tasks} tasks"))
+            rows.append(
+                (one_line(one.env)[: LABEL - 1], f"{rates}, reward {as_estimate(one.reward)}, {one.tasks} tasks")
+            )
         return rows
 
 

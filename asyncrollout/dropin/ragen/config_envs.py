@@ -69,7 +69,10 @@ def _entry(keys: KeyMapping, index: int, tag: str, defined: dict[Any, Any]) -> d
     if not isinstance(config, dict):
         keys.refuse(here, custom, "a mapping with env_type and with env_config, a mapping")
         return {"env": tag}
-    env = our_env(custom.get("env_type", tag))
+    if not isinstance(env_type := custom.get("env_type", tag), str):
+        keys.refuse((*here, "env_type"), env_type, "a text")
+        return {"env": tag}
+    env = our_env(env_type)
     place = here if tag in defined else (*TAGS, index)
     if env in REFUSED_TYPES:
         keys.problems.append(Problem(place, f"env type {env!r} is not shipped: {REFUSED_TYPES[env]}"))

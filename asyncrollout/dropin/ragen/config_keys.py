@@ -45,6 +45,10 @@ _MAPPED = (
     *((*_ROLLOUT, name) for name in (*_SAMPLING, "top_k", "do_sample")),
     *IRRELEVANT,
 )
+_MODELS: tuple[Path, ...] = (("model_path",), ("actor_rollout_ref", "model", "path"))
+_EXPERTS_PLAY = (
+    "no model is loaded here, so the envs' own experts play (policy: solver): set policy to play another one"
+)
 _ADVANTAGES = {"grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_pp", "gigpo": "gigpo"}
 _FILTER_KEYS = ("strategy", "value", "metric", "include_zero", "selection_eps", "top_p_prob_mode", "ratio", "type")
 _VERLS = ("ppo_trainer",)
@@ -82,8 +86,12 @@ def translate(values: dict[Any, Any]) -> Translation:
     _map_model(keys)
     for name in keys.take(("defaults",)) or ():
         keys.note(("defaults",), why=f"{name}.yaml, verl's own, is not there: RAGEN's files have all that matters here")
+    models = [path for path in _MODELS if "policy" not in keys.ours and keys.take(path, resolve=False) is not None]
+    for path in models[:1]:
+        keys.note(path, why=_EXPERTS_PLAY, warns=True)
     for path, why in IRRELEVANT.items():
-        keys.ignore(path, why)
+        if path not in models:
+            keys.ignore(path, why)
     for path in keys.unknown():
         keys.problems.append(Problem(path, f"{shown(path)}: not a known key{_meant(path)}", names_key=True))
     tags = keys.take(TAGS)

@@ -10,23 +10,19 @@ from msgspec import Meta, field
 
 from asyncrollout.config import schema
 from asyncrollout.config.checking import Checker, Problem
-from asyncrollout.config.dialect import Note
 from asyncrollout.config.document import Document, Path, Place, load
 from asyncrollout.config.overrides import expanded, override, undotted
-from asyncrollout.config.reading import problems_text, read_text
+from asyncrollout.config.reading import log_notes, problems_text, read_text
 from asyncrollout.config.schema import ConfigPart, EnvName, FrameRate, FromOne, FromZero, ImportPath, Positive, Text
 from asyncrollout.dropin.hydra_defaults import compose_document, interpolate
-from asyncrollout.dropin.rlinf.config_keys import NOT_APPLIED, translate
+from asyncrollout.dropin.rlinf.config_keys import translate
 from asyncrollout.dropin.rlinf.placement import PlacedComponent, place_components
 from asyncrollout.dropin.rlinf.ranks import PlacementError, RankedWorker
 from asyncrollout.dropin.rlinf.strategies import ACCELERATOR
 from asyncrollout.errors import UsageError
-from asyncrollout.logs import get_logger
 from asyncrollout.registry import env_names
 from asyncrollout.trajectories import Limits
 from asyncrollout.validation import did_you_mean
-
-log = get_logger(__name__)
 
 VIDEO_DIRECTORY = "logs/behavior_eval/video/eval"
 
@@ -201,19 +197,8 @@ def _checked(document: Document, overrides: Sequence[str], where: str) -> Evalua
     ]
     if problems:
         raise UsageError(problems_text(where, problems, document.places, translated.origins))
-    _report(translated.notes, where)
+    log_notes(translated.notes, "rlinf", where)
     return msgspec.convert(translated.values, EvaluationConfig)
-
-
-def _report(notes: list[Note], where: str) -> None:
-    """Log what became of RLinf's keys; those that would change what is played and cannot, each as a warning."""
-    mapped = [f"{note.key} -> {note.became}" for note in notes if note.became]
-    unused = [note.key for note in notes if not note.became and note.key not in NOT_APPLIED]
-    if mapped or unused:
-        log.info("foreign_keys", dialect="rlinf", file=where, mapped=mapped, unused=unused)
-    for note in notes:
-        if note.key in NOT_APPLIED:
-            log.warning("key_not_applied", file=where, key=note.key, why=note.why)
 
 
 def _resolved(values: dict[Any, Any]) -> dict[Any, Any]:

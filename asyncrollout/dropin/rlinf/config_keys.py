@@ -5,7 +5,6 @@ from typing import Any
 
 from asyncrollout.config.dialect import Translation
 from asyncrollout.config.document import Path
-from asyncrollout.config.suggestions import shown
 from asyncrollout.dropin.key_mapping import KeyMapping
 
 _EVAL: Path = ("env", "eval")
@@ -38,7 +37,6 @@ _NOT_APPLIED: dict[Path, str] = {
     (*_OMNI, "robots"): "OmniGibson's own settings of R1Pro are used",
     (*_OMNI, "scene", "partial_scene_load"): "OmniGibson loads the whole scene",
 }
-NOT_APPLIED = frozenset(shown(path) for path in _NOT_APPLIED)
 """Keys of the simulator that RLinf applies and an evaluation here does not."""
 
 _ONLY: dict[Path, tuple[Any, str]] = {
@@ -68,7 +66,7 @@ def translate(values: dict[Any, Any]) -> Translation:
     """Values in our keys; whatever is neither ours nor listed here stays, and is refused as unknown."""
     keys = KeyMapping(values, _without(values, [*_UNUSED, *_NOT_APPLIED, *_ONLY, *_TAKEN, *_LATER]))
     for path, why in (_UNUSED | _NOT_APPLIED).items():
-        keys.ignore(path, why)
+        keys.ignore(path, why, warns=path in _NOT_APPLIED)
     for path, (only, why) in _ONLY.items():
         if (value := keys.take(path)) is not None and value != only:
             keys.refuse(path, value, f"{only!r}: {why}")

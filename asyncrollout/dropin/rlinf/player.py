@@ -38,9 +38,10 @@ async def open_player(config: EvaluationConfig, spec: EnvSpec, *, own: Any = Non
         yield _own_player(config, spec, own)
     elif isinstance(chosen, RLinfModel):
         named = f" {chosen.model_path!r}" if chosen.model_path else ""
+        expert = "" if spec.text is None else ", or policy=solver for the env's expert"
         raise UsageError(
             f"policy: rollout.model names a model{named}, which only RLinf loads: give your own policy "
-            "(--policy module:name, or policy= in Python), or policy=solver for the env's expert"
+            f"(--policy module:name, or policy= in Python){expert}"
         )
     elif isinstance(chosen, Python):
         with _visible_gpus(config):

@@ -52,6 +52,7 @@ class UnloadableError(UnsendableError):
 
 LARGE_ARRAY = 64 * 1024
 _HEADER = struct.Struct("<Q")
+_LARGE_FRAME = 256 * 1024
 PLAIN = frozenset({str, int, float, bool, type(None), bytes})
 _KEYS = frozenset({str, int})
 _NO_BUFFER = "MmUS"  # kinds of array without a plain buffer: dates and texts
@@ -63,7 +64,8 @@ _DEPTH = 100
 _MAIN = definitions.MAIN.encode()
 _ArrayFields = tuple[str, tuple[int, ...], bytearray]
 
-_encode = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
+_encode, _encode_into = _encoder.encode, _encoder.encode_into
 _decode_array = msgspec.msgpack.Decoder(_ArrayFields).decode
 
 
@@ -292,13 +294,34 @@ def framed(body: bytes) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-class FrameReader:
-    """Cuts a byte stream into frames; holds at most one incomplete frame."""
+def frame_into(buffer: bytearray, messages: list[Any]) -> None:
+    """The same in a buffer that is used again: memory that is new each time takes longer than what is written to it."""
+    _encode_into(messages, buffer, _HEADER.size)
+    _HEADER.pack_into(buffer, 0, len(buffer) - _HEADER.size)
 
-    def __init__(self) -> None:
+
+class FrameReader:
+    """Cuts a byte stream into frames; holds at most one incomplete frame.
+
+    Room for a large one is made at once, as it says how long it is. A stranger's may have `most` bytes.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
         self._held = bytearray()
+        self._large = bytearray()
+        self._filled = 0
+        self._most = most
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+        if self._large:
+            part = memoryview(data)[: len(self._large) - self._filled]
+            self._large[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            if self._filled < len(self._large):
+                return
+            large, self._large = self._large, bytearray()
+            yield memoryview(large)
+            data = memoryview(data)[len(part) :]
         whole: bytes | bytearray | memoryview = data
         if self._held:
             self._held += data
@@ -313,7 +336,16 @@ class FrameReader:
                 break
             yield view[start + _HEADER.size : stop]
             start = stop
-        self._held += view[start:]
+        rest = view[start:]
+        if len(rest) >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(rest)
+            if self._most is not None and length > self._most:
+                raise ValueError(f"a frame of {length} bytes")
+            if length >= _LARGE_FRAME:
+                self._large, self._filled = bytearray(length), len(rest) - _HEADER.size
+                self._large[: self._filled] = rest[_HEADER.size :]
+                return
+        self._held += rest
 
     def _complete(self) -> bool:
         if len(self._held) < _HEADER.size:

@@ -72,11 +72,13 @@ class ArrayWriter:
         self._used = 0
         self._full = False
         self.used = False
+        self.is_bulky = False
+        """Whether the reply holds a large array that goes over the socket."""
 
     def begin(self) -> None:
         """A new reply: the pool has taken what the last one held."""
         self._used = 0
-        self.used = False
+        self.used = self.is_bulky = False
         for region in self._outgrown:
             self._give_back(region)
         self._outgrown.clear()
@@ -84,13 +86,14 @@ class ArrayWriter:
     def place(self, array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext | None:
         self.used = True
         if self._arena is None or self._full or array.dtype.kind in "Mm":  # dates have no buffer interface
+            self.is_bulky = True
             return None
         start = -(-self._used // _ALIGN) * _ALIGN
         if self._region is None or start + array.nbytes > self._region.size:
             try:
                 self._grow(self._arena, start + array.nbytes)
             except OSError:
-                self._full = True  # no room: this env's arrays go over the socket from now on
+                self._full = self.is_bulky = True  # no room: this env's arrays go over the socket from now on
                 return None
             start = 0
         assert self._region is not None

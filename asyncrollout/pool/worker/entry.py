@@ -40,6 +40,8 @@ def serve(config: WorkerConfig) -> NoReturn:
         guards.leave_terminal()
         guards.die_with_parent(config.parent)
         guards.leave_the_loop_alone()
+        if not config.maps_arrays:
+            guards.keep_freed_memory()
         os.environ.update(config.environ)
         if config.working_directory is not None:
             with contextlib.suppress(OSError):  # another machine may not have it

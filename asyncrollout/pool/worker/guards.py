@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BLOCK, _KEPT = 32 << 20, 128 << 20  # bytes
 
 _SENTINEL = "exec 3<&0 </dev/null; (read -r _ <&3; kill -9 0) >/dev/null 2>&1 &"
 
@@ -61,6 +63,17 @@ def leave_the_loop_alone() -> None:
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # not everywhere may a process choose
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def keep_freed_memory() -> None:
+    """Large blocks that are freed are used again, and not given back to the system (only glibc can do so).
+
+    A worker that copies megabytes for each step would otherwise spend most of its time on getting new pages.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def die_with_parent(parent: int) -> None:

@@ -32,6 +32,7 @@ _MOST_REPLIES = 16  # replies; the pool reads them while the next ones are made
 _SMOOTHING = 0.2
 _UNKNOWN = 0.001  # seconds; counts as slow for the first few steps
 _RECEIVE = 1 << 18
+_MOST_KEPT = 32 << 20  # bytes of a frame's memory that is used again
 _LOG_LIMIT = 8 << 20
 _LOG_CHECK = 1024  # frames
 _MANY_PAGES = 0.005  # seconds; a step that touches much new memory takes at least so long
@@ -83,6 +84,7 @@ class WorkerLoop:
         self._free_slots = deque(range(1, PAGE_SLOTS))
         self._cameras: deque[Camera] = deque(maxlen=_CAMERAS)  # of envs that were closed last
         self._held: deque[tuple[Any, ...]] = deque()  # replies, with the fields of `CallReply`
+        self._outgoing = bytearray()
         self._sending = threading.Lock()
         self._behind = threading.Event()
         self._socket = _connect(config)
@@ -167,6 +169,8 @@ class WorkerLoop:
         if seconds > _MANY_PAGES and self._uses_too_much():
             self._give_up(call_id, slot)
         self._held.append((call_id, trouble, value, info, digest, seconds, state))
+        if resident.arrays.is_bulky:  # the pool reads it while the next step is made
+            self._flush()
 
     def _send_before(self, seconds: float) -> None:
         """Send the replies of others, unless what comes now is quick; then they go if it turns out slow after all."""
@@ -251,7 +255,10 @@ class WorkerLoop:
             while self._held:
                 replies.append(self._held.popleft())
             if replies:
-                self._socket.sendall(codec.frame(replies))
+                codec.frame_into(self._outgoing, replies)
+                self._socket.sendall(self._outgoing)
+                if len(self._outgoing) > _MOST_KEPT:
+                    self._outgoing = bytearray()
 
     def _flush_late(self) -> None:
         """Sends what waits behind a step that turned out slow."""

@@ -21,6 +21,7 @@ from asyncrollout.errors import (
     UsageError,
 )
 from asyncrollout.policies.holding import Deadline, rollout_clock
+from asyncrollout.policies.replays import noted_replies
 from asyncrollout.policies.versions import noted_versions
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Playable, Player
@@ -116,6 +117,7 @@ async def _play(
 ) -> Trajectory:
     turns: list[Turn] = []
     sampled = 0  # tokens
+    earlier = 0.0  # seconds that replies from the record took when they were sampled
     outcome: Outcome | None = None
     stop = StopReason.SECONDS
     error: RolloutError | None = None
@@ -127,10 +129,14 @@ async def _play(
             while (ended := finished(outcome, turns, limits, sampled)) is None:
                 asked = progress.begins(POLICY)
                 left = None if limits.tokens is None else limits.tokens - sampled
-                with noted_versions() as versions:
+                with noted_versions() as versions, noted_replies() as replies:
                     move = await _act(player, outcome, left)
                 spoken = _place_of_reply(player.messages)
                 acted = progress.begins(STEP)
+                policy_seconds = replies.seconds(acted - asked)
+                earlier += max(policy_seconds - (acted - asked), 0.0)
+                if not replies.replayed:
+                    progress.replied(move.generation, policy_seconds)
                 came = await env.step(move.action)
                 if not math.isfinite(came.reward):
                     raise EnvError(f"env {env.name!r} ({uid}, seed {seed}, turn {len(turns)}): reward {came.reward}")
@@ -141,11 +147,12 @@ async def _play(
                     outcome,
                     move,
                     came,
-                    policy_seconds=acted - asked,
+                    policy_seconds=policy_seconds,
                     env_seconds=env_seconds,
                     env_work_seconds=worked,
                     message=spoken,
                     oldest_version=min(versions, default=None),
+                    replayed=replies.replayed,
                 )
                 turns.append(turn)
                 sampled += turn.sampled_tokens
@@ -181,7 +188,7 @@ async def _play(
         task=task,
         messages=player.messages,
         final=None if outcome is None else outcome.observation,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - began + earlier,
     )
 
 

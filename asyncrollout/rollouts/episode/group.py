@@ -1,5 +1,6 @@
 """One task, played several times from the same seed."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
@@ -16,7 +17,7 @@ from asyncrollout.registry import EnvRef, EnvSpec
 from asyncrollout.rollouts.episode.episode import EnvEpisode, Episode
 from asyncrollout.rollouts.episode.group_videos import GroupVideos
 from asyncrollout.rollouts.episode.observer import NullObserver, RolloutObserver
-from asyncrollout.rollouts.episode.progress import Progress
+from asyncrollout.rollouts.episode.progress import SCORE, Progress
 from asyncrollout.rollouts.episode.scoring import Scorer
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, Share
 from asyncrollout.seeding import sampling_seed
@@ -167,6 +168,7 @@ class _RunningGroup:
     videos: GroupVideos
     retries: int
     recalled: set[str] = field(default_factory=set)  # uids of members that an earlier process has finished
+    progress: dict[str, Progress] = field(default_factory=dict)  # of members that wait to be scored together
 
     async def play(self, size: int) -> Group:
         group_id = self.request.id
@@ -194,10 +196,13 @@ class _RunningGroup:
             return known
         while True:
             trajectory, progress = await self._play_once(member, uid)
-            if trajectory.valid and scorer is not None and not self._is_scored_as_a_group:
-                progress.begins("its score")
-                trajectory = await scorer.score(trajectory)
+            if scorer is not None and self._is_scored_as_a_group:
                 progress.begins("")
+                self.progress[uid] = progress
+            elif trajectory.valid and scorer is not None:
+                ended = progress.begins(SCORE)
+                trajectory = await scorer.score(trajectory)
+                trajectory = msgspec.structs.replace(trajectory, score_seconds=progress.begins("") - ended)
             if trajectory.valid or not self.retries:
                 break
             self.retries -= 1
@@ -241,9 +246,18 @@ class _RunningGroup:
 
     async def _score(self, group: Group) -> Group:
         assert self.runner.scorer is not None
+        waited_since = {uid: progress.since for uid, progress in self.progress.items()}
+        for progress in self.progress.values():
+            progress.begins(SCORE)
         scored = await self.runner.scorer.score_group(group, known=self.recalled)
-        members = [
-            member if member.uid in self.recalled else await self.runner.observer.finished(self.request.tag, member)
-            for member in scored.trajectories
-        ]
+        now = time.monotonic()
+        for progress in self.progress.values():
+            progress.begins("")
+        members = []
+        for member in scored.trajectories:
+            if (since := waited_since.get(member.uid)) is not None:
+                timed = msgspec.structs.replace(member, score_seconds=now - since)
+                members.append(await self.runner.observer.finished(self.request.tag, timed))
+            else:
+                members.append(member)
         return msgspec.structs.replace(scored, trajectories=members)

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from asyncrollout.rollouts.episode.progress import Progress
-from asyncrollout.trajectories import DRAWN, Group, Turn, group_of
+from asyncrollout.rollouts.episode.progress import OnReply, Progress
+from asyncrollout.trajectories import Group, Turn, group_of
 
 End = Literal["delivered", "filtered", "failed", "cancelled", "stale"]
 ENDS: tuple[End, ...] = ("delivered", "filtered", "failed", "cancelled", "stale")
@@ -20,8 +20,6 @@ class Ledger:
     def __init__(self) -> None:
         self.dispatched_count = 0
         self.ends: Counter[End] = Counter()
-        self.retried = 0
-        """Without evaluations, which count in no training metric."""
         self.open: dict[str, Progress] = {}
 
     def __repr__(self) -> str:
@@ -33,16 +31,17 @@ class Ledger:
         """Whether every rollout ended once, or is open."""
         return self.dispatched_count == self.ends.total() + len(self.open)
 
-    def dispatched(self, uid: str, on_turn: Callable[[Turn], None] | None = None) -> Progress:
-        """Open a rollout; `on_turn` is called with each turn."""
+    def dispatched(
+        self, uid: str, on_turn: Callable[[Turn], None] | None = None, on_reply: OnReply | None = None
+    ) -> Progress:
+        """Open a rollout; the functions are called as `Progress` says."""
         assert uid not in self.open, f"{uid} is in flight already"
         self.dispatched_count += 1
-        self.open[uid] = progress = Progress(uid, on_turn)
+        self.open[uid] = progress = Progress(uid, on_turn, on_reply)
         return progress
 
     def retry(self, uid: str) -> None:
         """End a rollout that failed and will be played again."""
-        self.retried += uid.startswith(DRAWN)
         self.end([uid], "failed")
 
     def end(self, uids: Iterable[str], how: End) -> None:

@@ -20,7 +20,7 @@ DEEPEST = 32
 
 _SYMBOL = re.compile(r"[0-9]+|\S")
 _RESULT = re.compile(r"\s*[-+]?[0-9][0-9.,/\s]*|\s*\?\s*")
-_OPERATORS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-"})
+_OPERATORS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u22c5": "*", "\u00f7": "/", "\u2212": "-"})
 _LATEX = re.compile(r"\\(?:times|cdot|div|left|right|[()\[\]])")
 _LATEX_OPERATORS = {"\\times": "*", "\\cdot": "*", "\\div": "/"}
 _RANKS = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, "sign": 3}

@@ -11,7 +11,6 @@ number or a letter in parentheses.
 """
 
 import re
-from collections.abc import Set as AbstractSet
 from fractions import Fraction
 
 import msgspec
@@ -26,15 +25,25 @@ LONGEST_ANSWER = 1_000
 _CLOSING = ".,;:!?"
 _MOST_DEPTH = 4
 
-_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*+\{([^{}]*+)\}")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*+\{([^{}]*+)\}")
 _SPACES = re.compile(r"\\[ ;:]|~")
 _NOTHING = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\[,!]")
 _REPLACED = (
-    ("\u2212", "-"), ("{,}", ","), ("\\%", "%"), ("\\$", "$"), ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"),
-    ("\\cfrac", "\\frac"),
+    ("\u2212", "-"), ("\u2013", "-"), ("{,}", ","), ("\\%", "%"), ("\\$", "$"), ("\\dfrac", "\\frac"),
+    ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("\\{", "{"), ("\\}", "}"),
 )  # fmt: skip
-_DEGREES = re.compile(r" ?\^ ?\{? ?\\circ ?\}?|°")
-_LEFT_SIDE = re.compile(r"[^\W\d_] ?= ?(?=[^ =])")
+_SIGNS = {
+    "\u221e": "\\infty", "infinity": "\\infty", "\u222a": "\\cup", "<=": "\\leq", "\u2264": "\\leq",
+    ">=": "\\geq", "\u2265": "\\geq",
+}  # fmt: skip
+_SIGN = re.compile("|".join(map(re.escape, _SIGNS)))
+_SHORT_RELATION = re.compile(r"\\([lg])e(?![a-z])")
+_BRACED = re.compile(r"(?<=[_^])\{(\w)\}")
+_HALF_OF_DAY = re.compile(r"(?<=[0-9 ])([ap])\. ?m\b\.?")
+_POUNDS = re.compile(r"\bpounds?\b")
+_DEGREES = re.compile(r" ?\^ ?\{? ?\\circ ?\}?| ?\\degree\b|°")
+_LEFT_SIDE = re.compile(r"(?:[^\W\d_]|\([^\W\d_](?: ?, ?[^\W\d_])++\)) ?= ?(?=[^ =])")
+_PART_DRESSED = re.compile(r"(?<!\S)(?:\*\*([^*]++)\*\*|\$([^$ ]++)\$|\\\(([^\\]++)\\\))(?!\S)")
 _CHOICE = re.compile(r"(?:(?:option|choice) )?\(?([a-z])\)?")
 _ENCLOSED = re.compile(r"\(([^(),]*+)\)")
 _MONEY = re.compile(r"([-+]?) ?([$€£¥₹]) ?([-+]?)(?=[ 0-9.\\])")
@@ -62,7 +71,11 @@ def same_answer(given: str, expected: str, question: str = "") -> bool:
     given, expected = given.strip(), expected.strip()
     if max(len(given), len(expected)) > LONGEST_ANSWER:
         return False
-    return _same(_plain(given), _plain(expected), units.nouns_of(question), _MOST_DEPTH)
+    asked = units.asked_by(question)
+    one, other = _plain(given), _plain(expected)
+    if "£" in given + expected + question:  # else they are a weight
+        one, other = _POUNDS.sub("gbp", one), _POUNDS.sub("gbp", other)
+    return _same(one, other, asked, _MOST_DEPTH)
 
 
 def same_letters(given: str, expected: str) -> bool:
@@ -70,8 +83,8 @@ def same_letters(given: str, expected: str) -> bool:
     return "".join(given.lower().split()) == "".join(expected.lower().split())
 
 
-def _same(first: str, second: str, nouns: AbstractSet[str], depth: int) -> bool:
-    one, other = _quantity(first, nouns), _quantity(second, nouns)
+def _same(first: str, second: str, asked: units.Asked, depth: int) -> bool:
+    one, other = _quantity(first, asked), _quantity(second, asked)
     if one is not None and other is not None:
         factor = units.comparable(one.unit, other.unit)
         return factor is not None and scaled(one.value, factor) == other.value
@@ -82,11 +95,12 @@ def _same(first: str, second: str, nouns: AbstractSet[str], depth: int) -> bool:
         len(parts) == len(other_parts) > 1
         and (first[0], first[-1]) == (second[0], second[-1])
         and depth > 0
-        and all(_same(part, against, nouns, depth - 1) for part, against in zip(parts, other_parts, strict=True))
+        and all(_same(part, against, asked, depth - 1) for part, against in zip(parts, other_parts, strict=True))
     )
 
 
 def _plain(text: str) -> str:
+    text = _PART_DRESSED.sub(r"\1\2\3", text)  # which undress() would take for a whole
     text = find_stated(text, tagged=True) or undress(text)
     for old, new in _REPLACED:
         text = text.replace(old, new)
@@ -99,11 +113,11 @@ def _plain(text: str) -> str:
     return choice[1] if choice else text
 
 
-def _quantity(text: str, nouns: AbstractSet[str]) -> Quantity | None:
+def _quantity(text: str, asked: units.Asked) -> Quantity | None:
     """The value of a number in any of its forms, and its unit."""
     text = text.strip()
     enclosed = _ENCLOSED.fullmatch(text)
-    text = words.with_digits(enclosed[1].strip() if enclosed else text)
+    text = words.with_digits(enclosed[1].strip() if enclosed else text, asked.counted)
     if "," in text and text.startswith("("):
         return None  # (1,234) is a pair
     money = _MONEY.match(text)
@@ -117,8 +131,8 @@ def _quantity(text: str, nouns: AbstractSet[str]) -> Quantity | None:
     if found is None:
         return None
     value, rest = found
-    factor, after = words.read_scale(rest)
-    unit = units.read_unit(f"{money[2]}{after}" if money else after, nouns, glued=not money and rest[:1].isalpha())
+    factor, after = words.read_scale(rest, asked.counted)
+    unit = units.read_unit(f"{money[2]}{after}" if money else after, asked, glued=not money and rest[:1].isalpha())
     return None if unit is None else Quantity(scaled(value, factor * Fraction(sign)), unit)
 
 
@@ -140,9 +154,11 @@ def _listed(text: str) -> list[str]:
 def _squeezed(text: str) -> str:
     """Without the white space that means nothing: 12 34 is not 1234."""
     text = _LATEX_FRACTION.sub(_slashed, text.replace("$", " "))
+    text = _SHORT_RELATION.sub(r"\\\1eq", _SIGN.sub(lambda sign: f"{_SIGNS[sign[0]]} ", _BRACED.sub(r"\1", text)))
+    text = _HALF_OF_DAY.sub(r"\1m", text)
     return _LOOSE_SPACE.sub("", " ".join(text.split())).rstrip(_CLOSING)
 
 
 def _slashed(fraction: re.Match[str]) -> str:
     top, bottom = (group for group in fraction.groups() if group is not None)
-    return f" {top}/{bottom}"
+    return f" {top}/{bottom} "

@@ -27,16 +27,16 @@ _TOKEN = re.compile(
                |\.[0-9]++(?:e[-+]?[0-9]{1,3}+(?![\w.]))?)
       |(?P<frac>\\[dtc]?frac)|(?P<sqrt>\\sqrt|√|sqrt(?![a-z]))|(?P<pi>\\pi(?![a-z])|π|pi(?![a-z]))
       |(?P<vulgar>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])|(?P<power>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]++)
-      |(?P<sign>\\times(?![a-z])|\\cdot(?![a-z])|\\div(?![a-z])|[-+*/^(){}\u00d7·÷\u2212])
+      |(?P<sign>\\times(?![a-z])|\\cdot(?![a-z])|\\div(?![a-z])|[-+*/^(){}\u00d7·\u22c5÷\u2212])
     )""",
     re.VERBOSE,
 )
 _MIXED = re.compile(r" ([0-9]++) ?/ ?([0-9]++)(?![0-9.,])")
 _EXPONENT = re.compile(r" ?(?:\{ ?([-+]?[0-9]{1,4}) ?\}|\( ?([-+]?[0-9]{1,4}) ?\)|([-+]?[0-9]{1,4}))")
-_TIMES_TEN = re.compile(r"\s*(?:\\times|\\cdot|[*\u00d7·]) ?10 ?(?:\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])")
+_TIMES_TEN = re.compile(r"\s*(?:\\times|\\cdot|[*\u00d7·\u22c5]) ?10 ?(?:\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])")
 _DIGIT = re.compile(r" ?([0-9])")
 _AFTER_FRAC = re.compile(r"\\[dtc]?frac ?[0-9]?$")
-_SIGNS = {"\\times": "*", "\u00d7": "*", "\\cdot": "*", "·": "*", "\\div": "/", "÷": "/", "\u2212": "-"}
+_SIGNS = {"\\times": "*", "\u00d7": "*", "\\cdot": "*", "·": "*", "\u22c5": "*", "\\div": "/", "÷": "/", "\u2212": "-"}
 
 
 class _UnreadableError(Exception):
@@ -82,6 +82,7 @@ class _Reader:
 
     def _product(self, sign: int) -> Value:
         value, is_plain = self._factor()
+        is_fraction = False
         while True:
             kind, text, _ = self._look()
             if text in ("*", "/"):
@@ -89,6 +90,9 @@ class _Reader:
                 self._take()
                 other, other_is_plain = self._factor()
                 if text == "/":
+                    if is_plain and other_is_plain and (is_fraction or not (_is_whole(value) and _is_whole(other))):
+                        raise _UnreadableError  # only of two whole numbers it is a fraction
+                    is_fraction = True
                     value = _divided(value, other)
                 elif is_plain and other_is_plain and not self._is_power_of_ten(before):
                     raise _UnreadableError
@@ -228,6 +232,10 @@ class _Reader:
     def _take(self) -> tuple[str, str]:
         kind, text, self.at = self._look()
         return kind, text
+
+
+def _is_whole(value: Value) -> bool:
+    return value[_ONE].denominator == 1
 
 
 def _checked(value: Value) -> tuple[Value, bool]:

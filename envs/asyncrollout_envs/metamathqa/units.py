@@ -1,7 +1,6 @@
 """Units of measure: their names, and whether two quantities of them are the same."""
 
 import re
-from collections.abc import Set as AbstractSet
 from fractions import Fraction
 
 import msgspec
@@ -33,7 +32,7 @@ _TABLE: dict[str, tuple[tuple[str, str], ...]] = {
         ("min minute", "60"),
         ("h hr hour", "3600"),
         ("day", "86400"),
-        ("week", "604800"),
+        ("wk week", "604800"),
     ),
     "months": (("month", "1"), ("yr year", "12")),
     "volume": (
@@ -43,26 +42,25 @@ _TABLE: dict[str, tuple[tuple[str, str], ...]] = {
         ("tsp teaspoon", "0.00492892159375"),
         ("tbsp tablespoon", "0.01478676478125"),
         ("cup", "0.2365882365"),
-        ("pint", "0.473176473"),
-        ("quart", "0.946352946"),
+        ("pt pint", "0.473176473"),
+        ("qt quart", "0.946352946"),
         ("gal gallon", "3.785411784"),
     ),
-    "dollars": (("$ dollar usd buck", "1"), ("cent penny pennies", "1/100"), ("dime", "1/10"), ("nickel", "1/20")),
+    "dollars": (("$ dollar usd buck", "1"), ("cent ¢ penny pennies", "1/100"), ("dime", "1/10"), ("nickel", "1/20")),
     "euros": (("€ euro eur", "1"),),
     "pounds sterling": (("£ gbp", "1"), ("pence", "1/100")),
     "yen": (("¥ yen", "1"),),
     "rupees": (("₹ rupee", "1"),),
     "share": (("% percent", "1"),),
-    "angle": (("° degree", "1"), ("radian", "1")),  # never converted: see _NOT_CONVERTED
+    "angle": (("° degree deg", "1"), ("radian", "1")),  # never converted: see _NOT_CONVERTED
     "celsius": (("celsius centigrade", "1"),),
     "fahrenheit": (("fahrenheit", "1"),),
     "area": (("acre", "1"), ("hectare", "1")),
-    "speed": (("mph", "1"), ("kph kmh", "1")),
     "electric": (("volt", "1"), ("amp ampere", "1"), ("watt", "1"), ("ohm", "1")),
     "data": (("bit", "1"), ("byte", "8"), ("kb kilobyte", "8000"), ("mb megabyte", "8000000")),
     "count": (("unit", "1"), ("square", "1"), ("cubic", "1")),
 }
-_NOT_CONVERTED = frozenset(("angle", "area", "speed", "electric", "count"))
+_NOT_CONVERTED = frozenset(("angle", "area", "electric", "count"))
 _IRREGULAR = frozenset(("feet", "inches", "pennies", "pence", "celsius", "s", "ms", "$"))
 _UNITS = {
     name: (f"{dimension}: {names}" if dimension in _NOT_CONVERTED else dimension, Fraction(factor))
@@ -82,6 +80,9 @@ _NO_NOUNS = frozenset(
 )
 """Words of a question that may change a number beside them."""
 
+_QUOTIENTS = {"mph": "mile/hour", "kph": "km/hour", "kmh": "km/hour", "kmph": "km/hour", "mpg": "mile/gallon"}
+_QUOTIENT = re.compile(rf"\b(?:{'|'.join(_QUOTIENTS)})\b")
+_PER_CENT = re.compile(r"\bper cent\b")
 _PER = re.compile(r" ?/ ?| (?:per|an?|every|each) ")
 _POWER = re.compile(r"(?: ?\^ ?\{? ?([23]) ?\}?| (squared|cubed)|([²³]))$")
 _POWERS = {"2": 2, "3": 3, "squared": 2, "cubed": 3, "²": 2, "³": 3}
@@ -89,6 +90,25 @@ _SQUARE = re.compile(r"(square|sq\.?|cubic|cu\.?) (?=\S)")
 _DEGREES_OF = re.compile(r"(?:degrees? |° ?)(?:(?=celsius|fahrenheit|centigrade)|[cf]$)")
 _SCALES_OF_HEAT = {"c": "celsius", "f": "fahrenheit"}
 _WORD = re.compile(r"[^\W\d_]+")
+_HOW_MANY = re.compile(r"\bhow many((?: [^\W\d_]+){1,3})")
+_COUNTABLE = frozenset(("half", "halve", "third", "quarter", "fifth", "tenth", "time", "point")) | frozenset(
+    ("hundred", "thousand", "million", "billion", "trillion", "dozen", "lakh", "crore")
+)
+"""What changes a number beside it, unless it is what a question counts."""
+
+# A letter that stands alone, but not after a number as in "12 m", nor as a unit in "km/h", "in m" or "Tom's"; or after
+# a number as a term of a sum, as in "2m + 3m".
+_VARIABLE = re.compile(
+    r"(?<![\w'\u2019/])(?<![0-9][ -])(?<!\bin )([a-z])(?![\w'\u2019])(?!(?<=\([a-z])\))|(?<=[0-9])([a-z])(?= ?[+*^=])"
+)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Of a question: its words, singular; those of them that it counts, as in "how many dozen"; letters for numbers."""
+
+    nouns: frozenset[str] = frozenset()
+    counted: frozenset[str] = frozenset()
+    letters: frozenset[str] = frozenset()
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -106,25 +126,34 @@ def comparable(unit: Unit, other: Unit) -> Fraction | None:
     """
     if unit.dimensions and other.dimensions:
         return unit.factor / other.factor if unit.dimensions == other.dimensions else None
+    if (unit.dimensions and _names_no_unit(other.nouns)) or (other.dimensions and _names_no_unit(unit.nouns)):
+        return None
     if unit.nouns and other.nouns and not (unit.nouns <= other.nouns or other.nouns <= unit.nouns):
         return None
     return Fraction(1)
 
 
-def read_unit(text: str, nouns: AbstractSet[str], *, glued: bool = False) -> Unit | None:
-    """The unit that a text in lower case is; None if it is none. `nouns` are words that the question has.
+def _names_no_unit(nouns: frozenset[str]) -> bool:
+    return bool(nouns) and not nouns & _UNITS.keys()
 
-    `glued` to its number, only a unit of the list is one.
+
+def read_unit(text: str, asked: Asked, *, glued: bool = False) -> Unit | None:
+    """The unit that a text in lower case is; None if it is none.
+
+    `glued` to its number, only a unit of the list is one. A letter that the question uses for a number is none.
     """
     text = _DEGREES_OF.sub(lambda found: _SCALES_OF_HEAT.get(found[0][-1], ""), text.strip(" ."))
+    text = _QUOTIENT.sub(lambda found: _QUOTIENTS[found[0]], _PER_CENT.sub("percent", text))
     if not text:
         return Unit()
+    if text in asked.letters:
+        return None
     dimensions: dict[str, int] = {}
     factor = Fraction(1)
     for place, part in enumerate(_PER.split(text)):
         found = _listed(part)
         if found is None:
-            return None if glued else _nouns(text, nouns)
+            return None if glued else _nouns(text, asked)
         (dimension, one), power = found
         power = power if place == 0 else -power
         dimensions[dimension] = dimensions.get(dimension, 0) + power
@@ -143,17 +172,27 @@ def _listed(part: str) -> tuple[tuple[str, Fraction], int] | None:
     return None if unit is None else (unit, power)
 
 
-def _nouns(text: str, known: AbstractSet[str]) -> Unit | None:
+def _nouns(text: str, asked: Asked) -> Unit | None:
     words = _WORD.findall(text)
-    if " ".join(words) != text or any(word in _NO_NOUNS or len(word) == 1 for word in words):
-        return None
     stems = frozenset(map(stem, words))
-    return Unit(nouns=stems) if stems and stems <= known else None
+    if " ".join(words) != text or any(_is_no_noun(word) and stem(word) not in asked.counted for word in words):
+        return None
+    return Unit(nouns=stems) if stems and stems <= asked.nouns else None
 
 
-def nouns_of(question: str) -> frozenset[str]:
-    """The words of a question that may stand after a number, in the form that `read_unit` compares."""
-    return frozenset(map(stem, _WORD.findall(question.casefold())))
+def _is_no_noun(word: str) -> bool:
+    return word in _NO_NOUNS or len(word) == 1
+
+
+def asked_by(question: str) -> Asked:
+    """What a question says about the words and letters that may stand after a number."""
+    question = question.casefold()
+    counted = (stem(word) for found in _HOW_MANY.findall(question) for word in found.split())
+    return Asked(
+        frozenset(map(stem, _WORD.findall(question))),
+        frozenset(word for word in counted if word in _COUNTABLE),
+        frozenset(found[1] or found[2] for found in _VARIABLE.finditer(question)),
+    )
 
 
 def stem(word: str) -> str:

@@ -159,8 +159,9 @@ class Sokoban:
         return self.cells, reward, self.solved, self.steps >= self.max_steps and not self.solved, info
 
     def places(self) -> list[tuple[str, list[Place]]]:
-        """Where everything but walls is; a target stays one below a box or the player."""
+        """Where everything is but the walls around it; a target stays one below a box or the player."""
         cells, aims = self.cells, self.room.board.cells(self.room.player, 0)
+        inside = np.pad(cells[1:-1, 1:-1], 1, constant_values=boards.FLOOR)
 
         def found(where: Cells, *codes: int) -> list[Place]:
             return [(int(row), int(column)) for row, column in np.argwhere(np.isin(where, codes))]
@@ -171,6 +172,7 @@ class Sokoban:
             ("Boxes on targets", found(cells, boards.BOX_ON_TARGET)),
             ("You", found(cells, boards.PLAYER)),
             ("You, on a target", found(cells, boards.PLAYER_ON_TARGET)),
+            ("Walls, beside those around it", found(inside, boards.WALL)),
         ]
 
     def render(self) -> NDArray[np.uint8]:

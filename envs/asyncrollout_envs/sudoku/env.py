@@ -25,25 +25,31 @@ Difficulty = Literal["easy", "medium", "hard"]
 RenderFormat = Literal["simple", "detailed", "with_feedback"]
 
 _SIZES = (4, 9, 16)
+_USUAL_STEPS = 81
+_BEGIN, _END = r"(?<![\w.-])(?<!\d,)(?<!\d, )", r"(?![\w-]|[.,] ?\d)"  # of whole numbers: 2.5,3,5 is not 5,3,5
 _NUMBER_FIRST = re.compile(
-    r"\b(?P<number>\d{1,3})\s+(?:at|in)\s+(?:row\s+(?P<row>\d{1,3}),?\s+col(?:umn)?\s+(?P<column>\d{1,3})"
-    r"|\(?\s?(?P<r>\d{1,3})\s?,\s?(?P<c>\d{1,3})\b)"
+    rf"{_BEGIN}(?P<number>\d{{1,3}}) (?:at|in) (?:row (?P<row>\d{{1,3}}),? col(?:umn)? (?P<column>\d{{1,3}})"
+    rf"|\(? ?(?P<r>\d{{1,3}}) ?, ?(?P<c>\d{{1,3}})){_END}"
 )
-_PLACE_FIRST = re.compile(r"\b(\d{1,3})\s?,\s?(\d{1,3})\s?,\s?(\d{1,3})\b")
+_PLACE_FIRST = re.compile(rf"(?<!\d at )(?<!\d in ){_BEGIN}(\d{{1,3}}) ?, ?(\d{{1,3}}) ?, ?(\d{{1,3}}){_END}")
 _LONGEST_ACTION = 200
 _TRIES = 20_000  # to solve a task; a hard one of 9x9 takes a few hundred
 
 
 def parse_action(text: str) -> tuple[int, int, int] | None:
-    """Row, column and number of "place 5 at row 2 col 3", "5 at 2,3" or "2,3,5"; all count from 1."""
+    """Row, column and number of "place 5 at row 2 col 3", "5 at 2,3" or "2,3,5"; all count from 1.
+
+    None also for a text that names several.
+    """
     plain = " ".join(text[: _LONGEST_ACTION + 1].lower().split())
     if len(plain) > _LONGEST_ACTION:
         return None
-    if found := _NUMBER_FIRST.search(plain):
-        return int(found["row"] or found["r"]), int(found["column"] or found["c"]), int(found["number"])
-    if found := _PLACE_FIRST.search(plain):
-        return int(found[1]), int(found[2]), int(found[3])
-    return None
+    named = {
+        (int(found["row"] or found["r"]), int(found["column"] or found["c"]), int(found["number"]))
+        for found in _NUMBER_FIRST.finditer(plain)
+    }
+    named |= {(int(row), int(column), int(number)) for row, column, number in _PLACE_FIRST.findall(plain)}
+    return named.pop() if len(named) == 1 else None
 
 
 class Sudoku:
@@ -54,7 +60,7 @@ class Sudoku:
     besides. `difficulty` is the share of cells to fill in: 40%, 50% or 60%. `render_format` says how much is told:
     the grid alone, what came of the last action as well, or also conflicts (with `show_conflicts`), what fits the
     last ten cells (with `show_valid_numbers`) and the progress. A task is a grid with one solution, as rows of
-    numbers.
+    numbers. `max_steps` is by default 81, and 256 of 16x16, where more cells than 81 are empty.
     """
 
     def __init__(
@@ -62,7 +68,7 @@ class Sudoku:
         *,
         grid_size: int = 9,
         difficulty: Difficulty = "easy",
-        max_steps: int = 81,
+        max_steps: int | None = None,
         render_format: RenderFormat = "with_feedback",
         show_conflicts: bool = True,
         show_valid_numbers: bool = True,
@@ -72,16 +78,18 @@ class Sudoku:
         split: Split = "train",
         style: Style = "plain",
     ) -> None:
+        check_whole("sudoku", least=_SIZES[0], most=_SIZES[-1], grid_size=grid_size)
         if grid_size not in _SIZES:
             raise UsageError(f"sudoku: grid_size={grid_size!r:.200} is not one of {', '.join(map(str, _SIZES))}")
         check_one_of("sudoku", "difficulty", difficulty, get_args(Difficulty))
         check_one_of("sudoku", "render_format", render_format, get_args(RenderFormat))
+        max_steps = max(_USUAL_STEPS, grid_size**2) if max_steps is None else max_steps
         check_whole("sudoku", max_steps=max_steps)
         check_bool("sudoku", show_conflicts=show_conflicts, show_valid_numbers=show_valid_numbers)
         check_number("sudoku", placed_score=placed_score, invalid_score=invalid_score, solved_score=solved_score)
         check_split("sudoku", split)
         check_style("sudoku", style)
-        self.grid_size, self.difficulty, self.max_steps = grid_size, difficulty, max_steps
+        self.grid_size, self.difficulty, self.max_steps = int(grid_size), difficulty, max_steps
         self.render_format, self.show_conflicts, self.show_valid_numbers = (
             render_format,
             show_conflicts,

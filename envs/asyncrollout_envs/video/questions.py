@@ -22,6 +22,7 @@ _KINDS: dict[str, Kind] = {
     "ocr": "free-form",
 }
 _LETTERED = re.compile(r"\s*\(?([A-Za-z])[.):]\s*(.*)", re.DOTALL)
+_NAMED = re.compile(r"(?:option|choice)\s+\(?([A-Za-z])", re.IGNORECASE)
 _TAGGED = re.compile(r"\s*<answer>(.*)</answer>\s*", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,18})?(?:\.[0-9]{1,18})?")
 _DRESSING = " \t\r\n.,;:!\"'`*_()[]"
@@ -129,7 +130,7 @@ def _read_as_is(question: Question, text: str, seconds: float) -> str:
             raise ActionError(f"format_error: answer with the letter of one option ({letters}), and not {text[:50]!r}")
         return letter
     if question.kind == "numerical":
-        plain = undress(text).strip(" \t\r\n$%*`")
+        plain = undress(text).strip(" \t\r\n$%*`").replace("\N{MINUS SIGN}", "-")
         if not any(map(str.isdigit, plain)) or not _NUMBER.fullmatch(plain):
             raise ActionError(f"format_error: answer with a number, and not {text[:50]!r}")
         return plain.replace(",", "")
@@ -160,6 +161,7 @@ def _chosen(options: Sequence[tuple[str, str]], text: str) -> str | None:
     """The letter of the option that is meant: a letter is one, even if another option's text is the same letter."""
     plain = text.strip(_DRESSING)
     lettered = _LETTERED.fullmatch(text)
+    named = _NAMED.fullmatch(plain)
     ways = (
         [letter for letter, _ in options if plain.upper() == letter],
         [letter for letter, option in options if text == option],
@@ -169,6 +171,7 @@ def _chosen(options: Sequence[tuple[str, str]], text: str) -> str | None:
             for letter, option in options
             if lettered and lettered[1].upper() == letter and (not lettered[2] or same_text(lettered[2], option))
         ],
+        [letter for letter, _ in options if named and named[1].upper() == letter],
     )
     said = next(filter(None, ways), [])
     return said[0] if len(said) == 1 else None

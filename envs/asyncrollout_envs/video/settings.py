@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import yaml
+from msgspec.structs import asdict
 
 from asyncrollout.errors import UsageError
 from asyncrollout.validation import did_you_mean
 from asyncrollout_envs.datafiles import load_file
+from asyncrollout_envs.kwargs import check_number
 from asyncrollout_envs.seeding import Split, check_split
 from asyncrollout_envs.video.generate import default_config
 from asyncrollout_envs.video.paths import data_file
@@ -77,13 +79,15 @@ def set_up(
 
 def read_rules(given: Mapping[str, Any]) -> Rules:
     try:
-        return msgspec.convert(dict(given), Rules)
+        rules = msgspec.convert(dict(given), Rules)
     except msgspec.ValidationError as error:
         known = Rules.__struct_fields__
         wrong = next((key for key in given if key not in known), None)
         if wrong is not None:
             raise UsageError(f"{ENV}: it takes no keyword {wrong!r}{did_you_mean(wrong, known)}") from None
         raise UsageError(f"{ENV}: {error}") from None
+    check_number(ENV, **{key: value for key, value in asdict(rules).items() if isinstance(value, float)})
+    return rules
 
 
 def _direct(data_path: PathLike | Mapping[str, PathLike], data_root: PathLike | None) -> Data:
