@@ -5,6 +5,7 @@ import gc
 import inspect
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -233,3 +234,44 @@ def test_turns_cost_the_garbage_collector_nothing() -> None:
     turn = Turn("here", info={"parts": [1, 2]}, tool_calls=[{"name": "look"}])
     outcome, generation = Outcome("here", info={"parts": [1]}), Generation("go", tool_calls=[{"name": "look"}])
     assert not any(map(gc.is_tracked, (turn, outcome, generation, Observation("here", data=[1]), turn.usage)))
+
+
+@pytest.fixture
+def threshold() -> Iterator[tuple[int, int, int]]:
+    """The garbage collector's, restored afterwards."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield gc.get_threshold()
+    gc.set_threshold(*before)
+
+
+def _open_rollouts(**options: Any) -> Rollouts:
+    return Rollouts(WALK, policy=ScriptedPolicy(["go 1"]), **options)
+
+
+async def test_garbage_is_looked_for_less_often_while_rollouts_are_open(threshold: tuple[int, int, int]) -> None:
+    async with _open_rollouts():
+        assert gc.get_threshold() == (10_000, 10, 10)
+        async with _open_rollouts(gc_threshold=50_000):
+            assert gc.get_threshold() == (50_000, 10, 10)
+        assert gc.get_threshold() == (10_000, 10, 10)
+        async with _open_rollouts(gc_threshold=800):
+            assert gc.get_threshold() == (10_000, 10, 10)
+    assert gc.get_threshold() == threshold
+    async with _open_rollouts(gc_threshold=None):
+        assert gc.get_threshold() == threshold
+
+
+async def test_the_users_own_threshold_stays(threshold: tuple[int, int, int]) -> None:
+    for own in ((0, 10, 10), (100_000, 5, 5)):
+        gc.set_threshold(*own)
+        async with _open_rollouts():
+            assert gc.get_threshold() == own
+        assert gc.get_threshold() == own
+    gc.set_threshold(*threshold)
+    async with _open_rollouts(), _open_rollouts():
+        gc.set_threshold(900, 9, 9)
+        async with _open_rollouts():
+            assert gc.get_threshold() == (10_000, 9, 9)
+        assert gc.get_threshold() == (900, 9, 9)
+    assert gc.get_threshold() == (900, 9, 9)

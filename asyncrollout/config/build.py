@@ -53,6 +53,7 @@ _AS_THEY_ARE = (
     "on_exhausted",
     "shares",
     "stall_seconds",
+    "gc_threshold",
 )
 
 

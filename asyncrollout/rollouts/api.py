@@ -66,6 +66,8 @@ class Rollouts:
         max_num_gen_batches: A batch draws at most this many times its size in groups; None means no limit.
         on_exhausted: What happens then: "raise" an error, deliver a "short" batch, or "fill" it with rejected groups.
         stall_seconds: If nothing moves for this long, an error says what is being waited for.
+        gc_threshold: While they are open, Python's garbage collector looks for cycles after this many new objects at
+            the earliest; None leaves it as it is.
     What is recorded:
         run_dir: Everything is recorded there as it happens, with a `metrics.jsonl`.
         resume: True continues after the last delivered batch, n with batch n. Finished rollouts are not played
@@ -97,6 +99,7 @@ class Rollouts:
         on_exhausted: OnExhausted = "raise",
         shares: SharesOf = "drawn",
         stall_seconds: float = 900.0,
+        gc_threshold: int | None = 10_000,
         workers: int | None = None,
         pool: EnvPool | None = None,
         run_dir: str | PathLike[str] | None = None,

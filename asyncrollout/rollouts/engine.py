@@ -19,6 +19,7 @@ from asyncrollout.protocols import policies_of
 from asyncrollout.registry import find_env
 from asyncrollout.rollouts.episode.group import GroupRunner
 from asyncrollout.rollouts.episode.scoring import Scorer
+from asyncrollout.rollouts.garbage import raised_threshold
 from asyncrollout.rollouts.observers import RunObserver
 from asyncrollout.rollouts.options import RolloutsOptions, read_agent, read_envs, read_recorder, runs_on_loop
 from asyncrollout.rollouts.resume import (
@@ -87,6 +88,7 @@ class Engine:
     async def open(self) -> None:
         """Open the pool, the policies, the journal and the recorder; if there is a run, resume it."""
         async with AsyncExitStack() as parts:
+            parts.enter_context(raised_threshold(self._options.gc_threshold))
             if self._options.pool is None:
                 await parts.enter_async_context(self.pool)
             for policy in self._policies:
