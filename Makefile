@@ -106,7 +106,7 @@ test-slow: $(INSTALLED)  ## Run soak and chaos tests in their full form
 	$(BIN)/python -m pytest -m slow
 
 test-upstream: upstream-venv verl-venv ragen-venv metarl-venv  ## Run programs of other systems against the drop-ins: make test-upstream UPSTREAM=dir
-	UPSTREAM='$(UPSTREAM)' .venv-upstream/bin/python -m pytest -m upstream tests/upstream
+	UPSTREAM='$(UPSTREAM)' .venv-upstream/bin/python -m pytest $(PARALLEL) -m upstream tests/upstream
 
 test-wheel: $(INSTALLED)  ## Build the wheel, install it on each Python found (3.11 to 3.13) and try it
 	$(BIN)/python -m pytest -m wheel tests/test_wheel.py

@@ -50,6 +50,7 @@ from asyncrollout.protocols import PolicyAgent as PolicyAgent
 from asyncrollout.protocols import Snapshots as Snapshots
 from asyncrollout.protocols import TextInterface as TextInterface
 from asyncrollout.ray.env_actors import RayOptions as RayOptions
+from asyncrollout.ray.ray_shards import RayShards as RayShards
 from asyncrollout.registry import EnvSpec as EnvSpec
 from asyncrollout.registry import env_names as env_names
 from asyncrollout.registry import find_env as find_env

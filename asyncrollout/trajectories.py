@@ -236,8 +236,12 @@ class Trajectory(msgspec.Struct, frozen=True):
     @property
     def version(self) -> int | None:
         """The oldest version of the weights that replied, without frozen parts; None if there were none."""
-        versions = [turn.learning_version for turn in self.turns]
-        return min((version for version in versions if version is not None), default=None)
+        oldest: int | None = None
+        for turn in self.turns:
+            version = turn.learning_version
+            if version is not None and (oldest is None or version < oldest):
+                oldest = version
+        return oldest
 
     @property
     def sampled_tokens(self) -> int:

@@ -22,26 +22,27 @@ STEP_REWARDS = "step_rewards"
 
 def check_bounds(struct: msgspec.Struct) -> None:
     """Raise ValueError for a number outside the bounds of its annotation: msgspec checks them only when it decodes."""
-    for name, bounds in _bounds(type(struct)):
+    for name, least, above, most, bounds in _bounds(type(struct)):
         value = getattr(struct, name)
-        if value is not None and not _is_within(value, bounds):
+        if value is not None and not (least <= value <= most and value > above):
             raise ValueError(f"{type(struct).__name__}: {name}={value!r} must be {_in_words(bounds)}")
 
 
 @functools.cache
-def _bounds(kind: type) -> tuple[tuple[str, msgspec.Meta], ...]:
+def _bounds(kind: type) -> tuple[tuple[str, float, float, float, msgspec.Meta], ...]:
+    """For each bounded field the least value, what it must be above, the greatest value, and the annotation."""
     hints = get_type_hints(kind, include_extras=True)
     parts = ((name, part) for name, hint in hints.items() for part in (hint, *get_args(hint)))
     marks = ((name, mark) for name, part in parts for mark in getattr(part, "__metadata__", ()))
-    return tuple((name, mark) for name, mark in marks if isinstance(mark, msgspec.Meta))
-
-
-def _is_within(value: Any, bounds: msgspec.Meta) -> bool:
-    return (
-        (bounds.ge is None or value >= bounds.ge)
-        and (bounds.gt is None or value > bounds.gt)
-        and (bounds.le is None or value <= bounds.le)
+    return tuple(
+        (name, _or(mark.ge, -math.inf), _or(mark.gt, -math.inf), _or(mark.le, math.inf), mark)
+        for name, mark in marks
+        if isinstance(mark, msgspec.Meta)
     )
+
+
+def _or(bound: float | None, unbounded: float) -> float:
+    return unbounded if bound is None else bound
 
 
 def _in_words(bounds: msgspec.Meta) -> str:

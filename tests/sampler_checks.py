@@ -11,6 +11,7 @@ from asyncrollout.trajectories import member_uid
 from tests.sampler_programs import Op, Program
 from tests.sampler_reference import Reference
 from tests.sampler_world import Hooks, Scripted, World, index_of
+from tests.sharding import KillableShards
 
 
 class Violation(AssertionError):
@@ -64,6 +65,7 @@ class Checks:
         self.ended = False
         self.sessions = 0
         self.stale = 0
+        self.shards: KillableShards | None = None
 
     @property
     def run(self) -> Rollouts:

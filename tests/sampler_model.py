@@ -12,6 +12,7 @@ from asyncrollout.journal.records import RunRecords
 from tests.sampler_checks import Checks, Handed, Rewound, check, shown
 from tests.sampler_programs import Op
 from tests.sampler_world import STEPS, HookError, index_of
+from tests.sharding import KillableShards
 
 LONGEST = 20_000.0  # virtual seconds for one take; a reply takes one on average
 
@@ -49,7 +50,14 @@ class Player(Checks):
             on_exhausted=program.on_exhausted,
             run_dir=self.run_dir,
             resume=resume,
+            shards=self._shards(),
         )
+
+    def _shards(self) -> KillableShards | None:
+        """Another number of them each time that the run is opened, and none now and then."""
+        count = (self.program.shards + self.sessions) % 4 if self.program.shards else 0
+        self.shards = KillableShards(count, nodes=2) if count else None
+        return self.shards
 
     async def _session(self, ops: list[Op], resume: bool | int) -> tuple[Any, bool | int]:
         """Play until it is closed: what is left of the program, and how to resume it."""
@@ -114,6 +122,15 @@ class Player(Checks):
         return journal.stat().st_size if journal.exists() else 0
 
     # Operations.
+
+    async def kill(self, which: int) -> None:
+        """Kill one of the shards; another one takes its place."""
+        if self.shards is not None and (alive := self.shards.alive()):
+            alive[which % len(alive)].die()
+
+    async def scale(self, count: int, drain: bool) -> None:
+        if self.shards is not None:
+            await self.run.scale(count, drain=drain)
 
     async def batches(self, groups: int) -> None:
         await self._take(("batches", groups))

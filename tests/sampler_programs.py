@@ -36,6 +36,7 @@ class Program:
     tasks: int = 0
     shares: tuple[float, ...] = (1.0,)
     journal: bool = False
+    shards: int = 0
     broken: tuple[str, int] | None = None
     """Which hook ("filter", "score", "tasks") raises at which draw, once."""
 
@@ -171,6 +172,32 @@ def random_program(seed: int) -> Program:
     )
 
 
+def random_sharded_program(seed: int) -> Program:
+    """A random program that is played on shards, which are killed, added and removed meanwhile."""
+    rng = random.Random(f"shards {seed}")
+    program = random_program(10_000_000 + seed)
+    ops: list[Op] = []
+    for op in program.ops:
+        if op[0] in TAKES and rng.random() < 0.5:
+            others = tuple(_shard_op(rng) for _ in range(rng.randint(1, 3)))
+            op = ("beside", op, others)
+        elif op[0] == "beside" and rng.random() < 0.5:
+            op = ("beside", op[1], (*op[2], _shard_op(rng)))
+        ops.append(op)
+        if rng.random() < 0.2:
+            ops.append(_shard_op(rng))
+    return replace(program, ops=tuple(ops), shards=rng.randint(1, 3))
+
+
+def _shard_op(rng: random.Random) -> Op:
+    return rng.choice([
+        ("kill", rng.randint(0, 2)),
+        ("kill", rng.randint(0, 2)),
+        ("scale", rng.randint(1, 4), rng.random() < 0.5),
+        ("train", rng.choice([0.3, 2.0, 9.0])),
+    ])  # fmt: skip
+
+
 def simpler(program: Program) -> Iterator[Program]:
     ops = program.ops
     for at, op in enumerate(ops):
@@ -179,7 +206,8 @@ def simpler(program: Program) -> Iterator[Program]:
             yield replace(program, ops=(*ops[:at], other, *ops[at + 1 :]))
     plain = Program()
     for name in (
-        "journal", "broken", "score", "fails", "shares", "keep", "source", "max_rounds", "on_exhausted", "min_valid",
+        "shards", "journal", "broken", "score",
+        "fails", "shares", "keep", "source", "max_rounds", "on_exhausted", "min_valid",
         "retries", "order", "max_lag", "odd_places", "group_size",
     ):  # fmt: skip
         if getattr(program, name) != getattr(plain, name):

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -100,8 +101,33 @@ class Steps:
 STEPS = EnvSpec(name="steps", factory="tests.sampler_world:Steps", runs="light")
 
 
+class Asker:
+    """What a shard asks: a client of the one policy, as of a server."""
+
+    def __init__(self, policy: "Scripted") -> None:
+        self._policy = policy
+
+    async def generate(self, request: Request) -> Generation:
+        return await self._policy.generate(request)
+
+
+_KNOWN: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def _known(key: int) -> Any:
+    return _KNOWN[key]
+
+
+def _asker(key: int) -> Asker:
+    return Asker(_KNOWN[key])
+
+
 class Scripted:
     """A policy whose replies take virtual time, and which knows itself by which weights each one was begun."""
+
+    def __reduce__(self) -> Any:
+        _KNOWN[id(self)] = self
+        return _asker, (id(self),)
 
     def __init__(self, world: World, loaded: int) -> None:
         self.loaded = loaded
@@ -142,6 +168,10 @@ class Scripted:
 
 class Hooks:
     """The filter, the score and the source of tasks; what they heard, and what they raised."""
+
+    def __reduce__(self) -> Any:
+        _KNOWN[id(self)] = self
+        return _known, (id(self),)
 
     def __init__(self, world: World) -> None:
         self.world = world

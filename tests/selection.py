@@ -1,6 +1,6 @@
 """Which test files `make test`, `make test-fast` and `make test-all` run, and on how many event loops."""
 
-ON_ONE_LOOP = frozenset({"test_report_browser", "test_viewer"})
+ON_ONE_LOOP = frozenset({"test_ray_shards", "test_report_browser", "test_viewer"})
 """Files whose async tests run on uvloop alone, as those of envs (`test_env*`) do: they never see the loop."""
 
 BOTH_LOOPS_EACH_TIME = frozenset({

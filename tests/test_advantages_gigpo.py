@@ -217,6 +217,26 @@ def test_gigpo_equal_states_with_equal_returns_get_exactly_zero() -> None:
     assert found.advantage.tolist() == [0.0] * 3
 
 
+@pytest.mark.parametrize(("reward", "rounded"), [(-0.6, 0.06), (10.3, 0.95)])
+def test_equal_rewards_get_zero_where_single_precision_would_divide_what_it_rounds_off(
+    reward: float, rounded: float
+) -> None:
+    """As verl-agent computes `mean_std_norm`: the mean of equal numbers is not that number, and the std is 0."""
+    single = np.full(12, reward, dtype=np.float32)
+    mean = np.add.accumulate(single)[-1] / np.float32(12)
+    assert abs(single[0] - mean) / 1e-6 == pytest.approx(rounded, abs=0.01)
+    found = gigpo(
+        group=[0] * 12,
+        trajectory=range(12),
+        reward=[reward] * 12,
+        anchor=["s"] * 12,
+        normalize="mean_std",
+        stats_over="steps",
+        singleton="raw",
+    )
+    assert found.advantage.tolist() == [0.0] * 12
+
+
 def test_gigpo_of_nothing() -> None:
     found = gigpo(group=[], trajectory=[], reward=[], anchor=[])
     assert [part.tolist() for part in found] == [[]] * 5

@@ -17,7 +17,7 @@ from msgspec import inspect as inspect_types
 import asyncrollout as ar
 from asyncrollout import filters, rewards
 from asyncrollout.batches.advantage import _NAMES
-from asyncrollout.config import Config, parse_config, read_config, read_tasks, schema, to_yaml
+from asyncrollout.config import Config, build, parse_config, read_config, read_tasks, schema, to_yaml
 from asyncrollout.config.type_info import bare, options, structs
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.redaction import is_secret
@@ -76,6 +76,7 @@ def test_defaults_are_those_of_rollouts() -> None:
         "evaluate",
         "eval_split",
         "backend",
+        "ray",
         "reward_normalization",
         "advantage",
     }
@@ -451,3 +452,20 @@ def test_any_document_is_a_config_or_an_error(value: Any) -> None:
     except ar.UsageError as error:
         reported = str(error)
     assert reported.startswith("config.yaml")
+
+
+def test_shards_of_a_cluster() -> None:
+    config = parse_config("env: bandit\nshards: 4\nray: {address: 'auto', num_cpus: 2, labels: {zone: a}}")
+    assert config.shards == 4
+    assert build._shards(config) == ar.RayShards(4, address="auto", num_cpus=2, labels={"zone": "a"})
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("ray: {address: auto}", "ray: is where shards run, and there are none"),
+    ("shards: 2\nbackend: inline", "each shard has a pool of its own"),
+    ("shards: 2\nrecord: true", "on the nodes of the shards"),
+    ("shards: 2\npolicy: {kind: local}", "is on this machine, which shards do not reach"),
+])  # fmt: skip
+def test_what_does_not_go_with_shards(text: str, said: str) -> None:
+    with pytest.raises(ar.UsageError, match=said):
+        parse_config(f"env: bandit\n{text}")

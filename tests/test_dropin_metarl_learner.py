@@ -328,6 +328,17 @@ def test_parts_of_episodes_never_mix_two(lengths: list[int], length: int) -> Non
         assert not acts[len(part) :].any()
 
 
+def test_what_comes_after_an_episode_never_shows_even_if_it_is_infinite() -> None:
+    buffer = SeqReplayBuffer(8, 2, 1, 4)
+    add(buffer, [1] * 2)
+    endless = np.full((4, 2), np.inf)
+    ones = np.ones((4, 1))
+    buffer.add_episode(observations=endless, actions=ones, rewards=ones, terminals=ones, next_observations=endless)
+    batch = buffer.random_episodes(64)
+    assert not np.isnan(batch["obs"]).any()
+    assert not batch["obs"][batch["mask"][:, :, 0] == 0].any()
+
+
 def test_long_episodes_are_drawn_more_often() -> None:
     drawn = {}
     for baseline in (0.0, 1000.0):

@@ -1,8 +1,10 @@
 """The ways to collect rollouts: which one is taken, and that it makes no difference to what is collected."""
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from asyncrollout import ProviderError, UsageError
 from asyncrollout.dropin import portal
 from asyncrollout.dropin.metarl import AGENT_ARCHS, Learner, ParallelEnvManager
 from asyncrollout.dropin.metarl.acting import AgentPolicy
+from asyncrollout.dropin.metarl.chance import kept_generators, seed_generators
 from asyncrollout.dropin.metarl.row_rng import RowGenerator
 from asyncrollout.dropin.metarl.ways import Took, Way, WayChooser, WayShare
 from asyncrollout.types import Request, Sampling
@@ -333,6 +336,31 @@ def test_the_callers_generators_are_as_before() -> None:
     assert (random.random(), np.random.uniform()) == before  # noqa: NPY002
     actions = np.concatenate([episode["actions"] for episode in made.policy_storage.episodes])
     assert len({*actions.ravel()}) == 10
+
+
+class GpuGenerator:
+    """torch's generator of a device, which cannot be had without the device."""
+
+    state = 5
+
+    def manual_seed(self, seed: int) -> None:
+        self.state = seed
+
+    def get_state(self) -> int:
+        return self.state
+
+    def set_state(self, state: int) -> None:
+        self.state = state
+
+
+def test_generators_of_gpus_are_seeded_and_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor, gpus = GpuGenerator(), (GpuGenerator(), GpuGenerator())
+    cuda = SimpleNamespace(is_initialized=lambda: True, default_generators=gpus)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(default_generator=processor, cuda=cuda))
+    with kept_generators():
+        seed_generators(9)
+        assert [one.state for one in (processor, *gpus)] == [9, 9, 9]
+    assert [one.state for one in (processor, *gpus)] == [5, 5, 5]
 
 
 # agents that stay here

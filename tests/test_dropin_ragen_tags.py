@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +289,16 @@ def test_webshops_own_files_are_found(size: str, name: str, rows: Callable[..., 
     folder = str(files[name].parent)
     for config_of in ({"file_path": folder}, {"data_path": folder}, {"file_path": str(files[name])}):
         assert our_kwargs("webshop", {"dataset": size, **config_of})[0]["data_path"] == str(files[name])
+
+
+def test_configs_tell_of_actions_and_symbols_as_ragens_own_manager_reads_them() -> None:
+    found = {name: asdict(make()) for name, make in REGISTERED_ENV_CONFIGS.items()}
+    assert found["sokoban"]["action_lookup"] == {1: "Up", 2: "Down", 3: "Left", 4: "Right"}
+    assert found["frozen_lake"]["action_lookup"] == {1: "Left", 2: "Down", 3: "Right", 4: "Up"}
+    assert found["game_2048"]["action_lookup"] == {0: "Up", 1: "Right", 2: "Down", 3: "Left"}
+    assert found["sokoban"]["grid_vocab"] == {sign: found["sokoban"]["grid_vocab"][sign] for sign in "#_O√XPS"}
+    assert found["frozen_lake"]["grid_lookup"] == dict(enumerate("P_OGX√"))
+    assert {found[name]["action_lookup"] for name in ("bandit", "countdown", "metamathqa", "webshop")} == {None}
+    assert all(name in found for name in REGISTERED_ENVS)
+    own = REGISTERED_ENV_CONFIGS["sokoban"](grid_vocab={"W": "wall"}, num_boxes=2)
+    assert (asdict(own)["grid_vocab"], own.num_boxes) == ({"W": "wall"}, 2)

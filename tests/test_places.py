@@ -387,3 +387,15 @@ async def test_rollouts_in_flight_are_cancelled_some_at_a_time(how: str) -> None
         counting.cancel_scope.cancel()
     assert ends.by_iteration.total() == 400
     assert max(ends.by_iteration.values()) <= CANCELLED_AT_ONCE
+
+
+async def test_a_place_may_be_asked_for_without_waiting() -> None:
+    places = Places(1)
+    group = await places.next_group("training")
+    group.acquire_on_behalf_of_nowait("first")  # the one that was reserved
+    with pytest.raises(anyio.WouldBlock):
+        group.acquire_on_behalf_of_nowait("second")
+    assert places.waiting("training") == 0
+    group.release_on_behalf_of("first")
+    group.acquire_on_behalf_of_nowait("second")
+    assert places.free == 0

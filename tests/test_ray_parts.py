@@ -14,6 +14,7 @@ import anyio.to_thread
 import pytest
 
 from asyncrollout import EnvPool, MissingExtraError, RayOptions, UsageError
+from asyncrollout.cli import doctor
 from asyncrollout.pool.hosts import DurationWindow, HostLost
 from asyncrollout.pool.wire import codec, network
 from asyncrollout.pool.wire.messages import Op
@@ -254,6 +255,22 @@ def test_wrong_pools() -> None:
 async def test_wrong_addresses(address: Any) -> None:
     with pytest.raises(UsageError, match="address="):
         await ClusterLease.take(address)
+
+
+async def test_doctor_looks_at_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((LOCAL, 0)) as server:
+        address = f"{LOCAL}:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert (await doctor._ray()).state == "ok"
+    found = await doctor._ray()
+    assert (found.state, found.says.partition(", but ")[2]) == (
+        "warning",
+        f"no cluster answers at $RAY_ADDRESS={address}",
+    )
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    assert "Ray Client" in (await doctor._ray()).says
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert "starts a cluster on this machine" in (await doctor._ray()).says
 
 
 async def test_without_ray_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

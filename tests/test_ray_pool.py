@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,8 @@ import psutil
 import pytest
 
 from asyncrollout import EnvHandle, EnvPool, EnvSpec, EnvTimeout, Outcome, PoolError, RayOptions, UsageError
-from asyncrollout.ray import actor_rank, orders
+from asyncrollout.ray import actor_rank, cluster, env_actors, orders
+from asyncrollout.ray.cluster import ClusterLease
 from asyncrollout.testing import check_env, same
 from asyncrollout.video import VideoRecorder
 from tests.docs_page import ROOT
@@ -39,9 +41,9 @@ from tests.waiting import freeze
 pytestmark = pytest.mark.ray
 
 
-def on(cluster: TestCluster, **options: Any) -> dict[str, Any]:
+def on(ray_cluster: TestCluster, **options: Any) -> dict[str, Any]:
     """What makes a pool on this cluster."""
-    return {"backend": "ray", "ray": RayOptions(address=cluster.address, **{"wait": 60, **options})}
+    return {"backend": "ray", "ray": RayOptions(address=ray_cluster.address, **{"wait": 60, **options})}
 
 
 # The same as on this machine
@@ -284,3 +286,41 @@ async def test_a_program_has_one_cluster(ray_cluster: TestCluster) -> None:
         async with EnvPool(1, backend="ray") as second, second.open(COUNTER) as beside:  # the one that is there
             assert same(await beside.reset(seed=1), env.outcome)
         assert np.isfinite((await env.step(1)).reward)
+
+
+async def test_a_connection_of_the_program_stays(ray_cluster: TestCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    lease = await ClusterLease.take(ray_cluster.address)
+    lease.ray._private.worker.print_to_stdstream({"lines": ["raylet: x"], "pid": "raylet", "is_err": False}, False)
+    await lease.give_back()
+    lease.ray.init(ray_cluster.address, log_to_driver=False, logging_level="error")
+    try:
+        async with EnvPool(1, backend="ray", ray=RayOptions(wait=60)) as pool, pool.open(COUNTER) as env:
+            await env.reset(seed=1)
+        assert lease.ray.is_initialized()
+    finally:
+        lease.ray.shutdown()
+    printed = capfd.readouterr()
+    assert printed.out == ""  # whose place is the program's own output
+    assert "raylet: x" in printed.err
+
+
+async def test_the_loss_of_the_head_is_said_before_ray_ends_the_program(
+    ray_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's own service is stood in for by a socket: the cluster is needed by other tests."""
+    monkeypatch.setattr(env_actors, "_HEAD_LOOK", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        monkeypatch.setattr(ClusterLease, "head", f"127.0.0.1:{head.getsockname()[1]}")
+        with pytest.raises(PoolError, match=r"the head node of the Ray cluster at 127.0.0.1:\d+ is gone"):  # noqa: PT012
+            async with EnvPool(1, **on(ray_cluster)) as pool, pool.open(COUNTER) as env:
+                assert same(await play(env, 6, ACTIONS), expected(COUNTER, 6, ACTIONS))
+                head.close()
+                with anyio.fail_after(PATIENCE):
+                    await anyio.sleep_forever()
+    await anyio.to_thread.run_sync(cluster._disconnect)  # nobody asked anything of a head that is gone
+
+
+async def test_a_memory_limit_below_that_of_a_worker_is_said(ray_cluster: TestCluster) -> None:
+    pool = EnvPool(1, **on(ray_cluster), memory_limit=1 << 20)
+    with anyio.fail_after(PATIENCE), pytest.raises(PoolError, match="memory_limit=1048576 is less than a worker"):
+        await pool.start()

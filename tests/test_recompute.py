@@ -1,6 +1,7 @@
 """Every figure of every page is what a simple script computes from the raw files, for each kind of run."""
 
 import json
+import re
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -215,6 +216,11 @@ def check_time(run: Path) -> None:
     durations = {row[0]: row for row in part_of(summary, "Durations")["rows"]}
     calls = raw.llm_seconds()
     assert durations["LLM call"][1:3] == [len(calls), near(sum(calls) / len(calls))]
+    sampled = {(one["uid"], one["turn"]): one["seconds"] for one in raw.events if one["event"] == "turn"}
+    for uid in raw.standing:
+        for number, turn in enumerate(raw.records[uid]["turns"]):
+            if turn["replayed"]:
+                assert turn["policy_seconds"] == near(sampled[uid, number])
     waited = [raw.records[uid]["score_seconds"] for uid in raw.standing if uid.startswith("g")]
     assert ("score" in durations) == any(waited)
     if any(waited):
@@ -304,6 +310,8 @@ async def test_figures_are_what_the_files_say(
         check_evaluations(run)
         check_records(run)
         check_comparison(run, capsys)
+        turns = [turn for one in Recomputed(run).records.values() for turn in one["turns"]]
+        assert any(turn["replayed"] for turn in turns) or kind is not resumed
         if kind is not killed:  # its metrics know what the files have lost
             check_metrics(run)
 
@@ -311,8 +319,8 @@ async def test_figures_are_what_the_files_say(
 
 
 def test_every_figure_is_defined_once() -> None:
-    """The page of figures has a row for each metric, and for each tile of a report."""
+    """The page of figures has a row for each metric."""
     page = (Path(__file__).parent.parent / "docs" / "figures.md").read_text()
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
-    named = [name.strip("` ") for row in rows for name in row.split(",")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert {name for name in RunMetrics.__struct_fields__ if named.count(name) != 1} == set()

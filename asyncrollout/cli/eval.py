@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from asyncrollout.cli.envs import option_value
 from asyncrollout.cli.eval_rlinf import evaluate_rlinf, is_rlinf
-from asyncrollout.cli.run import AllowImport, BaseUrl, Model, Runs, check_server, play
+from asyncrollout.cli.run import AllowImport, BaseUrl, Model, RayAddress, Runs, Shards, check_server, play
 from asyncrollout.cli.run_directory import env_secrets, new_directory, next_attempt, write_config
 from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.cli.terminal.output import WHOLE, Output, OutputParam
@@ -58,6 +58,8 @@ async def eval(  # noqa: A001 (the command's name)
     max_tokens: Annotated[int | None, WHOLE, Parameter(help="Maximum number of tokens of a reply.")] = None,
     workers: Annotated[int | None, WHOLE, Parameter(help="Worker processes for envs (default: one per core).")] = None,
     max_in_flight: Annotated[int | None, WHOLE, Parameter(help="Rollouts in flight (default: 512).")] = None,
+    shards: Shards = None,
+    ray: RayAddress = None,
     name: Annotated[str | None, Parameter(help="Name of the run directory (default: eval-ENV-1 and so on).")] = None,
     run_dir: Annotated[Path | None, Parameter(help="The run directory itself, instead of --runs and --name.")] = None,
     runs: Runs = Path("runs"),
@@ -94,9 +96,19 @@ async def eval(  # noqa: A001 (the command's name)
         "agent.sampling.max_tokens": max_tokens,
         "workers": workers,
         "max_in_flight": max_in_flight,
+        "shards": shards,
+        "ray.address": ray,
     }
     chosen = {key: value for key, value in options.items() if value is not None}
-    for key in ("evaluate", "group_size", "limits.turns", "agent.sampling.max_tokens", "workers", "max_in_flight"):
+    for key in (
+        "evaluate",
+        "group_size",
+        "limits.turns",
+        "agent.sampling.max_tokens",
+        "workers",
+        "max_in_flight",
+        "shards",
+    ):
         if chosen.get(key, 1) < 1:
             raise UsageError(f"{_flag(key)} {chosen[key]}: must be a whole number from 1")
     if env is None and (not given or ("=" in given[0] and not os.path.exists(given[0]))):  # noqa: ASYNC240, PTH110

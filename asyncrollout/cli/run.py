@@ -29,7 +29,7 @@ from asyncrollout.cli.samples import write_samples
 from asyncrollout.cli.terminal.live import Display, live, live_view
 from asyncrollout.cli.terminal.logs import logging_to
 from asyncrollout.cli.terminal.numbers import as_record, summary, with_totals
-from asyncrollout.cli.terminal.output import DONE, STOPPED, Output, OutputParam, program
+from asyncrollout.cli.terminal.output import DONE, STOPPED, WHOLE, Output, OutputParam, program
 from asyncrollout.cli.terminal.scores import (
     EvaluationProgress,
     evaluation_summary,
@@ -69,6 +69,10 @@ AcceptChanges = Annotated[
     tuple[str, ...],
     Parameter(help="Accept a changed setting of the agent or policy, such as agent.system_prompt. Repeatable."),
 ]
+Shards = Annotated[int | None, WHOLE, Parameter(help="Play groups on this many processes of a Ray cluster.")]
+RayAddress = Annotated[
+    str | None, Parameter(name="--ray", help="Address of the Ray cluster for --shards: HOST:6379, auto or local.")
+]
 AllowImport = Annotated[bool, Parameter(help="Allow imports of code: `score`, and envs given as module:Class.")]
 
 
@@ -77,10 +81,18 @@ def check_server(base_url: str | None, model: str | None) -> None:
         raise UsageError("--base-url and --model go together: the URL of a server and the name of its model")
 
 
+def shard_overrides(shards: int | None, ray: str | None) -> list[str]:
+    """The options of the command line as overrides of a configuration."""
+    given = {"shards": shards, "ray.address": ray}
+    return [f"{key}={value}" for key, value in given.items() if value is not None]
+
+
 async def run(
     config: Annotated[Path, Parameter(help="YAML file; see examples/configs.")],
     *overrides: Overrides,
     runs: Runs = Path("runs"),
+    shards: Shards = None,
+    ray: RayAddress = None,
     allow_import: AllowImport = False,
     output: OutputParam,
 ) -> int:
@@ -92,7 +104,10 @@ async def run(
     Example: asyncrollout run examples/configs/mixed_dapo.yaml
 
     Example: asyncrollout run examples/configs/frozen_lake_solver.yaml name=lake env_kwargs.size=8
+
+    Example: asyncrollout run examples/configs/mixed_dapo.yaml --ray 10.0.0.1:6379 --shards 8
     """
+    overrides = (*overrides, *shard_overrides(shards, ray))
     if not config.is_file():
         raise UsageError(f"{config} is not a file" if config.exists() else f"{config} does not exist")
     chosen = read_config(config, overrides, dialect=RAGEN_KEYS)

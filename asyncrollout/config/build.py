@@ -24,6 +24,7 @@ from asyncrollout.policies.openai.policy import OpenAIPolicy
 from asyncrollout.policies.scripted import ScriptedPolicy, SolverPolicy
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Policy
+from asyncrollout.ray.ray_shards import RayShards
 from asyncrollout.redaction import known_secrets, named_secrets, without_secrets
 from asyncrollout.registry import allowed_env
 from asyncrollout.rollouts.api import Rollouts
@@ -82,6 +83,7 @@ async def open_rollouts(
             score=None if config.score is None else import_object(config.score, "score"),
             workers=None if pool is not None else config.workers,
             pool=pool,
+            shards=_shards(config),
             run_dir=run_dir,
             resume=resume,
             accept_changes=accept_changes,
@@ -133,6 +135,13 @@ async def _open_pool(config: Config) -> AsyncIterator[EnvPool | None]:
         return
     async with EnvPool(config.workers, config.backend) as pool:
         yield pool
+
+
+def _shards(config: Config) -> RayShards | None:
+    if config.shards is None:
+        return None
+    cluster = schema.RayCluster() if config.ray is None else config.ray
+    return RayShards(config.shards, **msgspec.structs.asdict(cluster))
 
 
 def _recorder(config: Config) -> bool | VideoRecorder:

@@ -196,6 +196,17 @@ class VideoOptions(ConfigPart, frozen=True):
     max_bytes: FromOne = 4 << 30
 
 
+class RayCluster(ConfigPart, frozen=True):
+    """`RayShards`, without their number: a Ray cluster, and what each shard takes of a node."""
+
+    address: Text | None = None
+    num_cpus: Amount = 1
+    num_gpus: Amount = 0
+    resources: dict[str, Amount] = {}
+    labels: dict[str, str] = {}
+    wait: Positive = 5.0
+
+
 class Normalization(ConfigPart, frozen=True):
     """As `rewards.normalize`."""
 
@@ -241,6 +252,8 @@ class Config(ConfigPart, frozen=True, kw_only=True):
     gc_threshold: FromOne | None = 10_000
     workers: FromOne | None = None
     backend: Literal["process", "inline"] | None = None
+    shards: FromOne | None = None
+    ray: RayCluster | None = None
     metrics: tuple[SinkName, ...] = ()
     record: bool | VideoOptions = False
     reward_normalization: Normalization | None = None
@@ -256,6 +269,10 @@ class Config(ConfigPart, frozen=True, kw_only=True):
             raise UsageError("shares: found 'delivered', which depends on timing, but order: start does not")
         if self.backend == "inline" and self.workers is not None:
             raise UsageError(f"workers: found {self.workers}, but with backend: inline there are none: leave it out")
+        if self.shards is not None:
+            self._check_shards()
+        elif self.ray is not None:
+            raise UsageError("ray: is where shards run, and there are none: say how many, such as shards: 8")
         if self.evaluate is not None and self.keep is not None:
             raise UsageError("keep: an evaluation counts every group, and filters none: leave it out")
         if isinstance(self.env, str):
@@ -265,6 +282,14 @@ class Config(ConfigPart, frozen=True, kw_only=True):
         tags = [entry.tag or entry.env for entry in self.env]
         if len({*tags}) < len(tags):
             raise UsageError(f"env: the tags {tags} are not all different: give each entry its own tag")
+
+    def _check_shards(self) -> None:
+        if self.backend is not None:
+            raise UsageError(f"backend: found {self.backend!r}, but each shard has a pool of its own: leave it out")
+        if self.record is not False:
+            raise UsageError("record: videos are made where envs live, on the nodes of the shards: leave one out")
+        if isinstance(self.policy, Local):
+            raise UsageError("policy: the server of kind local is on this machine, which shards do not reach")
 
     @property
     def entries(self) -> list[EnvEntry]:

@@ -76,6 +76,13 @@ class RecordedReply(NamedTuple):
     seconds: float | None = None
 
 
+def recorded_reply(event: Replied) -> RecordedReply:
+    policy = 0 if event.policy is msgspec.UNSET else event.policy
+    oldest = None if event.oldest_version is msgspec.UNSET else event.oldest_version
+    took = None if event.seconds is msgspec.UNSET else event.seconds
+    return RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest, took)
+
+
 class RedeliveredBatch(NamedTuple):
     """A batch that was delivered, and is to be delivered again as it was."""
 
@@ -160,12 +167,7 @@ class RunHistory:
             case Dispatched(uid=uid):
                 self._begin(uid)
             case Replied(uid=uid):
-                policy = 0 if event.policy is msgspec.UNSET else event.policy
-                oldest = None if event.oldest_version is msgspec.UNSET else event.oldest_version
-                took = None if event.seconds is msgspec.UNSET else event.seconds
-                self.replies[uid].append(
-                    RecordedReply(event.turn, event.asked, event.reply, event.request, policy, oldest, took)
-                )
+                self.replies[uid].append(recorded_reply(event))
             case Failed(uid=uid):
                 self.replies.pop(uid, None)
                 self.retries[group_of(uid)] += 1

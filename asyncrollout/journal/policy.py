@@ -1,25 +1,38 @@
 """A policy whose replies are recorded, and which does not ask again for those that were."""
 
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import msgspec
 
 from asyncrollout.errors import EnvDiverged, UsageError
 from asyncrollout.journal.events import Replied, decode_reply, encode_reply
-from asyncrollout.journal.history import RecordedReply, RunHistory
-from asyncrollout.journal.writer import Writer
+from asyncrollout.journal.history import RecordedReply
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.holding import held_back
 from asyncrollout.policies.replays import note_replayed, note_sampled
-from asyncrollout.policies.versions import note_version, noted_versions
+from asyncrollout.policies.versions import NotedVersions, note_version
 from asyncrollout.pool.wire.digest import digest
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 
 log = get_logger(__name__)
+
+
+class ReplyWriter(Protocol):
+    """What records replies: the writer of a run, or a shard's way to it."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is queued, or cannot be written."""
+
+    async def room(self) -> None:
+        """Wait while too much is queued."""
+
+    def put(self, event: Replied, /) -> None: ...
 
 
 class JournaledPolicy:
@@ -33,8 +46,8 @@ class JournaledPolicy:
     def __init__(
         self,
         inner: Policy,
-        writer: Writer,
-        past: RunHistory,
+        writer: ReplyWriter,
+        replies: Mapping[str, list[RecordedReply]],
         *,
         place: int = 0,
         asks_once: bool,
@@ -42,7 +55,7 @@ class JournaledPolicy:
     ) -> None:
         self.inner = inner
         self._writer = writer
-        self._replies = past.replies
+        self._replies = replies
         self._place = place
         self._asks_once = asks_once
         self._only_appends = only_appends
@@ -66,7 +79,7 @@ class JournaledPolicy:
         if self._writer.is_full:
             with held_back():
                 await self._writer.room()
-        with noted_versions() as versions:
+        with NotedVersions() as versions:
             generation = await self.inner.generate(request)
         try:
             reply = encode_reply(generation)

@@ -28,6 +28,7 @@ from asyncrollout.journal.events import (
     Failed,
     Finished,
     Judged,
+    ShardPlace,
     TakenBack,
     Updated,
     VerdictRound,
@@ -97,6 +98,8 @@ class RecordedRun:
         """The attempt of each rollout whose record counts, even if its group was cancelled since."""
         self.lost: list[RolloutAttempt] = []
         """Attempts that failed and were retried, or were cancelled or started over: nothing of them counts."""
+        self.places: dict[str, ShardPlace] = {}
+        """Where rollouts ended that shards have played."""
         self.verdicts: dict[str, Judged] = {}
         self.batches: dict[int, BatchRecord] = {}
         self.attempts: list[tuple[float, float]] = []
@@ -146,6 +149,8 @@ class RecordedRun:
                 self._retried.add(group_of(uid))
             case Finished(uid=uid):
                 self._ends[uid] += 1
+                if event.node is not msgspec.UNSET and event.shard is not msgspec.UNSET:
+                    self.places[uid] = ShardPlace(event.shard, event.node)
             case Cancelled(group=group):
                 self._cancel(group)
             case Judged():

@@ -21,13 +21,14 @@ from asyncrollout.journal.events import (
     Evaluating,
     Failed,
     Judged,
+    ShardPlace,
     TakenBack,
     Updated,
     end_of,
 )
 from asyncrollout.journal.files import cut_torn_end, whole_lines
 from asyncrollout.journal.group_numbers import GroupNumbers
-from asyncrollout.journal.history import RunHistory, read_past
+from asyncrollout.journal.history import RecordedReply, RunHistory, read_past
 from asyncrollout.journal.settings import changes, read_given
 from asyncrollout.journal.writer import JOURNAL, TRAJECTORIES, Lock, Writer
 from asyncrollout.pool.wire.digest import digest
@@ -75,8 +76,35 @@ class NullJournal:
 
     def failed(self, trajectory: Trajectory) -> None: ...
 
-    async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:  # noqa: ARG002
+    async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         """The trajectory, which is on its way to the disk; one that cannot be written has failed."""
+        return self.ended(tag, trajectory)
+
+    # What shards report has happened elsewhere: replies are read there, and lines are encoded there.
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much is queued, or cannot be written."""
+        return False
+
+    async def room(self) -> None:
+        """Wait while too much is queued."""
+
+    def recorded_replies(self, uid: str) -> list[RecordedReply]:  # noqa: ARG002
+        """Those of a rollout that an earlier process has begun, and this one has not."""
+        return []
+
+    def replied(self, line: bytes) -> None:
+        """A reply, encoded as its event."""
+
+    def ended(
+        self,
+        tag: str,  # noqa: ARG002
+        trajectory: Trajectory,
+        record: bytes = b"",  # noqa: ARG002
+        place: ShardPlace | None = None,  # noqa: ARG002
+    ) -> Trajectory:
+        """As `finished`, without a wait for room; `record` is its line in the file of trajectories, if known."""
         return trajectory
 
     def judged(self, group: Group, more: int) -> None:
@@ -163,18 +191,42 @@ class RunJournal(NullJournal):
 
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         await self.writer.room()
-        group = group_of(trajectory.uid)
+        return self.ended(tag, trajectory)
+
+    @property
+    def is_full(self) -> bool:
+        return self.writer.is_full
+
+    async def room(self) -> None:
+        await self.writer.room()
+
+    def recorded_replies(self, uid: str) -> list[RecordedReply]:
+        return [] if uid in self._dispatched else [*self.past.replies.get(uid, ())]
+
+    def replied(self, line: bytes) -> None:
+        self.writer.put_line(line)
+
+    def ended(
+        self, tag: str, trajectory: Trajectory, record: bytes = b"", place: ShardPlace | None = None
+    ) -> Trajectory:
         if trajectory.error is not None:
             trajectory = msgspec.structs.replace(trajectory, error=hide_in_error(trajectory.error, self._secrets))
+        if not record:
+            trajectory, record = self._encoded(tag, trajectory)
+        self._dispatched.discard(trajectory.uid)
+        self.past.replies.pop(trajectory.uid, None)
+        error_shown = None if trajectory.error is None else self._shown_error(trajectory)
+        self.writer.put(end_of(trajectory, error_shown, place=place), record)
+        return trajectory
+
+    def _encoded(self, tag: str, trajectory: Trajectory) -> tuple[Trajectory, bytes]:
+        group = group_of(trajectory.uid)
         try:
             line = encode_record(group, tag, trajectory)
         except UsageError as error:
-            trajectory = _unwritable(trajectory, error)
+            trajectory = unwritable(trajectory, error)
             line = encode_record(group, tag, trajectory)
-        self._dispatched.discard(trajectory.uid)
-        error_shown = None if trajectory.error is None else self._shown_error(trajectory)
-        self.writer.put(end_of(trajectory, error_shown), line + b"\n")
-        return trajectory
+        return trajectory, line + b"\n"
 
     def judged(self, group: Group, more: int) -> None:
         assert group.verdict is not None
@@ -347,7 +399,8 @@ def _recordable(env_kwargs: dict[str, Any]) -> Any:
         return None
 
 
-def _unwritable(trajectory: Trajectory, error: UsageError) -> Trajectory:
+def unwritable(trajectory: Trajectory, error: UsageError) -> Trajectory:
+    """A rollout that has failed because its trajectory cannot be recorded."""
     failed = EnvError.at(f"{error}", env=trajectory.env, seed=trajectory.seed, turn=len(trajectory.turns))
     return msgspec.structs.replace(
         trajectory,

@@ -73,10 +73,13 @@ class Writer:
 
     def put(self, event: AnyEvent, trajectory: bytes = b"") -> None:
         """Queue an event, and the line of the trajectory that it is about."""
+        self.put_line(encode(event), trajectory)
+
+    def put_line(self, line: bytes, trajectory: bytes = b"") -> None:
+        """Queue an event that is encoded already."""
         self._check()
         if self._closing:
             return
-        line = encode(event)
         if self._held:
             line, self._held = b"".join((*self._held, line)), []
         if trajectory:

@@ -4,6 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self
 
 import anyio
@@ -57,6 +58,7 @@ class BatchedPolicy:
             raise UsageError(
                 f"BatchedPolicy: max_batch={max_batch!r} must be at least 1, max_wait={max_wait!r} at least 0"
             )
+        self._given = model, max_batch, max_wait
         self._model = model
         self._max_batch = max_batch
         self._max_wait = max_wait
@@ -67,6 +69,11 @@ class BatchedPolicy:
         self._gate = Gate()
         self.version = self.updates = 0
         self.is_open = False
+
+    def __reduce__(self) -> Any:
+        """A copy for another process, which is not open and never hears of new weights."""
+        model, max_batch, max_wait = self._given
+        return partial(BatchedPolicy, max_batch=max_batch, max_wait=max_wait), (model,)
 
     async def __aenter__(self) -> Self:
         await self._serving.open()

@@ -31,7 +31,7 @@ class PolicyControl:
 
     def __init__(self, policies: Sequence[Any] = ()) -> None:
         self._policies = policies
-        found = {id(part): part for policy in policies for part in _learning_parts(policy)}
+        found = {id(part): part for policy in policies for part in learning_parts(policy)}
         self._parts = parts = [*found.values()]
         self._weights = {id(weights): weights for weights in map(_weights, parts)}
         self._update: object = None
@@ -229,14 +229,15 @@ def _is_plain(policy: Any) -> bool:
     return not any(isinstance(part, Frozen) or hasattr(part, "pause") for part in nested(policy))
 
 
-def _learning_parts(policy: Any) -> Iterator[Any]:
+def learning_parts(policy: Any) -> Iterator[Any]:
+    """The parts that updates of weights reach: each with its own `pause`, or the gate around it."""
     if isinstance(policy, Frozen):
         return
     if hasattr(policy, "pause"):
         yield policy
         return
     for part in composed_of(policy):
-        yield from _learning_parts(part)
+        yield from learning_parts(part)
 
 
 def _learning_side(policy: Any) -> Iterator[Any]:

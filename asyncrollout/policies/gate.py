@@ -14,7 +14,7 @@ import msgspec
 from asyncrollout import validation
 from asyncrollout.errors import UsageError
 from asyncrollout.policies.holding import HeldTime, charged, held_back, rollout_held
-from asyncrollout.policies.versions import note_version, unnoted
+from asyncrollout.policies.versions import Unnoted, note_version
 from asyncrollout.protocols import Policy, ask_policy
 from asyncrollout.types import Generation, PauseMode, Request
 
@@ -262,7 +262,7 @@ class GatedPolicy:
 
     async def call(self, ask: Callable[..., Awaitable[T]], *asked: Any) -> tuple[T, int]:
         """What a call gives, and the version of the weights that it began with, which is noted for all within it."""
-        with unnoted():
+        with Unnoted():
             result, version = await self._pass(ask, *asked)
         note_version(version)
         return result, version
@@ -321,7 +321,7 @@ class StampingPolicy:
         return getattr(self.inner, name)
 
     async def generate(self, request: Request) -> Generation:
-        with unnoted():
+        with Unnoted():
             generation = await ask_policy(self.inner, request)
         note_version(None if generation.frozen else int(generation.version))
         return generation

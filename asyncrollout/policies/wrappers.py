@@ -13,7 +13,7 @@ import numpy as np
 
 from asyncrollout.errors import ProviderError, UsageError
 from asyncrollout.policies.holding import Deadline, held_back
-from asyncrollout.policies.versions import note_version, noted_versions, unnoted
+from asyncrollout.policies.versions import NotedVersions, Unnoted, note_version
 from asyncrollout.protocols import Policy
 from asyncrollout.types import Generation, Request
 
@@ -26,6 +26,10 @@ _COMPARED = tuple(name for name in Request.__struct_fields__ if name not in _NOT
 class Limited:
     inner: Policy
     slots: anyio.CapacityLimiter
+
+    def __reduce__(self) -> Any:
+        """In another process, calls have places of their own."""
+        return limited, (self.inner, int(self.slots.total_tokens))
 
     async def generate(self, request: Request) -> Generation:
         if request.seconds is None:
@@ -80,6 +84,10 @@ class Cached:
     _asking: dict[bytes, anyio.Lock] = field(default_factory=dict)
     _forgotten: list[int] = field(default_factory=lambda: [0])  # how often
 
+    def __reduce__(self) -> Any:
+        """In another process, nothing is kept yet."""
+        return _cached, (self.inner, self.size)
+
     async def generate(self, request: Request) -> Generation:
         shown = [getattr(request, name) for name in _COMPARED]
         asked = msgspec.msgpack.encode(shown, order="deterministic", enc_hook=_array)
@@ -89,7 +97,7 @@ class Cached:
                 key = self._key(asked)
                 if key not in self.kept:
                     forgotten = self._forgotten[0]
-                    with noted_versions() as versions:
+                    with NotedVersions() as versions:
                         generation = await self.inner.generate(request)
                     if forgotten != self._forgotten[0] or key != self._key(asked):
                         return generation  # possibly of the old weights
@@ -129,7 +137,7 @@ class Frozen:
         return getattr(self.inner, name)
 
     async def generate(self, request: Request) -> Generation:
-        with unnoted():
+        with Unnoted():
             generation = await self.inner.generate(request)
         return msgspec.structs.replace(generation, frozen=True)
 
@@ -156,6 +164,10 @@ def cached(policy: Policy, *, size: int = 1024) -> Cached:
     if isinstance(size, bool) or size < 1:
         raise UsageError(f"cached: size={size!r} must be at least 1")
     return Cached(policy, size)
+
+
+def _cached(policy: Policy, size: int) -> Cached:
+    return cached(policy, size=size)
 
 
 def frozen(policy: Policy) -> Frozen:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncrollout.errors import ClosedError, PoolError
+from asyncrollout.pool.host_index import MANY_HOSTS, HostIndex
 from asyncrollout.pool.hosts import LONG, SOON, Backend, EnvHost
 from asyncrollout.pool.inline_host import InlineHost
 from asyncrollout.pool.quarantine import Quarantine
@@ -49,6 +50,7 @@ class Placement:
         self.quarantine = Quarantine()
         self._trial: _Trial | None = None
         self._ids = itertools.count(1)
+        self._index = HostIndex()
         self._turns: defaultdict[Any, anyio.Lock] = defaultdict(anyio.Lock)  # one for each `binding.queue`
 
     async def place(self, binding: "EnvBinding") -> EnvHost:
@@ -59,7 +61,7 @@ class Placement:
             usable = await self._wait_usable(self._backend, binding)
             near = binding.beside.host if binding.beside is not None else None
             is_free = near is not None and near in usable and not near.is_held_up
-            host = near if near is not None and is_free else _least_loaded(usable, binding)
+            host = near if near is not None and is_free else self._least_loaded(usable, binding)
         if binding.weighs and not binding.load:
             binding.load = binding.last_seconds = self._usual_load()
         binding.host, binding.id = host, next(self._ids)  # a new id: the old host may still be closing the env
@@ -172,6 +174,8 @@ class Placement:
         if host is not None:
             host.envs -= 1
             host.load -= binding.load
+            if host.usable:
+                self._index.add(host)
         return host
 
     def leave(self, binding: "EnvBinding") -> EnvHost | None:
@@ -192,8 +196,10 @@ class Placement:
         if host.rank in avoided or rank not in (None, host.rank):
             self._move_away(binding, host)
             return
-        allowed = [one for one in self._backend.hosts if one.rank not in avoided and rank in (None, one.rank)]
-        target = _least_loaded(allowed or [host], binding)
+        allowed = self._backend.hosts
+        if avoided or rank is not None:
+            allowed = [one for one in allowed if one.rank not in avoided and rank in (None, one.rank)]
+        target = self._least_loaded(allowed or [host], binding)
         gain = host.load - (target.load + binding.load)
         pays = gain > _WORTH_MOVING and gain * _ROUNDS_TO_PAY > binding.build_seconds
         wait = host.wait()
@@ -222,21 +228,24 @@ class Placement:
                 "`await pool.start()` first and `await pool.close()` at the end"
             )
 
+    def _least_loaded(self, hosts: Sequence[EnvHost], binding: "EnvBinding") -> EnvHost:
+        """The host that is free soon, then that with the least load (to a tenth of a microsecond) or the fewest envs.
+
+        Where an env is quick to build, an even load counts for more than a short wait.
+        """
+        soon = SOON if binding.builds_slowly or binding.was_moved else LONG
+        if len(hosts) > MANY_HOSTS:
+            return self._index.least_loaded(hosts, soon=soon)
+
+        def measure(host: EnvHost) -> tuple[float, float, int]:
+            wait = host.wait()
+            return (wait if wait > soon else 0.0), (round(host.load, 7) if binding.weighs else 0.0), host.envs
+
+        return min(hosts, key=measure)
+
     def _usual_load(self) -> float:
         hosts = self._backend.hosts if self._backend else ()
+        if len(hosts) > MANY_HOSTS:
+            return self._index.mean_load or _FIRST_GUESS
         envs = sum(host.envs for host in hosts)
         return sum(host.load for host in hosts) / envs if envs else _FIRST_GUESS
-
-
-def _least_loaded(hosts: Sequence[EnvHost], binding: "EnvBinding") -> EnvHost:
-    """The host that is free soon, then the one with the least load (to a tenth of a microsecond) or the fewest envs.
-
-    Where an env is quick to build, an even load counts for more than a short wait.
-    """
-    soon = SOON if binding.builds_slowly or binding.was_moved else LONG
-
-    def measure(host: EnvHost) -> tuple[float, float, int]:
-        wait = host.wait()
-        return (wait if wait > soon else 0.0), (round(host.load, 7) if binding.weighs else 0.0), host.envs
-
-    return min(hosts, key=measure)

@@ -73,7 +73,6 @@ class _Life:
         self.link: ActorLink | None = None
         self.host: ActorHost | None = None
         self.reason: KillReason | None = None
-        self.is_silent = False
         self.served = anyio.Event()
         self.over = anyio.CancelScope()
 
@@ -108,6 +107,7 @@ class ActorRank:
         self._on_idle = on_idle
         self._lives = 0
         self._failed_starts = 0
+        self._is_refused = False  # its worker, which uses too much memory even without envs
         self._actor: Any = None
         self._life: _Life | None = None
         self._serving: ActorHost | None = None
@@ -131,6 +131,8 @@ class ActorRank:
                 while not self.stopping:
                     error = await self._live()
                     self._failed_starts = self._failed_starts + 1 if error else 0
+                    if self._is_refused:
+                        break
                     if error and (self._lives == 1 or self._failed_starts >= _START_TRIES):
                         self.failure = error
                         break
@@ -268,6 +270,7 @@ class ActorRank:
             clock=self.clock,
             on_hello=partial(self._on_hello, life),
             on_idle=self._on_idle,
+            starting=self._watch.starting,
             on_lost=partial(self._on_disconnect, life),
             reported=life.page,
             node="",
@@ -283,6 +286,12 @@ class ActorRank:
             host.refuse()
             return
         host.node = life.link.node or ""
+        limit = self._settings.limits.memory
+        if limit is not None and host.bare_memory > limit:
+            uses = f"a worker without envs uses, {host.bare_memory} bytes"
+            self.failure, self._is_refused = PoolError(f"memory_limit={limit} is less than {uses}"), True
+            life.over.cancel()
+            return
         self._serving, self.failure = host, None
         self._watchdog = Watchdog(self._settings.limits, self._watch, self.clock)
         life.served.set()

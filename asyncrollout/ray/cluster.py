@@ -59,9 +59,28 @@ class ClusterLease:
         return address
 
     @property
+    def head(self) -> str:
+        """The address of the head node's own service."""
+        address: str = self.ray.get_runtime_context().gcs_address
+        return address
+
+    @property
     def node_id(self) -> str:
         node: str = self.ray.get_runtime_context().get_node_id()
         return node
+
+
+async def is_answering(address: str, limit: float) -> bool:
+    """Whether anything listens there."""
+    host, _, port = address.rpartition(":")
+    with anyio.move_on_after(limit):
+        try:
+            stream = await anyio.connect_tcp(host.strip("[]"), int(port))
+        except (OSError, ValueError):
+            return False
+        await stream.aclose()
+        return True
+    return False
 
 
 class _SharedConnection:

@@ -1,26 +1,33 @@
 """Environments on Ray: the options of such a pool, and its backend."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import anyio
 import anyio.to_thread
 import msgspec
+from anyio.abc import TaskGroup
 
 from asyncrollout import validation
-from asyncrollout.errors import UsageError
+from asyncrollout.errors import PoolError, UsageError
+from asyncrollout.logs import get_logger
 from asyncrollout.pool.hosts import PoolLimits
 from asyncrollout.pool.process.backend import WorkerEnv, WorkerRank, WorkersBackend
 from asyncrollout.ray import orders
 from asyncrollout.ray.actor import WorkerActor
 from asyncrollout.ray.actor_rank import ActorRank, ClusterCalls, LifeSettings
 from asyncrollout.ray.call_transport import FRAMES_GROUP
-from asyncrollout.ray.cluster import ClusterLease
+from asyncrollout.ray.cluster import ClusterLease, is_answering
 from asyncrollout.ray.listener import WorkerListener
 from asyncrollout.ray.room import ActorDemand, ClusterUsage, missing_now, missing_room
 
+log = get_logger(__name__)
+
+_HEAD_LOOK = 5.0  # seconds between two looks, and for one to be answered
+_HEAD_LOOKS = 4  # in vain, until the head is given up; Ray ends the program after 60 s
 _TRANSPORTS = ("socket", "ray")
 _FRAME_THREADS = 2  # one to send, one to receive
 
@@ -89,6 +96,7 @@ class RayBackend(WorkersBackend):
         self._send_snapshots = send_snapshots
         self._lease: ClusterLease | None = None
         self._listener: WorkerListener | None = None
+        self._head_is_gone: list[str] = []  # its address, once nothing is to be asked of it any more
 
     async def _make_ranks(self, root: Path) -> Sequence[WorkerRank]:
         self._lease = lease = await ClusterLease.take(self._options.address)
@@ -106,6 +114,7 @@ class RayBackend(WorkersBackend):
         )
         (root / orders.PROBE).write_bytes(settings.probe)
         calls = await anyio.to_thread.run_sync(_calls, lease.ray, self._options, self._workers)
+        calls = calls._replace(kill=partial(self._kill, calls.kill))
         return [
             ActorRank(
                 rank,
@@ -120,13 +129,37 @@ class RayBackend(WorkersBackend):
             for rank, environ in enumerate(self._environs)
         ]
 
+    def _kill(self, kill: Callable[[Any], None], actor: Any) -> None:
+        if not self._head_is_gone:  # without it, an actor ends with its connections
+            kill(actor)
+
     def _has_own_directory(self) -> bool:
         return bool(self._options.runtime_env and self._options.runtime_env.get("working_dir"))
+
+    async def start(self, tasks: TaskGroup) -> None:
+        await super().start(tasks)
+        assert self._lease is not None  # the ranks were made
+        tasks.start_soon(self._watch_head, self._lease.head)
+
+    async def _watch_head(self, address: str) -> None:
+        """End in good order, as steps still can, before Ray ends the program a minute after the loss of its head."""
+        looks = 0
+        while True:
+            await anyio.sleep(_HEAD_LOOK)
+            looks = 0 if await is_answering(address, _HEAD_LOOK) else looks + 1
+            if looks == 1:
+                log.warning("ray_head_silent", address=address)
+            if looks >= _HEAD_LOOKS:
+                self._head_is_gone.append(address)
+                raise PoolError(
+                    f"the head node of the Ray cluster at {address} is gone: Ray ends every program that is connected "
+                    "to it. Start the cluster again, and resume the run"
+                )
 
     async def _release(self) -> None:
         if self._listener is not None:
             await self._listener.close()
-        if self._lease is not None:
+        if self._lease is not None and not self._head_is_gone:  # else it would wait for an answer
             await self._lease.give_back()
 
 

@@ -78,7 +78,8 @@ def where_time_went(
     text = _limit(found)
     if evaluation is None and history.evaluations:
         text += " Evaluations are left out."
-    return {"id": "time", "title": "Where the time went", "text": text, "parts": [*parts, *_latencies(groups)]}
+    parts += [*_latencies(groups), *_nodes(history, found)]
+    return {"id": "time", "title": "Where the time went", "text": text, "parts": parts}
 
 
 def _limit(found: Spans) -> str:
@@ -92,6 +93,29 @@ def _limit(found: Spans) -> str:
         return ""
     shares = ", ".join(f"{total[what] / known:.1%} {_NOTES[what]}" for what in shown)
     return f"Time of all finished rollouts: {shares}."
+
+
+def _nodes(history: RecordedRun, found: Spans) -> list[dict[str, Any]]:
+    """What the rollouts of each node waited for, if shards have played them."""
+    spent: dict[str, dict[str, float]] = {}
+    rollouts: dict[str, set[str]] = {}
+    for uid, span in found:
+        if (place := history.places.get(uid)) is not None:
+            rollouts.setdefault(place.node, set()).add(uid)
+            of_node = spent.setdefault(place.node, dict.fromkeys(_COLOURS, 0.0))
+            for what, seconds in span.parts:
+                of_node[what] += seconds
+    if not spent:
+        return []
+    kinds = [what for what in _COLOURS if what != "no end yet"]
+    columns: list[tuple[str, Kind]] = [("node", "text"), ("shards", "count"), ("rollouts", "count")]
+    columns += [(_NOTES[what], "share") for what in kinds]
+    rows = []
+    for node, parts in sorted(spent.items()):
+        shards = {history.places[uid].shard for uid in rollouts[node]}
+        total = sum(parts.values()) or 1.0
+        rows.append([node, len(shards), len(rollouts[node]), *(parts[what] / total for what in kinds)])
+    return [table("Nodes", columns, rows, "Shares of the time of the rollouts that ended on each node.")]
 
 
 def _in_flight(found: Spans, end: float) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from asyncrollout.rollouts.sampling.filtering import Keep
 from asyncrollout.rollouts.sampling.shares import SharesOf
 from asyncrollout.rollouts.sampling.stream import Order
 from asyncrollout.rollouts.sampling.task_source import MapStyle, Share, Tasks
+from asyncrollout.rollouts.shards.shard_set import ShardBackend
 from asyncrollout.rollouts.snapshot import RolloutsStats, read_gauges, read_stats
 from asyncrollout.telemetry import METRICS, JsonLines, RunMetrics, Sink
 from asyncrollout.telemetry.exporter import MetricsExporter
@@ -55,6 +56,8 @@ class Rollouts:
         agent: Any other agent, in place of a policy.
         workers: Number of worker processes; None chooses by the envs.
         pool: An open pool to use instead of a new one.
+        shards: `RayShards(n)` has whole groups played by so many processes of a Ray cluster, each with its own pool of
+            `workers` and its own copy of the policy; without it, they are played in this process.
     How results are judged:
         score: A function that gives the reward of a trajectory, or of a group.
         failures: How often failed rollouts are played again, and which groups are dropped.
@@ -102,6 +105,7 @@ class Rollouts:
         gc_threshold: int | None = 10_000,
         workers: int | None = None,
         pool: EnvPool | None = None,
+        shards: ShardBackend | None = None,
         run_dir: str | PathLike[str] | None = None,
         resume: bool | int = False,
         accept_changes: Collection[str] = (),
@@ -236,11 +240,19 @@ class Rollouts:
 
     async def drain(self, seconds: float) -> None:
         """Stop asking the policy, and wait at most so long for replies in flight, so that they are recorded."""
-        control = self._engine.control
-        if control.can_update:
-            self._parts.push_async_callback(control.resume, None)  # others may use it, and servers are notified
+        if self._engine.control.can_update:
+            self._parts.push_async_callback(self._engine.resume, None)  # others may use it, and servers are notified
             with anyio.move_on_after(seconds):
-                await control.pause("wait")
+                await self._engine.pause("wait")
+
+    async def scale(self, shards: int, *, drain: bool = True) -> None:
+        """Have so many shards, while groups play; returns once new ones are ready, and those removed are gone.
+
+        A shard that is removed first plays its groups to their end. Without `drain` they continue on other shards at
+        once, with the replies recorded so far.
+        """
+        self._check_open()
+        await self._engine.scale(validation.check_int("shards", shards, 1), drain=drain)
 
     def expect(self, batches: int, groups: int) -> None:
         """Announce how many batches of how many groups will be taken, so that `figures` can estimate the time left."""

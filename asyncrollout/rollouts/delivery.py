@@ -125,8 +125,8 @@ class Delivery:
                 return None
             unless_handed_over.pop_all()
         self._handing_over.remove(ready)
-        versions = [group.version for group in ready.groups if group.version is not None]
-        lag = max((self._control.version - version for version in versions), default=0)
+        oldest = min((version for group in ready.groups if (version := group.version) is not None), default=None)
+        lag = 0 if oldest is None else self._control.version - oldest
         self._observer.handed_over(ready.groups, max(lag, 0), is_repeated=ready.taken is None)
         self._exporter.write()
         return Batch(ready.index, ready.groups, ready.stats)

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import anyio
 import anyio.to_thread
@@ -13,15 +14,16 @@ from asyncrollout.concurrency import Background, run_to_end
 from asyncrollout.errors import StalledError, UsageError
 from asyncrollout.journal.run import RunJournal
 from asyncrollout.logs import get_logger
+from asyncrollout.policies.control import hold_back
 from asyncrollout.policies.wrappers import nested
 from asyncrollout.pool.pool import EnvPool
-from asyncrollout.protocols import policies_of
+from asyncrollout.protocols import Agent, policies_of
 from asyncrollout.registry import find_env
-from asyncrollout.rollouts.episode.group import GroupRunner
+from asyncrollout.rollouts.episode.group import GroupPlayer, GroupRunner
 from asyncrollout.rollouts.episode.scoring import Scorer
 from asyncrollout.rollouts.garbage import raised_threshold
 from asyncrollout.rollouts.observers import RunObserver
-from asyncrollout.rollouts.options import RolloutsOptions, read_agent, read_envs, read_recorder, runs_on_loop
+from asyncrollout.rollouts.options import RolloutsOptions, as_agent, read_envs, read_recorder, runs_on_loop
 from asyncrollout.rollouts.resume import (
     ReadyBatch,
     open_run,
@@ -36,6 +38,9 @@ from asyncrollout.rollouts.sampling.ledger import Ledger
 from asyncrollout.rollouts.sampling.places import Places
 from asyncrollout.rollouts.sampling.stream import GroupStream, StreamRules
 from asyncrollout.rollouts.sampling.task_source import TaskSource
+from asyncrollout.rollouts.shards.shard_set import ShardBackend, ShardSet
+from asyncrollout.rollouts.shards.shard_setup import ShardSetup, check_policies
+from asyncrollout.rollouts.shards.sharded_player import ShardedPlayer
 from asyncrollout.telemetry import MetricsCollector
 from asyncrollout.types import PauseMode
 from asyncrollout.validation import check_choice, check_int
@@ -52,12 +57,14 @@ class Engine:
         self._options = options
         self.rules = options.rules
         shares = read_envs(options.env, options.env_kwargs, options.pool.find if options.pool else find_env)
-        agent, self.control = read_agent(options.policy, options.agent)
+        given = as_agent(options.policy, options.agent)
+        agent, self.control = hold_back(given)
         parts = {id(part): part for policy in policies_of(agent) for part in nested(policy)}
         self._policies = [*parts.values()]
         needs_expert = any(getattr(policy, "needs_expert", False) for policy in self._policies)
         on_loop = options.workers is None and runs_on_loop(shares)
-        self.pool = options.pool or EnvPool(options.workers, "inline" if on_loop else "process")
+        is_idle = on_loop or options.shards is not None  # each shard has a pool of its own
+        self.pool = options.pool or EnvPool(None if is_idle else options.workers, "inline" if is_idle else "process")
         self._background = Background()
         self.source = TaskSource(options.tasks, options.seed, shares, self._background, options.shares)
         self._keep = check_filter(options.keep)
@@ -81,15 +88,51 @@ class Engine:
             observer=self.observer,
             recorder=self._recorder,
         )
+        self.shards: ShardSet | None = None
+        self._sharded: ShardedPlayer | None = None
+        if options.shards is not None:
+            self._shard(options.shards, given, "inline" if on_loop else "process")
         self.next_batch = 0  # of a resumed run
         self.redelivered: list[ReadyBatch] = []  # batches of an earlier process that are delivered again first
         self._parts = AsyncExitStack()
+
+    def _shard(self, backend: ShardBackend, agent: Agent, pool: Literal["process", "inline"]) -> None:
+        """Have shards play what the runner would play."""
+        check_policies(agent)
+        options, runner = self._options, self.runner
+        workers = options.workers if options.workers is not None else backend.workers
+        setup = ShardSetup(
+            agent=agent,
+            envs=runner.envs,
+            env_kwargs=runner.env_kwargs,
+            size=runner.size,
+            seed=runner.seed,
+            limits=runner.limits,
+            failures=runner.failures,
+            score=options.score,
+            workers=workers or 1 if pool == "process" else None,
+            backend=pool,
+            records=options.directory is not None,
+        )
+        self.shards = ShardSet(backend, setup, self.control, lambda: self.observer.journal)
+        self._sharded = ShardedPlayer(
+            self.shards,
+            runner.envs,
+            size=runner.size,
+            failures=runner.failures,
+            observer=self.observer,
+        )
+
+    @property
+    def player(self) -> GroupPlayer:
+        """What plays groups."""
+        return self.runner if self._sharded is None else self._sharded
 
     async def open(self) -> None:
         """Open the pool, the policies, the journal and the recorder; if there is a run, resume it."""
         async with AsyncExitStack() as parts:
             parts.enter_context(raised_threshold(self._options.gc_threshold))
-            if self._options.pool is None:
+            if self._options.pool is None and self.shards is None:
                 await parts.enter_async_context(self.pool)
             for policy in self._policies:
                 if hasattr(policy, "__aenter__") and not getattr(policy, "is_open", False):
@@ -98,6 +141,9 @@ class Engine:
                 await self._resume(await parts.enter_async_context(self._open_run(self._options.directory)))
             if self._recorder is not None and not self._recorder.is_open:
                 await parts.enter_async_context(self._recorder)
+            if self.shards is not None:
+                await self.shards.open()
+                parts.push_async_exit(self.shards.close)
             self._parts = parts.pop_all()
 
     async def close(
@@ -118,7 +164,7 @@ class Engine:
         """A stream of groups, which plays until it is cancelled; `had_valid` if any group has been valid before."""
         stream = GroupStream(
             self.source,
-            self.runner,
+            self.player,
             places=self.places,
             filters=FilterRunner(self._keep, self.keep_rate, self.observer.journal.past.verdicts),
             stats=self.batch_stats,
@@ -151,7 +197,7 @@ class Engine:
             changed = False
             try:
                 with anyio.move_on_after(stall) as waiting:
-                    await control.pause(mode)
+                    await self.pause(mode)
                 if waiting.cancelled_caught:
                     raise StalledError(
                         f"replies in flight have not arrived within {stall:g} s, and weight_update waits for them; "
@@ -162,9 +208,28 @@ class Engine:
             finally:
                 await run_to_end(self._resume_policy, version if changed else None)
 
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold all calls back: those of shards first, since servers may be paused with the policy of this process."""
+        if self.shards is not None:
+            await self.shards.pause(mode)
+        await self.control.pause(mode)
+
+    async def resume(self, version: int | None) -> None:
+        """Let calls through again; in shards once servers are ready for them."""
+        try:
+            await self.control.resume(version)
+        finally:
+            if self.shards is not None:
+                self.shards.resume(version)
+
+    async def scale(self, shards: int, *, drain: bool) -> None:
+        if self.shards is None:
+            raise UsageError("scale() changes the number of shards, and there are none: write shards=RayShards(...)")
+        await self.shards.scale(shards, drain=drain)
+
     async def _resume_policy(self, version: int | None) -> None:
         with anyio.move_on_after(_RESUME_GRACE) as waiting:
-            await self.control.resume(version)
+            await self.resume(version)
             if version is not None:
                 self.observer.journal.updated(version)
                 await self.observer.journal.flush()
@@ -205,4 +270,6 @@ class Engine:
         past.forget_beginning()
         if past.weights is not None:
             await self.control.start_at(past.weights)
-        self.runner = replace(self.runner, agent=with_journal(self.runner.agent, journal))
+        if self.shards is None:
+            agent = with_journal(self.runner.agent, journal.writer, past.replies)
+            self.runner = replace(self.runner, agent=agent)

@@ -59,7 +59,7 @@ class Evaluator:
     ) -> Evaluation:
         """Play each task `k` times; an evaluation that was interrupted, and is the same, continues."""
         listed, given = await _read_tasks(tasks), dict(env_kwargs or {})
-        specs = {tag: share.env for tag, share in self._engine.runner.envs.items()}
+        specs = {tag: share.env for tag, share in self._engine.player.envs.items()}
         played = {} if split is None or "split" in given else _find_split(specs.values(), split)
         added = {**played, **given}
         journal = self._engine.observer.journal
@@ -73,7 +73,7 @@ class Evaluator:
         async def play(request: GroupRequest, places: GroupPlaces) -> None:
             named = msgspec.structs.replace(request, id=f"{name}-{request.id}")
             with places:
-                group = await self._engine.runner.run(
+                group = await self._engine.player.run(
                     named,
                     size=k,
                     env_kwargs=added if specs[request.tag].splits else given,
@@ -109,7 +109,7 @@ class Evaluator:
         async with task_group() as watched:
             watched.start_soon(self._raise_if_stalled, f"{name}-")
             async with GradualTasks() as playing:
-                shares = [*self._engine.runner.envs.values()]
+                shares = [*self._engine.player.envs.values()]
                 async for request in TaskSource(tasks, sampling_seed(seed, "evaluation"), shares, consecutive=True):
                     places = await self._engine.places.next_group("evaluation")
                     playing.start_soon(play, request, places, counts=k)

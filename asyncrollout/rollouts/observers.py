@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from asyncrollout.journal.events import ShardPlace
+from asyncrollout.journal.history import RecordedReply
 from asyncrollout.journal.run import NullJournal
 from asyncrollout.rollouts.episode.observer import RolloutObserver
 from asyncrollout.rollouts.episode.progress import Progress
@@ -52,12 +54,23 @@ class RunObserver(RolloutObserver):
         else:
             self._collector.evaluated()
 
+    def recorded_replies(self, uid: str) -> list[RecordedReply]:
+        """What a policy has replied in a rollout that an earlier process has begun."""
+        return self.journal.recorded_replies(uid)
+
+    def replied(self, line: bytes) -> None:
+        """A policy has replied on a shard; `line` is the event."""
+        self.journal.replied(line)
+
+    def ended(self, tag: str, trajectory: Trajectory, record: bytes, place: ShardPlace) -> Trajectory:
+        """A rollout has ended on a shard, which may have encoded its record; what this returns takes its place."""
+        trajectory = self.journal.ended(tag, trajectory, record, place)
+        self._count_end(trajectory)
+        return trajectory
+
     async def finished(self, tag: str, trajectory: Trajectory) -> Trajectory:
         trajectory = await self.journal.finished(tag, trajectory)
-        if trajectory.uid.startswith(DRAWN):
-            self._collector.ended(trajectory)
-        else:
-            self._collector.evaluated()
+        self._count_end(trajectory)
         return trajectory
 
     def judged(self, group: Group, more: int) -> None:
@@ -86,6 +99,12 @@ class RunObserver(RolloutObserver):
         for group in groups:
             self.ledger.end_group(group, "delivered")
         self._collector.delivered(len(groups), lag)
+
+    def _count_end(self, trajectory: Trajectory) -> None:
+        if trajectory.uid.startswith(DRAWN):
+            self._collector.ended(trajectory)
+        else:
+            self._collector.evaluated()
 
     def _count_recalled(self, trajectory: Trajectory) -> None:
         """The metrics have counted it already."""

@@ -12,7 +12,6 @@ import numpy as np
 from asyncrollout.agents.chat import ChatAgent
 from asyncrollout.errors import UsageError
 from asyncrollout.journal.run import may_change
-from asyncrollout.policies.control import PolicyControl, hold_back
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.pool.worker.env_runner import is_async
 from asyncrollout.protocols import Agent, Policy
@@ -24,6 +23,7 @@ from asyncrollout.rollouts.sampling.filtering import Keep
 from asyncrollout.rollouts.sampling.shares import SharesOf
 from asyncrollout.rollouts.sampling.stream import Order, StreamRules
 from asyncrollout.rollouts.sampling.task_source import Share, Tasks
+from asyncrollout.rollouts.shards.shard_set import ShardBackend
 from asyncrollout.telemetry import Sink
 from asyncrollout.trajectories import Limits
 from asyncrollout.validation import check_choice, check_int, check_seconds, did_you_mean
@@ -60,6 +60,7 @@ class RolloutsOptions:
     gc_threshold: int | None
     workers: int | None
     pool: EnvPool | None
+    shards: ShardBackend | None
     run_dir: str | PathLike[str] | None
     resume: bool | int
     accept_changes: Collection[str]
@@ -88,8 +89,21 @@ class RolloutsOptions:
             raise UsageError(
                 "shares='delivered' draws by what was kept so far, which depends on timing: not with order='start'"
             )
+        if self.shards is not None:
+            self._check_shards(self.shards)
         self.resume = read_resume(self.run_dir, self.resume)
         self.accept_changes = read_accepted(self.accept_changes)
+
+    def _check_shards(self, shards: Any) -> None:
+        if not hasattr(shards, "launcher"):
+            raise UsageError(f"shards={shards!r:.100} is not a RayShards: write shards=RayShards({shards!r:.20})")
+        if self.pool is not None:
+            raise UsageError("pool= is a pool of this process: with shards=, leave it out; each shard has its own")
+        if self.record:
+            raise UsageError(
+                "record= writes videos beside the envs, on the nodes of the shards: leave it out, or evaluate with "
+                "videos without shards="
+            )
 
     @property
     def rules(self) -> StreamRules:
@@ -143,8 +157,8 @@ def runs_on_loop(shares: Sequence[Share]) -> bool:
     return all(share.env.runs == "light" or is_async(share.env) for share in shares)
 
 
-def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, PolicyControl]:
-    """The agent to play with, and the control of the parts of its policies that learn."""
+def as_agent(policy: Policy | None, agent: Agent | None) -> Agent:
+    """The agent to play with."""
     if (policy is None) == (agent is None):
         raise UsageError("Rollouts takes either policy= or agent=")
     if agent is None:
@@ -153,7 +167,7 @@ def read_agent(policy: Policy | None, agent: Agent | None) -> tuple[Agent, Polic
     if not hasattr(agent, "open"):
         hint = ": give it as policy=" if hasattr(agent, "generate") else ""
         raise UsageError(f"agent={agent!r:.100} is not an agent: it has no open(){hint}")
-    return hold_back(agent)
+    return agent
 
 
 def read_resume(run_dir: Any, resume: Any) -> bool | int:

@@ -16,8 +16,8 @@ import msgspec
 
 from asyncrollout.errors import JournalError, UsageError
 from asyncrollout.journal.group_numbers import number_of
-from asyncrollout.journal.history import RunHistory
-from asyncrollout.journal.policy import JournaledPolicy
+from asyncrollout.journal.history import RecordedReply, RunHistory
+from asyncrollout.journal.policy import JournaledPolicy, ReplyWriter
 from asyncrollout.journal.records import RunRecords
 from asyncrollout.journal.run import RunJournal, open_journal, redacted
 from asyncrollout.logs import get_logger
@@ -137,15 +137,15 @@ def reported_groups(directory: Path, judged_at: Mapping[str, int]) -> list[Repor
     return sorted(reported, key=lambda one: one.drawn)
 
 
-def with_journal(agent: Any, journal: RunJournal) -> Any:
+def with_journal(agent: Any, writer: ReplyWriter, replies: Mapping[str, list[RecordedReply]]) -> Any:
     """The agent, with policies whose replies are journaled."""
     recorded = replace_policies(
         agent,
         [
             JournaledPolicy(
                 policy,
-                journal.writer,
-                journal.past,
+                writer,
+                replies,
                 place=place,
                 asks_once=bool(getattr(agent, "asks_once", False)),
                 only_appends=bool(vars(type(agent)).get("only_appends", False)),  # a subclass may rewrite what was said

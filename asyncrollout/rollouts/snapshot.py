@@ -9,6 +9,7 @@ from asyncrollout.rollouts.delivery import Delivery
 from asyncrollout.rollouts.engine import Engine
 from asyncrollout.rollouts.episode.progress import POLICY, RESET, SCORE, STEP, Progress
 from asyncrollout.rollouts.sampling.ledger import ENDS
+from asyncrollout.rollouts.shards.shard_set import ShardStats
 from asyncrollout.telemetry import Gauges
 from asyncrollout.trajectories import DRAWN
 from asyncrollout.types import PoolStats
@@ -33,6 +34,7 @@ class RolloutsStats(msgspec.Struct, frozen=True):
     ends: dict[str, int]
     stale_groups: int
     pool: PoolStats
+    shards: tuple[ShardStats, ...] = ()
 
 
 def read_stats(engine: Engine, delivery: Delivery) -> RolloutsStats:
@@ -47,7 +49,8 @@ def read_stats(engine: Engine, delivery: Delivery) -> RolloutsStats:
         open_rollouts=len(engine.ledger.open),
         ends={end: engine.ledger.ends[end] for end in ENDS},
         stale_groups=engine.batch_stats.stale_groups,
-        pool=engine.pool.stats(),
+        pool=engine.pool.stats() if engine.shards is None else engine.shards.pool_stats(engine.pool.stats()),
+        shards=() if engine.shards is None else engine.shards.stats(),
     )
 
 
@@ -68,6 +71,8 @@ def read_gauges(engine: Engine, delivery: Delivery, wanted: tuple[int, int] | No
         queued=stats.pool.queued,
         restarts=stats.pool.restarts,
         version=stats.version,
+        shards=len(ready := [shard for shard in stats.shards if shard.state == "ready"]),
+        nodes=len({shard.node for shard in ready}),
     )
 
 

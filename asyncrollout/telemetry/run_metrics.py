@@ -12,8 +12,9 @@ Trend = Literal["up", "down", "level"]
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the rollouts at one moment.
 
-    `queued` counts calls waiting for a worker, `restarts` workers that this process has replaced. The wanted batches,
-    and the groups in all of them, are None if the run has no end.
+    `queued` counts calls waiting for a worker, `restarts` workers that this process has replaced. `shards` counts those
+    that are ready, on so many `nodes`. The wanted batches, and the groups in all of them, are None if the run has no
+    end.
     """
 
     wanted_batches: int | None = None
@@ -27,6 +28,8 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     queued: int = 0
     restarts: int = 0
     version: int = 0
+    shards: int = 0
+    nodes: int = 0
 
 
 class RunMetrics(Gauges, frozen=True, kw_only=True):

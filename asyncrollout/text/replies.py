@@ -103,20 +103,24 @@ def read_choice(
     options: TextOptions,
     choices: Mapping[str, Any],
     meaning: Callable[[Any], Any] = repr,
+    *,
+    plainly: Callable[[str], str] = str,
 ) -> Parsed:
     """The actions of a reply, for named actions; `choices` maps each name, in lower case, to its action.
 
     Only whole words count, and only one name per action: "jump" is not up, "up or down" is invalid. Several names are
-    one if their actions have the same `meaning`.
+    one if their actions have the same `meaning`. `plainly` rewrites an answer before names are searched in it; it never
+    gets more than the part of a reply that is read.
     """
 
     def read(text: str) -> Any:
+        text = plainly(text)
         plain = " ".join(text.split()).strip(_DRESSING).lower()
         if plain in choices or options.strict:
             return choices.get(plain)
         return choices.get(_only_word(text, choices, meaning) or "")
 
-    return read_reply(reply, options, read, lambda text: _only_word(text, choices, meaning))
+    return read_reply(reply, options, read, lambda text: _only_word(plainly(text), choices, meaning))
 
 
 def turn_format(options: TextOptions, example: str = "your action", *, most: int | None = None) -> str:
@@ -240,12 +244,24 @@ def _read_stated(text: str, read: Callable[[str], Any]) -> Any:
 
 def _only_word(text: str, choices: Mapping[str, Any], meaning: Callable[[Any], Any]) -> str | None:
     """The one name in `text`; None if there is none, or several with different actions."""
-    words = {word.lower() for word in {*_WORD.findall(text)} if not word.isdigit()}
-    lowered = text.lower()
-    found = [name for name in choices if name in words or (not _WORD.fullmatch(name) and _has_phrase(lowered, name))]
+    words = {word.lower() for word in {*_WORD.findall(text)}}
+    lower = text.lower()
+    found = [name for name in choices if _is_named(name, words, lower)]
     meant = {meaning(choices[name]) for name in found}
     return found[0] if len(meant) == 1 else None
 
 
-def _has_phrase(text: str, name: str) -> bool:
-    return name in text and re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
+def _is_named(name: str, words: set[str], lower: str) -> bool:
+    """Whether a name is among the words, or stands in the text as a phrase; a bare number could mean anything."""
+    if name in words:
+        return not name.isdigit()
+    parts, phrase = _phrase(name)
+    return phrase is not None and parts <= words and name in lower and phrase.search(lower) is not None
+
+
+@cache
+def _phrase(name: str) -> tuple[frozenset[str], re.Pattern[str] | None]:
+    """The words of a name, and what finds it where it is more than one word."""
+    if _WORD.fullmatch(name):
+        return frozenset(), None
+    return frozenset(_WORD.findall(name)), re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")

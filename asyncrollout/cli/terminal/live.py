@@ -261,6 +261,8 @@ def _lines(f: RunMetrics, width: int, *, ascii_only: bool) -> Iterable[Text]:
         ("trouble", [(count(f.invalid), "invalid"), (count(f.retries), "retries"), restarts]),
         ("errors", [(*counts(f.errors), "red" if f.errors else "")]),
     ]
+    if f.shards:
+        rows.insert(3, ("shards", [(count(f.shards), "ready"), (count(f.nodes), "nodes")]))
     each = (width - LABEL) // 3
     for label, cells in rows:
         text = Text(label.ljust(LABEL), style="dim", no_wrap=True, overflow="ellipsis")

@@ -22,26 +22,30 @@ def seed_generators(seed: int) -> None:
     """Python's, numpy's and, where it is loaded, torch's."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed() walks the stack for each kind of device
-        if torch.cuda.is_initialized():
-            for generator in torch.cuda.default_generators:
-                generator.manual_seed(seed)
+    for generator in _torch_generators():
+        generator.manual_seed(seed)  # torch.manual_seed() walks the stack for each kind of device
 
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
     """What is drawn and seeded in here does not show afterwards."""
-    torch = sys.modules.get("torch")
-    states = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()  # noqa: NPY002
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    of_torch = [(generator, generator.get_state()) for generator in _torch_generators()]
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-        if torch is not None:
-            torch.set_rng_state(states[2])
+        for generator, state in of_torch:
+            generator.set_state(state)
+
+
+def _torch_generators() -> list[Any]:
+    """The processor's and those of the GPUs in use."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
 
 
 class PlayedEnv(Protocol):

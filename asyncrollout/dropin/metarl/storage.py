@@ -125,6 +125,8 @@ class SeqReplayBuffer(_Ring):
         chosen = self._chance.choice(len(episodes), size=batch_size, p=weights / weights.sum())
         first = self._chance.integers(parts[chosen])
         within = first + np.arange(self._length)[:, None]
-        mask = (within < episodes[chosen, 1])[:, :, None].astype(np.float32)
+        is_inside = (within < episodes[chosen, 1])[:, :, None]
         places = (episodes[chosen, 0] + within) % self._capacity
-        return {"mask": mask, **{key: column[places] * mask for key, column in self._columns.items()}}
+        nothing = np.float32(0)  # not a product: what an env shows may be infinite
+        parts_of = {key: np.where(is_inside, column[places], nothing) for key, column in self._columns.items()}
+        return {"mask": is_inside.astype(np.float32), **parts_of}

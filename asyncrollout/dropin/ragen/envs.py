@@ -1,5 +1,7 @@
 """RAGEN's environments in RAGEN's shape, on top of ours, and the two tables in which anybody registers their own."""
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from asyncrollout.dropin.ragen.env_configs import our_kwargs
@@ -9,18 +11,55 @@ from asyncrollout.pool.worker.env_runner import reset_options
 from asyncrollout.registry import find_env, load_factory
 from asyncrollout.types import Placement, TextOptions
 
+CELLS = {
+    "sokoban": {
+        "#": "wall",
+        "_": "floor",
+        "O": "target",
+        "√": "box on a target",
+        "X": "box",
+        "P": "player",
+        "S": "player on a target",
+    },
+    "frozen_lake": {
+        "P": "player",
+        "_": "ice",
+        "O": "hole",
+        "G": "goal",
+        "X": "player in a hole",
+        "√": "player on the goal",
+    },
+}
+"""What the symbols of a grid mean, in the order of the codes of its cells."""
 
+
+@dataclass(init=False, eq=False, repr=False)
 class EnvConfig:
-    """The settings of one environment, as attributes; the environment fills in the names of its actions and symbols."""
+    """The settings of one environment, as attributes; the environment fills in the names of its actions and symbols.
+
+    Those that all environments of the type have are there before, as RAGEN's own `ContextManager` reads them.
+    """
 
     action_lookup: dict[int, str] | None = None
     grid_lookup: dict[int, str] | None = None
     grid_vocab: dict[str, str] | None = None
     render_mode: str = "text"
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, of: "type[RagenEnv] | None" = None, /, **given: Any) -> None:
         self.given = given
+        if of is not None:
+            names = _action_names(of.env_type)
+            self.action_lookup = dict(enumerate(names, start=of.first_action)) if names else None
+            self.grid_vocab = CELLS.get(of.env_type)
+            self.grid_lookup = dict(enumerate(self.grid_vocab)) if self.grid_vocab else None
         self.__dict__.update(given)
+
+
+@cache
+def _action_names(env_type: str) -> tuple[str, ...]:
+    """Those that an env type always has."""
+    names = getattr(load_factory(find_env(env_type).text_interface), "names", ())
+    return names if isinstance(names, tuple) else ()
 
 
 class RagenEnv:
@@ -30,8 +69,12 @@ class RagenEnv:
     first_action: ClassVar[int] = 1
     runs: ClassVar[Placement | None] = None  # where, if not as the env itself says
 
+    @classmethod
+    def make_config(cls, **given: Any) -> EnvConfig:
+        return EnvConfig(cls, **given)
+
     def __init__(self, config: EnvConfig | None = None) -> None:
-        self.config = EnvConfig() if config is None else config
+        self.config = self.make_config() if config is None else config
         spec = find_env(self.env_type)
         kwargs, _ = our_kwargs(self.env_type, self.config.given)
         options = {key: kwargs.pop(key) for key in TextOptions.__struct_fields__ if key in kwargs}
@@ -150,5 +193,5 @@ One of your own needs `reset(seed=...)`, `step(action)` and `render()`; it is gi
 takes them. It runs in workers, or with `runs = "light"` on the loop.
 """
 
-REGISTERED_ENV_CONFIGS: dict[str, Any] = dict.fromkeys(REGISTERED_ENVS, EnvConfig)
+REGISTERED_ENV_CONFIGS: dict[str, Any] = {name: env.make_config for name, env in REGISTERED_ENVS.items()}
 """Env types and what makes their configs of keyword arguments."""

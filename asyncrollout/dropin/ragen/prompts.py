@@ -9,27 +9,6 @@ from asyncrollout.dropin.ragen.settings import CustomEnv, registered_type
 from asyncrollout.errors import UsageError
 from asyncrollout.registry import find_env, load_factory
 
-_CELLS = {
-    "sokoban": {
-        "#": "wall",
-        "_": "floor",
-        "O": "target",
-        "√": "box on a target",
-        "X": "box",
-        "P": "player",
-        "S": "player on a target",
-    },
-    "frozen_lake": {
-        "P": "player",
-        "_": "ice",
-        "O": "hole",
-        "G": "goal",
-        "X": "player in a hole",
-        "√": "player on the goal",
-    },
-}
-"""What the symbols of a grid mean, in the order of the codes of its cells."""
-
 
 @dataclass(frozen=True)
 class PromptTemplates:
@@ -100,7 +79,7 @@ class _Words:
     def symbols(self) -> dict[str, str]:
         if vocabulary := self._custom.option("grid_vocab") or getattr(self._source, "grid_vocab", None):
             return dict(vocabulary)
-        cells = _CELLS.get(self._type, {})
+        cells = envs.CELLS.get(self._type, {})
         lookup = {int(code): sign for code, sign in (self._custom.option("grid_lookup") or {}).items()}
         return {lookup.get(code, sign): what for code, (sign, what) in enumerate(cells.items())}
 

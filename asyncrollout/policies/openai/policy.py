@@ -64,6 +64,21 @@ class OpenAIPolicy:
         if on_back is not None and not callable(on_back):
             raise UsageError(f"OpenAIPolicy: on_back={on_back!r:.100} is not an async function of an endpoint")
         urls = [base_url] if isinstance(base_url, str) else list(base_url)
+        self._given = {
+            "base_url": urls,
+            "model": model,
+            "mode": mode,
+            "concurrency": concurrency,
+            "max_concurrency": max_concurrency,
+            "sampling": sampling,
+            "logprobs": logprobs,
+            "attempts": attempts,
+            "attempt_seconds": attempt_seconds,
+            "seconds": seconds,
+            "wait_for_server": wait_for_server,
+            "kind": kind,
+        }
+        self._is_copy = False
         for url in urls or [""]:
             if not url.startswith(("http://", "https://")):
                 raise UsageError(f"OpenAIPolicy: base_url={url!r} is not a URL such as http://localhost:8000/v1")
@@ -107,6 +122,13 @@ class OpenAIPolicy:
             health=self._health,
             jitter=self._jitter,
         )
+
+    asks_server = True
+    """Copies in other processes ask the same servers, which have the weights."""
+
+    def __reduce__(self) -> Any:
+        """A copy for another process, which is not open: servers are notified by the original alone."""
+        return _copy, ({**self._given, "api_key": self._key.value, "version": self.version},)
 
     @property
     def is_open(self) -> bool:
@@ -264,6 +286,8 @@ class OpenAIPolicy:
         return self._gate.held.last()
 
     async def _notify_servers(self, targets: Mapping[ServerKind, WeightEndpoint], mode: PauseMode | None) -> None:
+        if self._is_copy:
+            return
         async with task_group() as notifying:
             for endpoint in self.endpoints:
                 notifying.start_soon(self._notify_server, endpoint, targets, mode)
@@ -280,3 +304,9 @@ class OpenAIPolicy:
 
     def _named(self) -> str:
         return ", ".join(endpoint.name for endpoint in self.endpoints)
+
+
+def _copy(given: dict[str, Any]) -> OpenAIPolicy:
+    policy = OpenAIPolicy(**given)
+    policy._is_copy = True  # noqa: SLF001 (this is its way to be made)
+    return policy

@@ -56,6 +56,11 @@ class ApiKey:
         }
         self._forms = sorted(forms - {""}, key=len, reverse=True)  # as it is, in JSON, and in Python's quotes
 
+    @property
+    def value(self) -> str:
+        """For a copy of the policy in a process of ours, where the variable may not be set."""
+        return self._key
+
     def hidden(self, text: str) -> str:
         for form in self._forms:
             text = text.replace(form, "<key>")

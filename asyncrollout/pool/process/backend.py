@@ -68,6 +68,8 @@ class WorkersBackend:
         self._looks_soon = False
         self._idle: anyio.Event | None = None  # for whoever waits for a worker that has nothing to do
         self._ranks: Sequence[WorkerRank] = []
+        self._usable: Sequence[WorkerHost] | None = None
+        self._is_stopping = False
         self._directory = private_directory()
         self._is_started = False
         self._watch = WatchContext()
@@ -81,7 +83,10 @@ class WorkersBackend:
 
     @property
     def hosts(self) -> Sequence[WorkerHost]:
-        return [rank.host for rank in self._ranks if rank.host is not None and rank.host.usable]
+        """The same list until something changes: each placement asks for it."""
+        if self._usable is None:
+            self._usable = [rank.host for rank in self._ranks if rank.host is not None and rank.host.usable]
+        return self._usable
 
     @property
     def ranks(self) -> Collection[int]:
@@ -102,6 +107,7 @@ class WorkersBackend:
 
     async def stop(self) -> None:
         """Let the workers close their envs; kill those that do not come to an end."""
+        self._is_stopping = True
         for rank in self._ranks:
             rank.stop()
         self._on_change()
@@ -121,6 +127,8 @@ class WorkersBackend:
 
     async def wait_usable(self, rank: int | None, avoided: Collection[int] = ()) -> Sequence[EnvHost]:
         while True:
+            if rank is None and not avoided and not self._is_stopping and self.hosts:
+                return self.hosts
             wanted = self._ranks if rank is None else [self._ranks[rank]]
             wanted = [one for one in wanted if one.rank not in avoided and one.failure is None] or wanted
             if any(one.stopping for one in wanted):
@@ -175,7 +183,7 @@ class WorkersBackend:
         asyncio.get_running_loop().call_later(_LOOK_AFTER, self._look)
 
     def _has_slow_startups(self) -> bool:
-        return any(rank.host is not None and rank.host.startup > SOON for rank in self._ranks)
+        return bool(self._watch.starting)
 
     def _look(self) -> None:
         self._looks_soon = False
@@ -194,6 +202,7 @@ class WorkersBackend:
                 host.withdraw(calls)
 
     def _on_change(self) -> None:
+        self._usable = None
         self._changed.set()
         self._changed = anyio.Event()
 

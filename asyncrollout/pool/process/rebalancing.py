@@ -1,5 +1,6 @@
 """Which waiting calls to move to another worker, so that slow envs do not hold up those behind them."""
 
+import heapq
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
@@ -25,6 +26,33 @@ class _Queue:
         self.ends = self.begins + sum(caller.work(op) for _, op, caller in self.waiting)
 
 
+class _Soonest:
+    """Which queue ends first, among so many that not each can be looked at for each call."""
+
+    def __init__(self, queues: Sequence[_Queue]) -> None:
+        self._queues = queues
+        self._heap = [(queue.ends, place) for place, queue in enumerate(queues)]
+        heapq.heapify(self._heap)
+
+    def beside(self, place: int) -> int:
+        """The place of the first one to end, other than this one; of equal ones, the first."""
+        own: tuple[float, int] | None = None
+        while True:
+            ends, found = self._heap[0]
+            if ends != self._queues[found].ends:  # it has changed since
+                heapq.heappop(self._heap)
+            elif found == place:
+                own = heapq.heappop(self._heap)
+            else:
+                break
+        if own is not None:
+            heapq.heappush(self._heap, own)
+        return found
+
+    def note_change(self, place: int) -> None:
+        heapq.heappush(self._heap, (self._queues[place].ends, place))
+
+
 def plan_recalls(hosts: Sequence[WorkerHost], now: float) -> list[tuple[WorkerHost, int]]:
     """Envs that wait on a worker to be built, and had better wait for whichever is free first: building takes long.
 
@@ -48,17 +76,20 @@ def plan_moves(hosts: Sequence[WorkerHost], now: float, soft: float) -> Iterator
     longer than `soft` seconds.
     """
     queues = [_Queue(host, now) for host in hosts]
-    for queue in queues:
-        others = [other for other in queues if other is not queue]
+    soonest = _Soonest(queues)
+    for place, queue in enumerate(queues):
         moving = []
         begins = queue.begins
         for call, op, caller in queue.waiting:
-            target = min(others, key=lambda other: other.ends)
+            target_place = soonest.beside(place)
+            target = queues[target_place]
             is_urgent = queue.elapsed > soft or (op is Op.RESET and caller.resets_slowly and target.ends < SOON)
             if begins > SOON and is_urgent and _is_sooner(caller, op, target.ends, begins):
                 moving.append(call)
                 target.ends += caller.detour(op) + caller.work(op)
                 queue.ends -= caller.work(op)
+                soonest.note_change(target_place)
+                soonest.note_change(place)
             else:
                 begins += caller.work(op)
         if moving:

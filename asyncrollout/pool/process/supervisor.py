@@ -24,7 +24,7 @@ from asyncrollout.pool.wire.main_module import MainModule, is_imported_by_child
 from asyncrollout.pool.wire.shared_arrays import ArrayReader
 from asyncrollout.pool.wire.status_page import CLOSING, StatusPage
 from asyncrollout.pool.worker.entry import WorkerConfig, serve
-from asyncrollout.pool.worker.guards import kill_group, resident_bytes
+from asyncrollout.pool.worker.guards import kill_group
 
 log = get_logger(__name__)
 
@@ -179,6 +179,7 @@ class Supervisor:
             clock=self.clock,
             on_hello=partial(self._on_hello, config.directory),
             on_idle=self._on_idle,
+            starting=self._watch.starting,
             on_lost=self._on_disconnect,
         )
         return await asyncio.get_running_loop().create_unix_server(make_host, str(config.directory / "socket"))
@@ -197,9 +198,10 @@ class Supervisor:
         self._start_scope.deadline = float("inf")
         if self._server is not None:
             self._server.close()
-        bare, limit = resident_bytes(host.pid), self._limits.memory
-        if limit is not None and bare > limit:
-            self.failure = PoolError(f"memory_limit={limit} is less than a worker without envs uses, {bare} bytes")
+        limit = self._limits.memory
+        if limit is not None and host.bare_memory > limit:
+            uses = f"a worker without envs uses, {host.bare_memory} bytes"
+            self.failure = PoolError(f"memory_limit={limit} is less than {uses}")
             kill_group(host.pid)
             return
         for name in ("socket", "page"):  # both sides have them open

@@ -21,6 +21,7 @@ class WatchContext:
 
     def __init__(self) -> None:
         self.time = ObservedTime(time.monotonic(), time.process_time())
+        self.starting: set[int] = set()  # ranks of workers that build or reset envs for longer than a moment
         self.idle_kills = 0  # deaths from outside of workers at which no call was under way
 
     def tick(self) -> float:

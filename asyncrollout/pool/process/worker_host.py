@@ -49,11 +49,13 @@ class WorkerHost(asyncio.Protocol):
         on_hello: Callable[["WorkerHost"], None],
         on_idle: Callable[[], None],
         on_lost: Callable[["WorkerHost"], None],
+        starting: set[int] | None = None,
     ) -> None:
         self.rank = rank
         self.load = 0.0
         self.envs = 0
         self.pid = 0
+        self.bare_memory = 0  # bytes that it uses without envs
         self.pending: dict[int, SentCall] = {}
         self.page: WatchedPage = page
         self.backlog = 0.0  # seconds of work that the calls in `pending` are expected to take
@@ -67,6 +69,7 @@ class WorkerHost(asyncio.Protocol):
         self._on_hello = on_hello
         self._on_idle = on_idle
         self._on_lost = on_lost
+        self._starting: set[int] = set() if starting is None else starting  # ranks with such work, of the whole pool
         self._sent = SentDefinitions()
         self._came_with: dict[int, tuple[list[str], list[str]]] = {}  # names and classes, by the call's id
         self._frames = codec.FrameReader()
@@ -132,6 +135,8 @@ class WorkerHost(asyncio.Protocol):
             else:
                 work = caller.work(op)
                 self.startup += work
+                if self.startup > SOON:
+                    self._starting.add(self.rank)
             if work:
                 self.backlog += work
         self.pending[call_id] = future, op, caller, work
@@ -191,6 +196,7 @@ class WorkerHost(asyncio.Protocol):
     def end(self, later: HostLost, lost: Callable[[int], HostLost]) -> None:
         """The worker is gone: give up all calls, and those to come."""
         self._ended = later
+        self._starting.discard(self.rank)
         self.give_up(list(self.pending), lost)
         self.page = NO_PAGE  # what refers to this host may live on, and must not keep the file open
         self._arrays.close()
@@ -228,12 +234,15 @@ class WorkerHost(asyncio.Protocol):
             self._clock.extend([reply.seconds for reply in replies])
             if not waiting:
                 self.backlog = self.startup = 0.0  # of differences of floats, something may be left
+                self._starting.discard(self.rank)
                 self._on_idle()
 
     def _subtract(self, op: Op, work: float) -> None:
         self.backlog -= work
         if op is not _STEP:
             self.startup -= work
+            if self.startup <= SOON:
+                self._starting.discard(self.rank)
 
     def _note_skipped(self, reply: CallReply, future: "asyncio.Future[CallReply] | None") -> None:
         """A worker answers a withdrawn call, too: with nothing if it was skipped, else as usual."""
@@ -250,7 +259,7 @@ class WorkerHost(asyncio.Protocol):
 
     def _greet(self, hello: WorkerHello) -> None:
         if hmac.compare_digest(hello.token, self._token):
-            self.pid = hello.pid
+            self.pid, self.bare_memory = hello.pid, hello.memory
             self._on_hello(self)
         else:
             self.refuse()

@@ -171,6 +171,16 @@ def to_pickle(value: Any, sent: definitions.SentDefinitions | None = None) -> by
         raise UnsendableError(f"a value cannot be sent to another process: {text_of(error)}") from error
 
 
+def from_pickle(pickled: bytes | memoryview) -> Any:
+    """A value from another process of ours; `UnloadableError` with the reason if it cannot be loaded here."""
+    try:
+        return pickle.loads(pickled)
+    except BaseException as error:  # a user's class may raise anything while it is made
+        if not is_own(error):
+            raise
+        raise UnloadableError(describe(error)) from error
+
+
 def _to_pickle(value: Any, sent: definitions.SentDefinitions | None) -> bytes:
     """By pickle's own and quickest way, unless it refers to what the other side knows otherwise or not at all."""
     try:
@@ -203,12 +213,7 @@ def detach(value: Any) -> Any:
         return _copy(value)
     except OddTypeError:  # as on the wire, the whole is pickled: what it shares with itself, or a cycle, stays
         pickled = to_pickle(value)
-    try:
-        return pickle.loads(pickled)
-    except BaseException as error:  # a user's class may raise anything while it is made
-        if not is_own(error):
-            raise
-        raise UnloadableError(describe(error)) from error
+    return from_pickle(pickled)
 
 
 def _copy(value: Any, depth: int = 0) -> Any:

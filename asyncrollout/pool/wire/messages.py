@@ -47,10 +47,11 @@ class OpenRequest(msgspec.Struct, frozen=True):
 
 
 class WorkerHello(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's first message."""
+    """A worker's first message; `memory` is what it uses without envs, in bytes."""
 
     token: bytes
     pid: int
+    memory: int = 0
 
 
 class WorkerCall(msgspec.Struct, frozen=True, array_like=True):

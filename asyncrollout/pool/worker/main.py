@@ -99,7 +99,7 @@ class WorkerLoop:
             raise
 
     def _serve(self) -> None:
-        self._socket.sendall(codec.frame([self._config.token, os.getpid()]))
+        self._socket.sendall(codec.frame([self._config.token, os.getpid(), resident_bytes(os.getpid())]))
         threading.Thread(target=self._flush_late, daemon=True).start()
         frames, decode = codec.FrameReader(), codec.Unpacker().decoder(list[WorkerCall])
         received = last_call = 0

@@ -21,8 +21,8 @@ from asyncrollout.errors import (
     UsageError,
 )
 from asyncrollout.policies.holding import Deadline, rollout_clock
-from asyncrollout.policies.replays import noted_replies
-from asyncrollout.policies.versions import noted_versions
+from asyncrollout.policies.replays import NotedReplies
+from asyncrollout.policies.versions import NotedVersions
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Playable, Player
 from asyncrollout.registry import EnvSpec
@@ -129,7 +129,7 @@ async def _play(
             while (ended := finished(outcome, turns, limits, sampled)) is None:
                 asked = progress.begins(POLICY)
                 left = None if limits.tokens is None else limits.tokens - sampled
-                with noted_versions() as versions, noted_replies() as replies:
+                with NotedVersions() as versions, NotedReplies() as replies:
                     move = await _act(player, outcome, left)
                 spoken = _place_of_reply(player.messages)
                 acted = progress.begins(STEP)

@@ -64,6 +64,24 @@ class Slots(Protocol):
     def release_on_behalf_of(self, borrower: object, /) -> None: ...
 
 
+class GroupPlayer(Protocol):
+    """Plays groups on request: in this process (`GroupRunner`), or on shards."""
+
+    @property
+    def envs(self) -> Mapping[str, Share]: ...
+
+    async def run(
+        self,
+        request: GroupRequest,
+        *,
+        size: int | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        sampling_base: int | None = None,
+        slots: Slots | None = None,
+    ) -> Group:
+        """Play a group; arguments replace what all groups share, but `env_kwargs` are added to it."""
+
+
 async def run_group(
     pool: EnvPool,
     env: EnvRef,

@@ -131,7 +131,8 @@ def _judged(group: Group, verdict: Verdict) -> Group:
 
 def is_older(group: Group, version: int) -> bool:
     """Whether it was played in part with weights older than this version."""
-    return group.version is not None and group.version < version
+    oldest = group.version
+    return oldest is not None and oldest < version
 
 
 def error_of(group: Group) -> RolloutError | None:

@@ -158,6 +158,14 @@ class GroupPlaces:
     async def acquire_on_behalf_of(self, borrower: object, /) -> None:
         self._taken[borrower] = await self._granted()
 
+    def acquire_on_behalf_of_nowait(self, borrower: object, /) -> None:
+        """As that of a `CapacityLimiter`: raise `anyio.WouldBlock` if no place is free."""
+        place = self.request(_ignore)
+        if not place.is_granted:
+            place.release()
+            raise anyio.WouldBlock
+        self._taken[borrower] = place
+
     def release_on_behalf_of(self, borrower: object, /) -> None:
         self._taken.pop(borrower).release()
 
@@ -172,3 +180,7 @@ class GroupPlaces:
             place.release()
             raise
         return place
+
+
+def _ignore() -> None:
+    """Whoever does not wait looks at once whether the place is granted."""

@@ -11,7 +11,7 @@ from asyncrollout.concurrency import GradualTasks
 from asyncrollout.errors import ClosedError, ExhaustedError, StalledError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.control import PolicyControl
-from asyncrollout.rollouts.episode.group import GroupRunner
+from asyncrollout.rollouts.episode.group import GroupPlayer
 from asyncrollout.rollouts.observers import RunObserver
 from asyncrollout.rollouts.sampling.admission import AdmissionLoad, AdmissionRules, is_wanted
 from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer, OnExhausted
@@ -66,7 +66,7 @@ class GroupStream:
     def __init__(
         self,
         source: TaskSource,
-        runner: GroupRunner,
+        player: GroupPlayer,
         *,
         places: Places,
         filters: FilterRunner,
@@ -77,7 +77,7 @@ class GroupStream:
         had_valid: bool = False,
     ) -> None:
         self._source = source
-        self._runner = runner
+        self._player = player
         self._places = places
         self._filters = filters
         self._stats = stats
@@ -229,7 +229,7 @@ class GroupStream:
     async def _run_one(self, draw: GroupRequest, places: GroupPlaces) -> None:
         with places:
             self._observer.journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
-            group = await self._runner.run(draw, slots=places)
+            group = await self._player.run(draw, slots=places)
         self._playing.remove(draw)
         if self._is_stale(group):
             self._finished.skip(draw)

@@ -1,8 +1,8 @@
 """A household in words."""
 
-import functools
 import math
 import re
+from functools import cache, partial
 
 from asyncrollout.text.replies import Projecting, read_choice, turn_format
 from asyncrollout.types import Observation, Parsed, TextOptions
@@ -33,7 +33,7 @@ _SAID = {
 _WHERE = ("on", "onto", "in", "into")
 
 
-@functools.cache
+@cache
 def _choices() -> dict[str, int]:
     """Each way to say a skill, and its number."""
     said: dict[str, int] = {}
@@ -51,7 +51,7 @@ class HouseholdText(Projecting[Household]):
 
     @classmethod
     def project(cls, reply: str, options: TextOptions) -> Parsed:
-        return read_choice(_ARTICLES.sub("", reply), options, _choices())
+        return read_choice(reply, options, _choices(), plainly=partial(_ARTICLES.sub, ""))
 
     def system_prompt(self) -> str:
         rules = _RULES.format(furniture=", ".join(FURNITURE), steps=self._env.max_episode_steps)

@@ -146,8 +146,9 @@ def lay_out(sources: Path, program: str, dropped: set[str]) -> Path:
     configs = Path("config")
     configs.mkdir()
     for file in (sources / "config").glob("*.yaml"):
-        (configs / file.name).symlink_to(file)
-    if not (configs / "ppo_trainer.yaml").exists():  # which a checkout of RAGEN links to verl's
+        if file.exists():  # else a link into verl, whose sources RAGEN has as a submodule
+            (configs / file.name).symlink_to(file)
+    if not (configs / "ppo_trainer.yaml").exists():
         (configs / "ppo_trainer.yaml").symlink_to(verls / "_generated_ppo_trainer.yaml")
     Path("verl/verl/trainer").mkdir(parents=True)
     Path("verl/verl/trainer/config").symlink_to(verls)

@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-import ragen  # type: ignore[import-not-found] # beside this file
+import ragen as programs  # type: ignore[import-not-found] # beside this file
 from hydra import compose, initialize_config_dir  # type: ignore[import-not-found]
 
 from asyncrollout.dropin.ragen import ContextManager, EnvStateManager
@@ -20,7 +20,8 @@ ONE_ROOM = [
 
 
 def their_class(sources: Path) -> Any:
-    path = ragen.lay_out(sources, "ragen/llm_agent/ctx_manager.py", set())
+    del sys.modules["ragen"]  # the programs beside this file, which hide the package
+    path = programs.lay_out(sources, "ragen/llm_agent/ctx_manager.py", set())
     module = types.ModuleType("ragen.llm_agent.ctx_manager")
     sys.modules[module.__name__] = module
     exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
@@ -28,7 +29,7 @@ def their_class(sources: Path) -> Any:
 
 
 def main(sources: Path) -> None:
-    ragen.install_stand_ins()
+    programs.install_stand_ins()
     sys.path.insert(0, str(sources))
     theirs = their_class(sources)
     with initialize_config_dir(str(Path("config").resolve()), version_base=None):
@@ -38,7 +39,7 @@ def main(sources: Path) -> None:
     (picture,) = caches[0]["history"][0]["images"]
     print(f"the state is a picture of {picture.shape}")
     for name, made in (("theirs", theirs), ("ours", ContextManager)):
-        manager = made(config=config, tokenizer=ragen.make_tokenizer(), processor=object(), mode="train")
+        manager = made(config=config, tokenizer=programs.make_tokenizer(), processor=object(), mode="train")
         inputs = manager.get_lm_inputs(caches, prepare_for_update=False)
         (messages,) = inputs.non_tensor_batch["messages_list"]
         assert "<images>" in messages[-1]["content"], (name, messages)
