@@ -399,3 +399,20 @@ async def test_a_place_may_be_asked_for_without_waiting() -> None:
     group.release_on_behalf_of("first")
     group.acquire_on_behalf_of_nowait("second")
     assert places.free == 0
+
+
+async def test_members_who_ask_later_keep_their_turn() -> None:
+    """Those of a group on a shard ask by message."""
+    places, granted = Places(4), list[str]()
+    group = await places.next_group("training")
+    group.expect(3)
+    younger = await places.next_group("training")
+    assert places.free == 0
+    for member in range(4):
+        group.request(lambda member=member: granted.append(f"old {member}"))  # type: ignore[misc]
+    assert granted == ["old 0", "old 1", "old 2"]
+    younger.request(lambda: granted.append("young"))
+    younger.request(lambda: granted.append("young again")).release()
+    with group:
+        group.expect(2)
+    assert (places.free, places.waiting("training")) == (0, 1)

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
 from typing import Literal, Self
 
@@ -31,6 +32,12 @@ class RolloutPlace:
     def grant(self) -> None:
         self.is_granted = True
         self._on_grant()
+
+    def notify(self, on_grant: Callable[[], None]) -> None:
+        """Call this once it is granted, or now if it is, instead of what was given before."""
+        self._on_grant = on_grant
+        if self.is_granted:
+            on_grant()
 
     def release(self) -> None:
         """Give it back, or wait for it no longer; again without effect."""
@@ -119,7 +126,7 @@ class GroupPlaces:
     """The places of one group's members, in the order in which they ask; a retry keeps the group's turn.
 
     `request` serves who plays a member elsewhere, the rest makes it `Slots` for a group that is played here. Leaving it
-    as a context releases the first place if no member has asked for it, as when an earlier process has finished all.
+    as a context releases places that no member has asked for, as when an earlier process has finished all.
     """
 
     def __init__(self, places: Places, use: Use, number: int) -> None:
@@ -127,7 +134,7 @@ class GroupPlaces:
         self._use: Use = use
         self._number = number
         self._requests = 0
-        self._reserved: RolloutPlace | None = None
+        self._reserved: deque[RolloutPlace] = deque()  # for the next members, who have not asked yet
         self._taken: dict[object, RolloutPlace] = {}
 
     def __enter__(self) -> Self:
@@ -138,22 +145,29 @@ class GroupPlaces:
 
     def request(self, on_grant: Callable[[], None]) -> RolloutPlace:
         """The next member's place; `on_grant` is called once it is granted, perhaps before this returns."""
-        if (reserved := self._reserved) is not None:
-            self._reserved = None
-            on_grant()
-            return reserved
+        if self._reserved:
+            place = self._reserved.popleft()
+            place.notify(on_grant)
+            return place
+        return self._request(on_grant)
+
+    def expect(self, members: int) -> None:
+        """Wait for places of so many members, who ask later, when messages have come: younger groups stay behind."""
+        while len(self._reserved) < members:
+            self._reserved.append(self._request(_ignore))
+
+    def _request(self, on_grant: Callable[[], None]) -> RolloutPlace:
         self._requests += 1
         return self._places.request(self._use, (self._number, self._requests), on_grant)
 
     async def reserve(self) -> None:
         """Wait for the first member's place."""
-        self._reserved = await self._granted()
+        self._reserved.append(await self._granted())
 
     def unreserve(self) -> None:
-        """Release the first place if no member has asked for it."""
-        if self._reserved is not None:
-            self._reserved.release()
-            self._reserved = None
+        """Release the places that no member has asked for."""
+        while self._reserved:
+            self._reserved.popleft().release()
 
     async def acquire_on_behalf_of(self, borrower: object, /) -> None:
         self._taken[borrower] = await self._granted()
