@@ -2,7 +2,7 @@
 
 import math
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,13 +34,15 @@ class Began(Event, frozen=True, tag="began"):
     """The first line, and one for each resume after which something happened.
 
     `given` stays the same, but for accepted changes of agent and policy. `batch` is where the run was to resume:
-    from there on, nothing has been delivered.
+    from there on, nothing has been delivered. `seeds` says how envs get theirs, from the run's first line to its end:
+    "spread" at random, as older versions did, or "consecutive".
     """
 
     format: str = FORMAT
     version: int = VERSION
     given: dict[str, Any] = {}
     batch: int | None = None
+    seeds: Literal["spread", "consecutive"] = "spread"
 
 
 class Drawn(Event, frozen=True, tag="drawn"):
@@ -155,13 +157,14 @@ class Updated(Event, frozen=True, tag="weights"):
 class Evaluating(Event, frozen=True, tag="evaluating"):
     """An evaluation starts; the ids of its groups begin with its name. `what` is a digest of its arguments.
 
-    `env_kwargs` are those added to the env's own; None if they could not be recorded. Each of its `tasks` is played `k`
-    times; journals of older versions do not say so.
+    `env_kwargs` are those added to the env's own; None if they could not be recorded. `splits` has what each tag's env
+    plays, if it has splits. Each of its `tasks` is played `k` times; journals of older versions do not say so.
     """
 
     name: str
     what: int
     env_kwargs: Any = {}
+    splits: dict[str, str] = {}
     tasks: int | None = None
     k: int | None = None
 

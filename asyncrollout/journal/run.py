@@ -41,6 +41,15 @@ _SHOWN_SETTING = 200
 _FEW_TASKS = 200  # whose digest is taken at once
 
 
+class EvaluationSettings(msgspec.Struct, frozen=True):
+    """What an evaluation adds to the envs' own arguments, the split that each tag plays, and how much it plays."""
+
+    env_kwargs: dict[str, Any]
+    splits: dict[str, str]
+    tasks: int
+    k: int
+
+
 class VoidVerdict(NamedTuple):
     """A verdict that no longer counts, with the mean reward of its group, if a member had an outcome."""
 
@@ -128,7 +137,11 @@ class NullJournal:
 
     def updated(self, weights: int) -> None: ...
 
-    async def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:  # noqa: ARG002
+    def is_interrupted(self, what: Any) -> bool:  # noqa: ARG002
+        """Whether an evaluation of this began in an earlier process, and did not end."""
+        return False
+
+    async def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:  # noqa: ARG002
         """A name that no other evaluation has; but one that was interrupted, and is the same, continues."""
         self.past.evaluations += 1
         return f"{EVALUATED}{self.past.evaluations - 1}"
@@ -261,14 +274,27 @@ class RunJournal(NullJournal):
     def updated(self, weights: int) -> None:
         self.writer.put(Updated(weights=weights))
 
-    async def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:
-        asked = digest(what) if tasks <= _FEW_TASKS else await to_thread.run_sync(digest, what)
+    def is_interrupted(self, what: Any) -> bool:
+        asked = digest(what)
+        return any(begun.what == asked for begun in self.past.evaluating.values())
+
+    async def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:
+        asked = digest(what) if settings.tasks <= _FEW_TASKS else await to_thread.run_sync(digest, what)
         for name, begun in self.past.evaluating.items():
             if begun.what == asked:
                 del self.past.evaluating[name]
                 return name
-        name = await super().begin_evaluation(what, env_kwargs, tasks, k)
-        self.writer.put(Evaluating(name=name, what=asked, env_kwargs=_recordable(env_kwargs), tasks=tasks, k=k))
+        name = await super().begin_evaluation(what, settings)
+        self.writer.put(
+            Evaluating(
+                name=name,
+                what=asked,
+                env_kwargs=_recordable(settings.env_kwargs),
+                splits=settings.splits,
+                tasks=settings.tasks,
+                k=settings.k,
+            )
+        )
         return name
 
     def end_evaluation(self, name: str) -> None:
@@ -301,7 +327,11 @@ async def open_journal(
         else:
             past = await to_thread.run_sync(_read, directory, given, resume, accept)
         async with Writer(directory) as writer:
-            began = Began(given=given, batch=None if isinstance(resume, bool) else resume)
+            began = Began(
+                given=given,
+                batch=None if isinstance(resume, bool) else resume,
+                seeds="spread" if past.has_spread_seeds else "consecutive",
+            )
             if not past.attempts:
                 writer.put(began)  # the first line, even if trajectories are left
             for drawn in past.undrawn:
