@@ -58,17 +58,17 @@ PLAYED: dict[str, tuple[dict[str, Any], str, int]] = {
 }  # fmt: skip
 
 BEFORE = {
-    "groups of 8": "0540962f694d3ae2",
-    "groups of 64": "53f55e5f9bf408c7",
-    "single rollouts": "dd0db3cf90471045",
-    "a filter": "3f2362c24008db77",
-    "a batch filter": "f5da1bfbd98c5838",
-    "few draws, filled": "4ee130eb84c15882",
-    "on policy": "9ced186acfcff04f",
-    "collected": "24f75453bc6aa7bf",
-    "some may fail": "5063d8a3f63bf8b3",
-    "tasks that end": "07959f98c5bd9d3b",
-    "several envs": "4d2a883b0d82001e",
+    "groups of 8": "4fd602fdb00e9f32",
+    "groups of 64": "fd6e669448345fed",
+    "single rollouts": "46437b739be1c1bc",
+    "a filter": "5c14e8343b26c064",
+    "a batch filter": "7280b5fd9b1e7ff6",
+    "few draws, filled": "65997f16a98643a5",
+    "on policy": "9d7edc2bdd15d329",
+    "collected": "4b3734e8ec8523e6",
+    "some may fail": "0140eab4811171aa",
+    "tasks that end": "8cabed3ed87a9387",
+    "several envs": "79b144d0ac28121e",
 }
 """Recorded with the version before that gave places to single rollouts."""
 
