@@ -125,9 +125,15 @@ async def killed_and_resumed(directory: Path) -> None:
 
 async def given_up(directory: Path) -> None:
     """Each `collect` cancels what it does not deliver, and the next one plays it again."""
-    async with rollouts(directory, Model(), order="start", keep=None) as run:
+
+    def keep(group: ar.Group) -> ar.Verdict:
+        return ar.Verdict(keep=int(group.id[1:]) % 3 == 2, reason="not a third")
+
+    async with rollouts(directory, Model(), order="start", keep=keep, max_in_flight=30) as run:
         for _ in range(3):
             await run.collect(groups=2)
+    async with rollouts(directory, Model(), order="start", keep=keep, max_in_flight=30, resume=True) as run:
+        await run.collect(groups=2)
 
 
 async def evaluating(directory: Path) -> None:
@@ -189,7 +195,20 @@ def check_tiles_and_waste(run: Path) -> None:
     if raw.batches:
         assert series_of(summary, "Groups kept by batch")["kept"] == [[*point] for point in raw.share_kept()]
     if any(batch["weights"] for batch in raw.batches.values()):
-        assert series_of(summary, "Lag by batch")["oldest rollout"] == [[*point] for point in raw.lags()]
+        lags = series_of(summary, "Lag by batch")
+        assert lags["oldest rollout"] == [[index, oldest] for index, oldest, _ in raw.lags()]
+        assert lags["mean"] == [[index, near(behind)] for index, _, behind in raw.lags()]
+    if raw.batches:
+        rewards = series_of(summary, "Reward by batch")
+        assert [point[:2] for point in rewards["delivered"]] == [
+            [one, near(mean)] for one, mean, _ in raw.rewards_by_batch()
+        ]
+        assert [point[:2] for point in rewards["all groups"]] == [
+            [one, near(mean)] for one, _, mean in raw.rewards_by_batch()
+        ]
+    named = zip(("all played", "delivered"), raw.mean_lengths(), strict=True)
+    means = ", ".join(f"{name} {mean:,.3f}" for name, mean in named if mean is not None)
+    assert part_of(summary, "Length of a rollout")["note"] == f"Mean: {means}."
 
 
 def check_table_of_envs(run: Path) -> None:
@@ -312,6 +331,7 @@ async def test_figures_are_what_the_files_say(
         check_comparison(run, capsys)
         turns = [turn for one in Recomputed(run).records.values() for turn in one["turns"]]
         assert any(turn["replayed"] for turn in turns) or kind is not resumed
+        assert "cancelled attempts" in Recomputed(run).lost() or kind is not given_up
         if kind is not killed:  # its metrics know what the files have lost
             check_metrics(run)
 
