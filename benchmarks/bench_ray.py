@@ -1,4 +1,4 @@
-"""Environments on a Ray cluster against worker processes, and against the ways to have Ray carry each step.
+"""Environments and drivers on a Ray cluster: against worker processes, Ray calls for each step, and one process.
 
     python benchmarks/bench_ray.py [--part NAME ...] [--json]
 
@@ -9,6 +9,7 @@ rates: two busy cores make both sides slower. A missed goal is printed, and is n
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -23,13 +24,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `benchmar
 import uvloop
 
 import asyncrollout as ar
+from asyncrollout.machine import usable_cpus
 from asyncrollout.ray import orders
 from asyncrollout.ray.cluster import ClusterLease
 from benchmarks.harness import Row, chosen_parts, show, tell
 from benchmarks.pool_envs import Frames, Trivial
 from benchmarks.pool_rivals import ACTION, Tally, together
+from benchmarks.rollout_envs import Talk
 from tests.ray_cluster import joined
 
+TEXT = "<think>the goal is on the right</think><answer>Right</answer>"
 WORKERS = 2
 REPETITIONS = 5
 WARM_UP = 0.3  # seconds
@@ -201,11 +205,53 @@ async def frames(address: str, count: int = 8) -> list[Row]:
     ]
 
 
+class Driven(NamedTuple):
+    rate: float
+    """Groups per second."""
+    cpu: float
+    """Milliseconds of this program's CPU time for each group."""
+
+
+async def drive(address: str, shards: int, groups: int = 60) -> Driven:
+    """Groups of 8 rollouts of 4 turns, with an env and a policy that cost next to nothing: the rest is driving them."""
+    talk = ar.EnvSpec(name="talk", factory=Talk, runs="light")
+    where = ar.RayShards(shards, address=address, num_cpus=0.5, wait=120) if shards else None
+    async with ar.Rollouts(
+        talk, policy=ar.ScriptedPolicy([TEXT]), group_size=8, limits=ar.Limits(turns=4), max_lag=None, shards=where
+    ) as rollouts:
+        await anext(rollouts.batches(groups=groups))
+        began, before = time.perf_counter(), time.process_time()
+        for _ in range(3):
+            await anext(rollouts.batches(groups=groups))
+        spent, played = time.process_time() - before, rollouts.figures().groups - groups
+        return Driven(played / (time.perf_counter() - began), spent / played * 1_000)
+
+
+async def drivers(address: str) -> list[Row]:
+    """Shards of `Rollouts`: what is left to the program that samples, and whether two play more than one."""
+    found: dict[int, list[Driven]] = {0: [], 1: [], 2: []}
+    for _ in range(3):
+        for shards, so_far in found.items():
+            so_far.append(await drive(address, shards))
+            tell(f"{shards} shards: {so_far[-1].rate:.0f} groups/s, {so_far[-1].cpu:.2f} ms")
+    cpu = {shards: statistics.median(one.cpu for one in measured) for shards, measured in found.items()}
+    rate = {shards: statistics.median(one.rate for one in measured) for shards, measured in found.items()}
+    load = f"load {os.getloadavg()[0]:.1f} on {usable_cpus()} cores"
+    what = "groups of 8 x 4 turns"
+    return [
+        Row(f"{what}: CPU of the sampler per group, 2 shards vs none", cpu[2], "ms", cpu[0], cpu[2] / cpu[0], "<= 3 ms",
+            cpu[2] <= 3),
+        Row(f"{what}: 1 shard vs none ({load})", rate[1], "/s", rate[0], rate[1] / rate[0]),
+        Row(f"{what}: 2 shards vs 1 ({load})", rate[2], "/s", rate[1], rate[2] / rate[1],
+            ">= 1.6x on idle cores", rate[2] >= 1.6 * rate[1]),
+    ]  # fmt: skip
+
+
 def _on(address: str, **options: Any) -> ar.EnvPool:
     return ar.EnvPool(WORKERS, backend="ray", ray=ar.RayOptions(address=address, wait=120, **options))
 
 
-PARTS = {part.__name__: part for part in (text, frames)}
+PARTS = {part.__name__: part for part in (text, frames, drivers)}
 
 
 async def measure(names: Sequence[str], address: str) -> list[Row]:

@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 
 import asyncrollout as ar
-from asyncrollout.seeding import sampling_seed
+from asyncrollout.seeding import sampling_seed, training_seed
 from tests.virtual_time import run_virtually
 
 SEED = 0
@@ -184,7 +184,7 @@ async def _sample(setting: Setting, batches: int) -> Sampled:
                 async with rollouts.weight_update(batch.index + 1):
                     pass
         drawn = int(SETTLED * rollouts.stats().drawn_groups)
-    seeds = [sampling_seed(SEED, "env", index) for index in range(drawn)]
+    seeds = [training_seed(SEED, LENGTHY.name, index) for index in range(drawn)]
     groups = [[played(seed, member, setting) for member in range(GROUP_SIZE)] for seed in seeds]
     return Sampled(
         np.array([np.mean(members, axis=0) for members in groups]),

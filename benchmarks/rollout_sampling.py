@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 
 import asyncrollout as ar
-from asyncrollout.seeding import sampling_seed
+from asyncrollout.seeding import training_seed
 from benchmarks.rollout_envs import plan
 
 GROUPS = 16
@@ -88,7 +88,7 @@ async def in_finish_order(batches: int, *, new_weights: bool) -> Sampled:
                 async with rollouts.weight_update(batch.index + 1):
                     pass
         drawn = rollouts.stats().drawn_groups
-    plans = [plan(sampling_seed(SEED, "env", index)) for index in range(drawn)]
+    plans = [plan(training_seed(SEED, "uneven", index)) for index in range(drawn)]
     ledger = rollouts.ledger
     return Sampled(
         batches,

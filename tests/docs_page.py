@@ -41,6 +41,7 @@ class Block(NamedTuple):
 EXCEPTIONS = {
     ("docs/metrics.md", "wandb.init("): "needs the wandb package and an account",
     ("docs/ray.md", "10.0.0.1"): "needs a cluster of several machines",
+    ("docs/ray.md", "rollouts.scale"): "needs a cluster of several machines",
     ("docs/envs/video.md", 'video_data_config_path="data.yaml"'): "opens the reader's own videos",
 }
 """By page and a part of the block: why it cannot run here."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import anyio.lowlevel
 
-from asyncrollout import EnvPool
+from asyncrollout import EnvHandle, EnvPool
 from asyncrollout_envs.household.skills import SKILLS
 from asyncrollout_envs.sudoku.grids import Grid, candidates
 
@@ -18,13 +18,17 @@ ACTIONS = 100  # of an episode at most, and an invalid reply counts as one: no e
 
 
 class Turn(NamedTuple):
-    """What a player knows when it replies; `expert` is for players that know the right way and leave it."""
+    """What a player knows when it replies; `expert` is for players that know the right way and leave it.
+
+    `earned` is the reward of the reply before.
+    """
 
     env: str
     text: str
     number: int
     rng: random.Random
     expert: str = ""
+    earned: float = 0.0
 
 
 class Played(NamedTuple):
@@ -36,29 +40,58 @@ class Played(NamedTuple):
 Player = Callable[[Turn], str]
 
 _WAYS = ("Up", "Down", "Left", "Right")
+_CHANGE_OF_MIND = 0.2
+_PRIME = "'"
+_TIMES = 3
 _FACES = tuple(f"{face}{way}" for face in "UDLRFB" for way in ("", "'"))
 _OPTION = re.compile(r"^([A-Z])\. ", re.MULTILINE)
 
 
 async def play(
-    name: str, kwargs: Mapping[str, Any], player: Player, seeds: range, *, knows: bool = False, actions: int = ACTIONS
+    name: str,
+    kwargs: Mapping[str, Any],
+    player: Player,
+    seeds: range,
+    *,
+    knows: bool = False,
+    actions: int = ACTIONS,
+    head_start: bool = False,
 ) -> list[Played]:
-    """An episode for each seed, which also seeds the player's own chance; with `knows` it sees the expert's replies."""
-    async with EnvPool(backend="inline") as pool, pool.open(name, expert=knows, **kwargs) as env:
+    """An episode for each seed, which also seeds the player's own chance; with `knows` it sees the expert's replies.
+
+    With a `head_start` the expert plays first, up to the action that would earn the first reward.
+    """
+    async with EnvPool(backend="inline") as pool, pool.open(name, expert=knows or head_start, **kwargs) as env:
         played = []
         for seed in seeds:
             await anyio.lowlevel.checkpoint()
+            before = await _before_reward(env, seed) if head_start else []
             outcome, rng = await env.reset(seed=seed), random.Random(seed)
-            total, success, number, count = 0.0, False, 0, 0
+            for reply in before:
+                outcome = await env.step(reply)
+            total, success, number, count, earned = 0.0, False, 0, 0, 0.0
             while not outcome.done and count < actions:
-                outcome = await env.step(
-                    player(Turn(name, outcome.observation.text, number, rng, outcome.info.get("expert", "")))
-                )
+                known = outcome.info["expert"] if knows else ""
+                outcome = await env.step(player(Turn(name, outcome.observation.text, number, rng, known, earned)))
+                earned = outcome.reward
                 total, number = total + outcome.reward, number + 1
                 count += max(1, len(outcome.info["actions"]))
                 success |= bool(outcome.info.get("success"))
             played.append(Played(total, success, number))
         return played
+
+
+async def _before_reward(env: EnvHandle, seed: int) -> list[str]:
+    """The expert's actions before the first one that earns something, a reply each."""
+    outcome, played = await env.reset(seed=seed), list[str]()
+    while not outcome.done:
+        said = outcome.info["expert"].partition("<answer>")[2].partition("</answer>")[0]
+        for action in said.split("||"):
+            outcome = await env.step(f"<answer>{action}</answer>")
+            if outcome.reward > 0 or outcome.done:
+                return played
+            played.append(f"<answer>{action}</answer>")
+    return played
 
 
 def expert(turn: Turn) -> str:
@@ -129,17 +162,36 @@ def _watched(turn: Turn) -> str:
     return turn.rng.choice(options or [str(turn.rng.randint(0, 9))])
 
 
+def _possible(turn: Turn) -> str:
+    ways: list[str] = re.findall(r"\((\w+)\)", turn.text.partition("Possible moves:")[2])
+    return turn.rng.choice(ways or _WAYS)
+
+
+def _skills() -> Player:
+    """Repeats a skill with what the task names for a while, as the rules advise, and then another one."""
+    last: list[str] = []
+
+    def reply(turn: Turn) -> str:
+        if turn.number == 0 or turn.rng.random() < _CHANGE_OF_MIND:
+            words = {*re.findall(r"[a-z]+", turn.text.partition("\n")[0])}
+            named = [skill.name for skill in SKILLS if {skill.what, skill.where} <= words | {""}]
+            last[:] = [turn.rng.choice(named)]
+        return last[0]
+
+    return reply
+
+
 _HONEST: dict[str, Player] = {
     "sokoban": lambda turn: turn.rng.choice(_WAYS),
     "frozen_lake": lambda turn: turn.rng.choice(_WAYS),
-    "game_2048": lambda turn: turn.rng.choice(_WAYS),
+    "game_2048": _possible,
     "rubikscube": lambda turn: turn.rng.choice(_FACES),
     "bandit": lambda turn: turn.rng.choice(_arms(turn)),
     "countdown": _expression,
     "metamathqa": _guess,
     "reasoning_gym": _sum,
     "sudoku": _number,
-    "household": lambda turn: turn.rng.choice(SKILLS).name,
+    "household": _skills(),
     "webshop": _offered,
     "video": _watched,
 }
@@ -245,5 +297,42 @@ def _dawdles(turn: Turn) -> str:
     return _fixed(turn, "wait") if turn.number % 2 else turn.expert
 
 
-STALLING: dict[str, Player] = {"says everything twice": _twice(), "waits in between": _dawdles}
+def _milks() -> Player:
+    """Undoes what has paid, as far as that can be undone, and does it again, up to three times."""
+    said: list[str] = []
+    plan: list[str] = []
+
+    def reply(turn: Turn) -> str:
+        if turn.number == 0:
+            said.clear()
+            plan.clear()
+        if not plan and turn.earned > 0 and said.count(said[-1]) <= _TIMES:
+            plan[:] = [said[-1], _undone(turn, said[-1])]
+        said.append(plan.pop() if plan else turn.expert)
+        return said[-1]
+
+    return reply
+
+
+def _undone(turn: Turn, reply: str) -> str:
+    answer = reply.rpartition("<answer>")[2].partition("</answer>")[0]
+    last = answer.split("||")[-1].strip()
+    match turn.env, last.split(" "):
+        case "household", ["place", what, *_]:
+            return f"<answer>grasp {what} || grasp {what}</answer>"
+        case "household", ["close", what]:
+            return f"<answer>open {what} || open {what}</answer>"
+        case "sudoku", _:
+            number, row, column = re.findall(r"\d+", last)
+            return f"<answer>{row},{column},{int(number) % 4 + 1}</answer>"
+        case "rubikscube", _:
+            return f"<answer>{last[0] if len(last) > 1 else last + _PRIME}</answer>"
+    return _fixed(turn, "other")
+
+
+STALLING: dict[str, Player] = {
+    "says everything twice": _twice(),
+    "waits in between": _dawdles,
+    "undoes what paid, and does it again": _milks(),
+}
 """They know the way and take detours: none may earn more than the expert."""

@@ -253,13 +253,27 @@ class Recomputed:
             found.append((index, sum(kept) / (len(kept) + len(batch["dropped"]))))
         return found
 
-    def lags(self) -> list[tuple[int, int]]:
-        """Of each batch, how far behind its oldest rollout is."""
+    def rewards_by_batch(self) -> list[tuple[int, float | None, float | None]]:
+        """Of the groups delivered, and of these and those dropped on the way."""
+        return [
+            (index, self.mean_reward(batch["groups"]), self.mean_reward([*batch["groups"], *batch["dropped"]]))
+            for index, batch in sorted(self.batches.items())
+        ]
+
+    def mean_lengths(self) -> tuple[float | None, float | None]:
+        """Turns of all rollouts of training on record, and of those that were delivered."""
+        everything = [self.records[uid] for uid in self.standing if is_trained(uid)]
+        given = [one for group in self.delivered for one in self.members(group)]
+        return mean(len(one["turns"]) for one in everything), mean(len(one["turns"]) for one in given)
+
+    def lags(self) -> list[tuple[int, int, float]]:
+        """Of each batch, how far behind its oldest rollout is, and how far its rollouts are on average."""
         found = []
         for index, batch in sorted(self.batches.items()):
             records = [one for group in batch["groups"] for one in self.members(group)]
             versions = [min(turn["version"] for turn in one["turns"]) for one in records if one["turns"]]
-            found.append((index, max([0, *(batch["weights"] - version for version in versions)])))
+            behind = [max(batch["weights"] - version, 0) for version in versions]
+            found.append((index, max(behind), sum(behind) / len(behind)))
         return found
 
     def llm_seconds(self) -> list[float]:

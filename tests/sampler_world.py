@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from asyncrollout import EnvSpec, Generation, Group, Request, Task, Trajectory, UsageError, Verdict
-from asyncrollout.seeding import sampling_seed
+from asyncrollout.seeding import sampling_seed, training_seed
 from tests.sampler_programs import Program
 
 
@@ -25,6 +25,8 @@ class World:
         self.program = program
         self.tags = [f"env{place}" for place in range(len(program.shares))]
         self._tags: list[str] = []
+        self._seeds: list[int] = []
+        self._drawn: Counter[str] = Counter()  # without a seed of their own
 
     def chance(self, *place: object) -> float:
         return sampling_seed(self.program.seed, *place) / 2**31
@@ -36,9 +38,15 @@ class World:
         return Task({"number": index}, 1_000 + index if index % 5 == 0 else None, tag)
 
     def env_seed(self, index: int) -> int:
-        task = self.task(index)
-        given = None if task is None else task.seed
-        return sampling_seed(self.program.seed, "env", index) if given is None else given
+        """Its task's own, or the next one of its tag."""
+        while len(self._seeds) <= index:
+            task, tag = self.task(len(self._seeds)), self.tag(len(self._seeds))
+            given = None if task is None else task.seed
+            if given is None:
+                given = training_seed(self.program.seed, tag, self._drawn[tag])
+                self._drawn[tag] += 1
+            self._seeds.append(given)
+        return self._seeds[index]
 
     def tag(self, index: int) -> str:
         while len(self._tags) <= index:

@@ -11,7 +11,7 @@ FORMS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "bandit": ("bandit", {}),
     "bandit-many": ("bandit", {"num_arms": 6, "max_steps": 3}),
     "countdown": ("countdown", {}),
-    "game_2048": ("game_2048", {"goal": 64}),
+    "game_2048": ("game_2048", {"goal": 128}),
     "household": ("household", {}),
     "household-fridge": ("household", {"activity": "store_food", "max_episode_steps": 150}),
     "metamathqa": ("metamathqa", {}),

@@ -602,14 +602,12 @@ async def test_a_step_that_only_waits_still_times_out(tmp_path: Path) -> None:
         pytest.param("S", 0.0, 1.0, id="it sleeps"),
     ],
 )
-def test_a_worker_that_gets_no_cpu_is_not_taken_for_slow(
-    state: str, share: float, limits: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_gets_no_cpu_is_not_taken_for_slow(state: str, share: float, limits: float) -> None:
     """It has so many times its limit; the scheduler of a test's machine is not to be relied on."""
     now = start = 1_000.0
-    monkeypatch.setattr(watchdog, "usage", lambda _: CpuUsage(state, share * (now - start)))
     watch: Any = SimpleNamespace(time=SimpleNamespace(since=lambda since, now: now - since))
-    link: Any = SimpleNamespace(pid=1, pending={7: (None, Op.STEP, None, None)})
+    calls = {7: (None, Op.STEP, None, None)}
+    link: Any = SimpleNamespace(pending=calls, usage=lambda: CpuUsage(state, share * (now - start)))
     page: Any = SimpleNamespace(running=lambda: [(7, start)])
     dog = watchdog.Watchdog(PoolLimits(step=10.0, reset=10.0), watch, DurationWindow())
     while (doom := dog.look(link, page, now)) is None:

@@ -36,6 +36,7 @@ from asyncrollout.stats import (
     Estimate,
     difference,
     mean,
+    mean_count,
     pass_at,
     share,
     student_t,
@@ -124,6 +125,54 @@ def test_intervals_of_differences_hold_and_pairs_make_them_narrow(shared: bool) 
         return found.reward
 
     assert 0.93 < coverage(0.5, differ) < 0.97
+
+
+@pytest.mark.parametrize("groups", [10, 40])
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_intervals_of_lengths_hold_where_a_few_are_long(groups: int, spread: float) -> None:
+    """Turns and tokens are skewed: log-normal over tasks, and within them."""
+    draw = np.random.default_rng([groups, int(10 * spread)])
+    truth = 10 * math.exp(spread**2)
+
+    def lengths() -> list[float]:
+        tasks = draw.normal(size=(groups, 1)) + draw.normal(size=(groups, 8))
+        return (10 * np.exp(spread * tasks)).mean(1).tolist()  # type: ignore[no-any-return]
+
+    assert coverage(truth, lambda: mean_count(lengths())) > (0.92 if spread < 1 else 0.78)
+
+
+@pytest.mark.parametrize("groups", [10, 40, 100])
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.95])
+def test_intervals_of_the_share_kept_hold(groups: int, rate: float) -> None:
+    draw = np.random.default_rng([groups, int(100 * rate)])
+
+    def kept() -> Estimate:
+        return share((draw.random(groups) < rate).astype(float).tolist(), groups)
+
+    assert 0.92 < coverage(rate, kept) <= 1
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("groups", [10, 40])
+def test_intervals_of_differences_of_pass_rates_hold(shared: bool, k: int, groups: int) -> None:
+    draw = np.random.default_rng([groups, k, shared])
+    truth = float(
+        np.mean([(1 - rate) ** k - (1 - rate) ** (2 * k) for rate in np.random.default_rng(0).beta(1, 1, 10**6)])
+    )
+
+    def differ() -> Estimate:
+        """The other policy passes as often as two rollouts of the first one."""
+        rates = draw.beta(1, 1, size=groups)
+        others = rates if shared else draw.beta(1, 1, size=groups)
+        first = (draw.random((groups, 8)) < rates[:, None]).sum(1).tolist()
+        second = (draw.random((groups, 8)) < 1 - (1 - others[:, None]) ** 2).sum(1).tolist()
+        before = [group(number, count, [0.0] * 8) for number, count in enumerate(first)]
+        after = [group(number + (not shared) * groups, count, [0.0] * 8) for number, count in enumerate(second)]
+        return difference(before, after, [k]).pass_at[k]
+
+    few_differ = shared and k > 1 and groups == 10  # most pairs pass both times: their spread says little
+    assert coverage(truth, differ) > (0.85 if few_differ else 0.92)
 
 
 def test_a_difference_that_tasks_hide_is_seen_by_pairs() -> None:

@@ -74,7 +74,6 @@ def test_defaults_are_those_of_rollouts() -> None:
         "groups",
         "batches",
         "evaluate",
-        "eval_split",
         "backend",
         "ray",
         "reward_normalization",
@@ -101,7 +100,9 @@ def test_policies_and_agents_have_the_options_of_their_classes() -> None:
 
 
 def test_mirrored_structs_are_as_the_originals() -> None:
-    assert defaults(schema.EnvEntry) == {**defaults(ar.Share), "runs": None}
+    own = {"runs": None, "eval": schema.EvalOptions()}
+    assert defaults(schema.EnvEntry) == {**defaults(ar.Share), **own}
+    assert schema.EvalOptions().split == parameters(ar.Rollouts.evaluate)["split"]
     normalize = parameters(rewards.normalize)
     assert defaults(schema.Normalization) == {name: normalize[name] for name in ("grouping", "method")}
     assert get_args(schema.Normalization.__annotations__["method"]) == get_args(rewards.Method)
@@ -329,6 +330,7 @@ def test_a_config_made_in_python_is_checked_too() -> None:
         ("env: bandit\nkeep: top_p", ["keep.value=0.5"], {"keep": schema.TopP(value=0.5)}),
         ("env: bandit\nkeep: reward_varies", ["keep=null"], {"keep": None}),
         ("env: bandit", ["max_lag="], {"max_lag": None}),
+        ("env: bandit", ["env.eval.split=val"], {"env": schema.EnvEntry("bandit", eval=schema.EvalOptions("val"))}),
         ("env: [{env: bandit}]", ["env.0.share=2"], {"env": [schema.EnvEntry("bandit", share=2.0)]}),
         ("env: bandit", ["tasks=[1, {a: b=c}]"], {"tasks": [1, {"a": "b=c"}]}),
         ("", ["env=bandit"], {"env": "bandit"}),

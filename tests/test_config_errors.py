@@ -96,8 +96,16 @@ def test_values_that_are_not_valid(line: str, error: str) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("seed: 1", "env: missing: expected the name of an env (such as frozen_lake) or a list of envs"),
-        ("env: []", "env: found a list of 0 items, expected the name of an env"),
+        ("seed: 1", "env: missing: expected a mapping or the name of an env (such as frozen_lake) or a list of envs"),
+        ("env: []", "env: found a list of 0 items, expected a mapping or the name of an env"),
+        ("env: {tag: a}", "env.env: missing: expected the name of an env"),
+        ("env: {env: bandot}", "env.env: no env is called 'bandot'"),
+        (
+            "env: {env: bandit, env_kwargs: {a: 1}}\nenv_kwargs: {b: 1}",
+            "env_kwargs: env has env_kwargs, too: give one of them",
+        ),
+        ("env: {env: bandit, evl: {split: val}}", "unknown key 'env.evl.split': did you mean 'env.eval.split'?"),
+        ("env: bandit\neval_split: val", "unknown key 'eval_split'"),
         ("env: frozen_laek", "env: no env is called 'frozen_laek': did you mean 'frozen_lake'?"),
         ("env: [{env: bandit}, {env: sokobann}]", "env.1.env: no env is called 'sokobann': did you mean 'sokoban'?"),
         ("env: [{env: bandit}, {env: bandit}]", "env: the tags ['bandit', 'bandit'] are not all different"),

@@ -20,6 +20,7 @@ from asyncrollout.dropin.metarl import (
     SeqReplayBuffer,
     SimpleReplayBuffer,
     VariBadWrapper,
+    make_env,
 )
 from tests.envs.meta import Chance, Choosing, Counting, Exchange, OldEnv, Recall, Unequal, in_thread
 
@@ -233,6 +234,15 @@ def test_an_agent_that_fails_and_one_that_gives_an_action_alone() -> None:
         made.collect_rollouts(1)
     assert "in act" in "".join(raised.value.__notes__)
     assert (made._n_env_steps_total, made.policy_storage.samples) == (0, [])
+
+
+def test_actions_without_a_batch_axis_are_named() -> None:
+    class Alone:
+        def act(self, obs: Any, deterministic: bool = False) -> Any:
+            return np.zeros(2), None, None, None
+
+    with pytest.raises(UsageError, match=r"Alone.act\(\) gave actions of shape \(2,\) for 1 observation.*the batch"):
+        learner(Alone(), env=make_env("PointRobot-v0", 1)).collect_rollouts(1)
 
 
 def test_a_rollout_number_is_needed() -> None:

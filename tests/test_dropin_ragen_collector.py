@@ -384,3 +384,20 @@ def test_other_sections_of_a_config_are_not_looked_at(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING):
         TrajectoryCollector(Broken()).multi_turn_loop(DataProto(), actor, walk_manager())
     assert actor.asked == [6, 6]
+
+
+def test_managers_say_why_a_reply_was_invalid_if_asked_for() -> None:
+    shown = []
+    for explain in (False, True):
+        given = config("sokoban", "bandit", groups=1, size=1)
+        given["agent_proxy"] = {"explain_invalid": explain}
+        train, val = make_environments(given)
+        train.reset()
+        observations, *_, infos = train.step(["<action>jump</action>", "I wonder."])
+        shown.append(observations["text"])
+        reasons = [info.get("invalid_reason") for info in infos]
+        train.close()
+        val.close()
+    assert reasons == ["not an action: 'jump'", "no <answer> or <action> tag"]
+    lines = [f"Your last reply was invalid: {reason}.\n" for reason in reasons]
+    assert shown[1] == [line + text for line, text in zip(lines, shown[0], strict=True)]

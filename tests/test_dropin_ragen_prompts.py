@@ -358,3 +358,24 @@ def test_metrics_and_histories_of_a_batch() -> None:
     assert validated.non_tensor_batch["history"][2] == caches[2]["history"]
     assert validated.non_tensor_batch["metrics"][2] == {"walk/success": 1.0}
     assert "history" not in ContextManager(config("walk")).formulate_rollouts(caches).non_tensor_batch
+
+
+@pytest.mark.parametrize(
+    ("actions", "reason"),
+    [([], "it names no action in <answer> tags"), (["Up", "jump", "hop"], "not an action: 'jump'")],
+)
+def test_a_turn_begins_with_why_the_last_reply_was_invalid_if_asked_for(actions: list[str], reason: str) -> None:
+    caches, told = [], []
+    for explain in (False, True):
+        given = settings("SimpleSokoban")
+        given["agent_proxy"] = {**given.get("agent_proxy", {}), "explain_invalid": explain}
+        manager = EnvStateManager(given)
+        manager.reset(seed=1)
+        (cache,) = manager.step([{"env_id": 0, "llm_response": "hm", "llm_raw_response": "hm", "actions": actions}])
+        caches.append(cache["history"][-1])
+        told.append(ContextManager(given).messages(cache)[-1]["content"])
+        manager.close()
+    assert caches[1] == {**caches[0], "invalid_reason": reason}
+    line = f"Your last reply was invalid: {reason}. Please try again.\n"
+    assert line not in told[0]
+    assert told[1].replace(line, "" if actions else PromptTemplates().warning) == told[0]

@@ -234,7 +234,13 @@ def test_members_of_a_group_have_their_own_luck() -> None:
 def test_parallel_equals_sequential_for_every_env_and_number_of_workers() -> None:
     settings = config(*WORKER_TYPES, groups=3)
     expected = sequential(settings)
-    assert len({turn["state"] for cache in expected for turn in cache["history"]}) > 30
+    shown: dict[str, list[set[str]]] = {}
+    for cache in expected:
+        shown.setdefault(cache["tag"], []).append({turn["state"] for turn in cache["history"]})
+    assert shown.keys() == WORKER_TYPES.keys()
+    for states in shown.values():
+        assert min(map(len, states)) > 1  # each episode moves on
+        assert len(set().union(*states)) > max(map(len, states))  # and they are not all the same one
     for workers in (1, 2, 3):
         settings["es_manager"]["max_workers"] = workers
         manager = EnvStateManager(settings)

@@ -591,3 +591,61 @@ def test_rooms_of_short_episodes_can_be_solved_within_them(name: str) -> None:
     for seed in range(5):
         game.reset(seed)
         assert solution_length(game._env, 3) is not None
+
+
+REASONS = {
+    "jump": "it is not in the form <think>...</think><answer>...</answer>",
+    FREE.format("Jump"): f"not an action: {'Jump'!r}",
+    FREE.format(""): "its answer names no action",
+}
+
+
+@pytest.mark.parametrize("reply", REASONS)
+def test_why_a_reply_was_invalid_is_told_if_asked_for(reply: str) -> None:
+    plain, telling = lake(), lake(explain_invalid=True)
+    expected = plain.step(reply)
+    observation, *rest = telling.step(reply)
+    assert "invalid" not in expected[0]["obs_str"]
+    assert rest == [*expected[1:]]
+    assert observation == {"obs_str": f"Your last reply was invalid: {REASONS[reply]}.\n{expected[0]['obs_str']}"}
+    assert telling.step(FREE.format("Down")) == plain.step(FREE.format("Down"))
+
+
+async def test_vagen_as_it_is_tells_why_if_asked_for() -> None:
+    options = {"render_mode": "vision", "dim_room": [6, 6], "num_boxes": 1}
+    shown = []
+    for explain in (False, True):
+        env = get_env_cls("Sokoban")({**options, "explain_invalid": explain})
+        await env.reset(3)
+        observation, *_ = await env.step(WM.format("jump"))
+        shown.append(observation["obs_str"])
+    assert shown[1] == f"Your last reply was invalid: not an action: 'jump'.\n{shown[0]}"
+    with pytest.raises(UsageError, match="explain_invalid=1 is neither true nor false"):
+        get_env_cls("Sokoban")({"explain_invalid": 1})
+
+
+@pytest.mark.parametrize(("options", "is_told"), [({}, False), ({"explain_invalid": True}, True)])
+def test_the_service_tells_why_if_asked_for(options: dict[str, Any], is_told: bool) -> None:
+    lake_config = {"render_mode": "text", "prompt_format": "free_think", **options}
+    service = EnvService(max_workers=1)
+    service.create_environments_batch(
+        {
+            "lake": {"env_name": "frozenlake", "env_config": lake_config},
+            "ours": {"env_name": "countdown", "env_config": options},
+            "video": {"env_name": "video", "env_config": options},
+        }
+    )
+    service.reset_batch(dict.fromkeys(service.environments, 0))
+    stepped = service.step_batch(dict.fromkeys(service.environments, "jump"))
+    told = {
+        env_id: observation["obs_str"].count("Your last reply was invalid: ")
+        for env_id, (observation, *_) in stepped.items()
+    }
+    assert told == dict.fromkeys(("lake", "ours", "video"), int(is_told))
+    service.close_batch()
+
+
+def test_a_server_shows_videos_as_vagen_does() -> None:
+    _, options = VagenAdmission().admit("video", {})
+    assert options["explain_invalid"] is False
+    assert VagenAdmission().admit("video", {"explain_invalid": True})[1]["explain_invalid"] is True

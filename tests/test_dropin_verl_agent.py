@@ -319,3 +319,27 @@ def test_our_collector_plays_them(name: str) -> None:
         assert batch.non_tensor_batch["is_action_valid"].all() == (name == "Webshop" or not is_train)
         assert ("webshop_task_score (not success_rate)" in batch.non_tensor_batch) == (name == "Webshop")
         manager.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "reply", "reason"),
+    [
+        ("Sokoban", "up", "no <action> tag"),
+        ("Sokoban", "<action>up</action>", "no <think> and </think>"),
+        ("Sokoban", said("jump"), "not an action: 'jump'"),
+        ("Webshop", said("\u4e2d"), "it has Chinese characters"),
+    ],
+)
+def test_a_prompt_begins_with_why_the_last_reply_was_invalid_if_asked_for(name: str, reply: str, reason: str) -> None:
+    shown = []
+    for explain in (False, True):
+        train, val = make_envs(config(name, n=1, train=2, val=1, explain_invalid=explain))
+        train.reset()
+        observations, *_, infos = train.step([reply, said("up" if name == "Sokoban" else "search[shoes]")])
+        shown.append(observations["text"])
+        assert [info.get("invalid_reason") for info in infos] == [reason if explain else None, None]
+        later, *_ = train.step([said("up" if name == "Sokoban" else "search[shoes]")] * 2)
+        assert not any(text.startswith("Your last reply") for text in later["text"])
+        train.close()
+        val.close()
+    assert shown[1] == [f"Your last reply was invalid: {reason}.\n{shown[0][0]}", shown[0][1]]

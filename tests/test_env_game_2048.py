@@ -1,6 +1,7 @@
 """2048's rules: how lines slide, what moves earn, when a game is over, and each member's own luck."""
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -38,6 +39,26 @@ def test_each_tile_merges_once(line: tuple[int, ...], after: tuple[int, ...], ga
 )
 def test_directions(action: int, rows: list[list[int]], gained: int) -> None:
     assert moved(tuple(map(tuple, START)), action) == (tuple(map(tuple, rows)), gained)
+
+
+@pytest.mark.parametrize("goal", [8, 64, 2048, 100])
+def test_all_that_a_won_game_earns_is_1_whatever_the_way(goal: int) -> None:
+    rng = random.Random(goal)
+    for seed in range(3):
+        env = Game2048(goal=goal)
+        env.reset(seed=seed)
+        largest, total, over = env.max_tile, 0.0, False
+        first = largest
+        text = Game2048Text(env, TextOptions())
+        while not over:
+            detour = rng.choice((UP, RIGHT, DOWN, LEFT))
+            action = detour if rng.random() < 0.2 else text.parse(text.solve()).actions[0]
+            _, reward, over, truncated, info = env.step(action)
+            assert (reward > 0) == (env.max_tile > largest)
+            largest, total, over = env.max_tile, total + reward, over or truncated
+            expected = 1.0 if largest >= goal else 0.5 * math.log2(largest / first) / math.log2(goal / first)
+            assert total == pytest.approx(expected)
+        assert info["success"] == (total == pytest.approx(1.0))
 
 
 @pytest.mark.parametrize(("logs", "merge", "nothing"), [(True, 0.1 * math.log2(5), 0.0), (False, 4.0, -0.1)])

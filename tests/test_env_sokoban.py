@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from asyncrollout import TextOptions, UsageError
 from asyncrollout_envs import grids
 from asyncrollout_envs.seeding import Split
-from asyncrollout_envs.sokoban import Sokoban, SokobanText
+from asyncrollout_envs.sokoban import Sokoban, SokobanText, rooms
 from asyncrollout_envs.sokoban.boards import ACTIONS, SYMBOLS
 from asyncrollout_envs.sokoban.env import TILES, read_room
 from asyncrollout_envs.sokoban.rooms import Room, RoomSettings, make_room
-from asyncrollout_envs.sokoban.solver import needs_moves, solve
+from asyncrollout_envs.sokoban.solver import Allowance, needs_moves, solve
 
 UP, DOWN, LEFT, RIGHT = 1, 2, 3, 4
 CORRIDOR = "#######\n#PX_O_#\n#_____#\n#######"
@@ -385,3 +385,24 @@ def test_too_many_boxes_for_the_room() -> None:
 def test_wrong_rooms(task: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         Sokoban().reset(options={"task": task})
+
+
+def test_a_search_ends_when_it_has_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that, to prove that rooms of 10x10 need 99 moves takes hours."""
+    room = make(3, (7, 7), 2)
+    board, player, boxes = room.board, room.player, room.boxes
+    least = len(solve(board, player, boxes) or [])
+    assert needs_moves(board, player, boxes, 3, Allowance(10_000)) is needs_moves(board, player, boxes, 3)
+    spent = Allowance(20)
+    assert not needs_moves(board, player, boxes, least, spent)
+    assert spent.is_spent
+    found = make(1, (9, 9), 2, 21, 20)
+    monkeypatch.setattr(rooms, "_MOST_WORK_OF_SETTINGS", 50)
+    with pytest.raises(UsageError, match="no room was found"):
+        make(1, (9, 9), 2, 23, 20)
+    assert make(1, (9, 9), 2, 21, 20) == found
+
+
+def test_each_box_needs_a_push() -> None:
+    with pytest.raises(UsageError, match="no room was found"):
+        make(1, (20, 20), 10, max_moves=5)

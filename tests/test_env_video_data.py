@@ -14,6 +14,7 @@ import yaml
 from asyncrollout import EnvError, EnvPool, TextOptions, UsageError
 from asyncrollout_envs.video import VideoEnv, VideoText, make_videos
 from asyncrollout_envs.video.__main__ import main
+from asyncrollout_envs.video.questions import Row
 from asyncrollout_envs.video.scenes import invent_clip, moments, questions
 
 QUESTION = {
@@ -136,6 +137,16 @@ def test_options_of_any_text_have_one_right_answer(
     for said in [*right, *wrong]:
         reset(env)
         assert env.step(f"<answer>{said}</answer>")[4]["success"] == (said in right), said
+
+
+@pytest.mark.parametrize("more", [[0], [*range(6)]])
+def test_a_frame_that_is_listed_twice_counts_once(more: list[int]) -> None:
+    """Else less than all of it would be the best that a look can have."""
+    once, twice = (
+        Row(path="v.mp4", problem="?", problem_type="OCR", relevant_sample_frames=frames).read()
+        for frames in ([*range(6)], [*range(6), *more])
+    )
+    assert once == twice
 
 
 def test_options_that_are_the_same_have_no_answer(made: Path, write: Write) -> None:

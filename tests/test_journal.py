@@ -31,6 +31,7 @@ from asyncrollout import (
     RolloutError,
     Rollouts,
     StopReason,
+    Usage,
     UsageError,
     Verdict,
     filters,
@@ -45,6 +46,7 @@ from asyncrollout.journal.events import (
     decode_reply,
     encode,
     encode_reply,
+    sampled_tokens,
 )
 from asyncrollout.journal.history import read_past
 from asyncrollout.journal.records import RunRecords
@@ -421,11 +423,15 @@ async def test_numeric_agents_are_replayed_with_their_memory(tmp_path: Path) -> 
     action=st.none() | st.integers() | st.floats(allow_nan=False) | st.just((1, "a")),
 )
 def test_replies_come_back_as_they_were(text: str, logprobs: list[float] | None, action: Any) -> None:
-    generation = Generation(text, logprobs=logprobs, action=action, tool_calls=[{"name": "f"}])
+    ids = None if logprobs is None else [*range(len(logprobs))]
+    generation = Generation(
+        text, token_ids=ids, logprobs=logprobs, action=action, tool_calls=[{"name": "f"}], usage=Usage(completion=7)
+    )
     line = encode(Dispatched(uid="g0.0"))
     event: AnyEvent = decode(line)
     assert isinstance(event, Dispatched)
     assert decode_reply(encode_reply(generation)) == generation
+    assert sampled_tokens(encode_reply(generation)) == generation.sampled_tokens
 
 
 async def test_writer_writes_in_order_and_waits_for_a_full_queue(

@@ -132,6 +132,12 @@ async def test_a_cluster_without_room_is_an_error_that_names_what_is_missing(ray
             pass
 
 
+async def test_too_few_file_descriptors_are_an_error_before_the_start() -> None:
+    with pytest.raises(PoolError, match=r"1000000000 shards need \d+ file descriptors .*raise the limit"):
+        async with rollouts_of("http://localhost:1/v1", RayShards(1_000_000_000)):
+            pass
+
+
 async def test_a_run_that_was_killed_continues_with_another_number_of_shards(
     ray_cluster: TestCluster, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Every figure of every page is what a simple script computes from the raw files, for each kind of run."""
 
 import json
+import re
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -124,9 +125,15 @@ async def killed_and_resumed(directory: Path) -> None:
 
 async def given_up(directory: Path) -> None:
     """Each `collect` cancels what it does not deliver, and the next one plays it again."""
-    async with rollouts(directory, Model(), order="start", keep=None) as run:
+
+    def keep(group: ar.Group) -> ar.Verdict:
+        return ar.Verdict(keep=int(group.id[1:]) % 3 == 2, reason="not a third")
+
+    async with rollouts(directory, Model(), order="start", keep=keep, max_in_flight=30) as run:
         for _ in range(3):
             await run.collect(groups=2)
+    async with rollouts(directory, Model(), order="start", keep=keep, max_in_flight=30, resume=True) as run:
+        await run.collect(groups=2)
 
 
 async def evaluating(directory: Path) -> None:
@@ -188,7 +195,20 @@ def check_tiles_and_waste(run: Path) -> None:
     if raw.batches:
         assert series_of(summary, "Groups kept by batch")["kept"] == [[*point] for point in raw.share_kept()]
     if any(batch["weights"] for batch in raw.batches.values()):
-        assert series_of(summary, "Lag by batch")["oldest rollout"] == [[*point] for point in raw.lags()]
+        lags = series_of(summary, "Lag by batch")
+        assert lags["oldest rollout"] == [[index, oldest] for index, oldest, _ in raw.lags()]
+        assert lags["mean"] == [[index, near(behind)] for index, _, behind in raw.lags()]
+    if raw.batches:
+        rewards = series_of(summary, "Reward by batch")
+        assert [point[:2] for point in rewards["delivered"]] == [
+            [one, near(mean)] for one, mean, _ in raw.rewards_by_batch()
+        ]
+        assert [point[:2] for point in rewards["all groups"]] == [
+            [one, near(mean)] for one, _, mean in raw.rewards_by_batch()
+        ]
+    named = zip(("all played", "delivered"), raw.mean_lengths(), strict=True)
+    means = ", ".join(f"{name} {mean:,.3f}" for name, mean in named if mean is not None)
+    assert part_of(summary, "Length of a rollout")["note"] == f"Mean: {means}."
 
 
 def check_table_of_envs(run: Path) -> None:
@@ -215,6 +235,11 @@ def check_time(run: Path) -> None:
     durations = {row[0]: row for row in part_of(summary, "Durations")["rows"]}
     calls = raw.llm_seconds()
     assert durations["LLM call"][1:3] == [len(calls), near(sum(calls) / len(calls))]
+    sampled = {(one["uid"], one["turn"]): one["seconds"] for one in raw.events if one["event"] == "turn"}
+    for uid in raw.standing:
+        for number, turn in enumerate(raw.records[uid]["turns"]):
+            if turn["replayed"]:
+                assert turn["policy_seconds"] == near(sampled[uid, number])
     waited = [raw.records[uid]["score_seconds"] for uid in raw.standing if uid.startswith("g")]
     assert ("score" in durations) == any(waited)
     if any(waited):
@@ -304,6 +329,9 @@ async def test_figures_are_what_the_files_say(
         check_evaluations(run)
         check_records(run)
         check_comparison(run, capsys)
+        turns = [turn for one in Recomputed(run).records.values() for turn in one["turns"]]
+        assert any(turn["replayed"] for turn in turns) or kind is not resumed
+        assert "cancelled attempts" in Recomputed(run).lost() or kind is not given_up
         if kind is not killed:  # its metrics know what the files have lost
             check_metrics(run)
 
@@ -311,8 +339,8 @@ async def test_figures_are_what_the_files_say(
 
 
 def test_every_figure_is_defined_once() -> None:
-    """The page of figures has a row for each metric, and for each tile of a report."""
+    """The page of figures has a row for each metric."""
     page = (Path(__file__).parent.parent / "docs" / "figures.md").read_text()
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
-    named = [name.strip("` ") for row in rows for name in row.split(",")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert {name for name in RunMetrics.__struct_fields__ if named.count(name) != 1} == set()

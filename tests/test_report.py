@@ -240,6 +240,16 @@ def test_whatever_is_on_file_is_shown_or_told(
         write_report(directory)
 
 
+def test_a_long_configuration_is_shown_in_part_and_read_as_a_whole(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", [group_of_rewards("g0", [0.0, 1.0])])
+    tasks = "".join(f"- task {number}\n" for number in range(8_000))
+    (directory / "config.resolved.yaml").write_text(f"env: maze\ntasks:\n{tasks}batches: 1\n")
+    summary = data_of(write_report(directory).path, "summary")
+    assert summary["state"] == "Complete: all 1 batches were delivered."
+    assert len(summary["config"]) < 51_000
+    assert summary["config"].endswith("more characters are in config.resolved.yaml ...]\n")
+
+
 def test_numbers_too_large_for_arithmetic_and_values_too_deep_are_no_trouble(tmp_path: Path) -> None:
     groups = [group_of_rewards(f"g{number}", [1e308, -1e308, float(number)]) for number in range(4)]
     directory = write_run(tmp_path / "run", groups)

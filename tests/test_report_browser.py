@@ -1,19 +1,24 @@
 """The report in a real browser: looked through by mouse and keyboard, and full of what would like to be a script."""
 
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 import msgspec
 import numpy as np
+import pytest
 
 from asyncrollout import EnvError, Group, Observation, Turn, Verdict, Video
 from asyncrollout.journal.events import Began
 from asyncrollout.report.page import write_report
+from asyncrollout.report.precision import as_estimate, as_shares, as_texts
+from asyncrollout.stats import Estimate
 from asyncrollout.trajectories import StopReason
 from asyncrollout.video import VideoWriter
 from tests.chromium import Page, needs_chromium, opened
 from tests.recorded_runs import BEGAN, events_of, group_of_rewards, played, write_run
+from tests.test_report import data_of
 
 pytestmark = needs_chromium
 
@@ -276,3 +281,105 @@ async def _click(page: Page, selector: str) -> None:
     )
     for kind in ("mousePressed", "mouseReleased"):
         await page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+
+def as_python_shows(value: Any, kind: str) -> str | None:
+    """What a cell says; None for durations, which only the page formats."""
+    if isinstance(value, list):
+        return as_estimate(Estimate(*value), share=kind == "share")
+    if value is None:
+        return "\u2013"
+    if kind == "text":
+        return str(value)
+    if kind == "count":
+        return str(value)
+    if kind == "number":
+        return as_texts([value])[0]
+    return as_shares([value])[0] if kind in ("share", "bar") else None
+
+
+def plain(text: str) -> str:
+    return " ".join(text.replace(",", "").split())
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 12_300_000.0])
+async def test_the_page_shows_the_numbers_it_was_given(tmp_path: Path, scale: float) -> None:
+    draw = np.random.default_rng(0)
+    groups = [
+        group_of_rewards(f"g{number}", (scale * (1 + draw.random(2) / 100)).tolist(), "lake" if number % 3 else "maze",
+                         keep=number % 4 > 0)
+        for number in range(40)
+    ]  # fmt: skip
+    path = write_report(write_run(tmp_path / "run", groups)).path
+    summary = data_of(path, "summary")
+    parts = [part for section in summary["sections"] for part in section["parts"]]
+    async with opened(path.as_uri()) as page:
+        await page.wait_for("document.querySelectorAll('circle title').length > 0")
+        tiles = await page.run(
+            "[...document.querySelectorAll('.tiles .card')]"
+            ".map((card) => [...card.children].map((one) => one.textContent))"
+        )
+        tables = await page.run(
+            "[...document.querySelectorAll('.card.wide h3')].map((head) => [head.textContent, [...head.parentElement"
+            ".querySelectorAll('tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))])"
+        )
+        plots = await page.run(
+            "[...document.querySelectorAll('figure')].map((one) => [one.querySelector('h3').textContent,"
+            " [...one.querySelectorAll('circle')].map((dot) => [+dot.getAttribute('cx'), +dot.getAttribute('cy'),"
+            " dot.textContent])])"
+        )
+        assert wrong(page) == []
+    for (label, value, note), given in zip(tiles, summary["tiles"], strict=True):
+        assert (label, plain(note)) == (given["label"], plain(given["note"]))
+        found = as_python_shows(given["value"], given["kind"])
+        if (between := given.get("interval")) is not None:
+            found = as_python_shows([given["value"], *between], given["kind"])
+        assert found is None or plain(value) == plain(found).split(" ")[0]
+    shown = dict(tables)
+    for part in (part for part in parts if part["type"] == "table"):
+        kinds = [column["kind"] for column in part["columns"]]
+        expected = [
+            [as_python_shows(value, kind) for value, kind in zip(row, kinds, strict=True)] for row in part["rows"]
+        ]
+        for row, cells in zip(shown[part["title"]], expected, strict=True):
+            assert [plain(text) for text, cell in zip(row, cells, strict=True) if cell is not None] == [
+                plain(cell) for cell in cells if cell is not None
+            ]
+    dots = dict(plots)
+    for part in (
+        part for part in parts if part["type"] == "plot" and all(one["kind"] == "line" for one in part["series"])
+    ):
+        points = [(one["name"], *point) for one in part["series"] for point in one["points"]]
+        if not points or len(points) > 60:
+            continue
+        drawn = dots[part["title"]]
+        assert len(drawn) == len(points)
+        for place, given in ((0, [point[1] for point in points]), (1, [point[2] for point in points])):
+            pixels = [dot[place] for dot in drawn]
+            if part["x" if place == 0 else "y"].get("log") or np.ptp(given) == 0:
+                continue
+            slope, offset = np.polyfit(np.array(given) / max(map(abs, given)), pixels, 1)
+            assert np.allclose(slope * np.array(given) / max(map(abs, given)) + offset, pixels, atol=0.5)
+        for (name, _, mean, *between), (*_, title) in zip(points, drawn, strict=True):
+            if part["y"]["kind"] in ("number", "share"):
+                interval = [*between, None, None][:2]
+                assert plain(title).startswith(
+                    plain(f"{name}: {as_python_shows([mean, *interval], part['y']['kind'])}")
+                )
+
+
+async def test_the_page_formats_numbers_as_python_does(tmp_path: Path) -> None:
+    """Also those with an exponent, and those that differ by little."""
+    draw = np.random.default_rng(1)
+    sizes = 10.0 ** draw.uniform(-9, 14, size=200)
+    values = [
+        [size * (1 + part * one) for one in draw.normal(size=3)]
+        for size, part in zip(sizes, [1, 1e-3] * 100, strict=True)
+    ]
+    shares = draw.random((50, 3)).tolist() + (draw.random((50, 3)) / 1000).tolist()
+    path = write_report(write_run(tmp_path / "run", [group_of_rewards("g0", [1.0])])).path
+    async with opened(path.as_uri()) as page:
+        found = await page.run(f"{json.dumps(values)}.map((one) => together(one, 'number'))")
+        found_shares = await page.run(f"{json.dumps(shares)}.map((one) => together(one, 'share'))")
+    assert [[plain(text) for text in one] for one in found] == [as_texts(one) for one in values]
+    assert [[plain(text) for text in one] for one in found_shares] == [as_shares(one) for one in shares]

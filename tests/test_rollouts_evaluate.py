@@ -13,11 +13,13 @@ from asyncrollout import (
     ChatAgent,
     Evaluation,
     Generation,
+    Group,
     RandomPolicy,
     Request,
     Rollouts,
     ScriptedPolicy,
     SolverPolicy,
+    Trajectory,
 )
 from asyncrollout.telemetry import flat
 from tests.playing import PATIENCE
@@ -82,6 +84,32 @@ async def test_rollouts_of_an_evaluation_are_not_shown_as_waiting() -> None:
         assert (figures.waiting_policy, figures.waiting_env, figures.waiting_else) == (0, 0, 0)
         assert source.stats().open_rollouts == 4
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_rollouts_that_wait_for_their_score_are_counted(together: bool) -> None:
+    go, called = anyio.Event(), anyio.Event()
+
+    async def score_group(group: Group) -> list[float]:
+        called.set()
+        await go.wait()
+        return [one.reward for one in group.trajectories]
+
+    async def score_one(trajectory: Trajectory) -> float:
+        called.set()
+        await go.wait()
+        return trajectory.reward
+
+    scored = score_group if together else score_one
+    async with rollouts(Model(), score=scored, group_size=4) as source, anyio.create_task_group() as tasks:
+        tasks.start_soon(source.collect, 1)
+        await called.wait()
+        await all_tasks_blocked()
+        figures = source.figures()
+        assert (figures.waiting_score, figures.waiting_else, figures.score_seconds.count) == (4, 0, 0)
+        go.set()
+    assert source.figures().waiting_score == 0
+    assert source.figures().score_seconds.count == 4
 
 
 async def test_slow_members_leave_no_place_empty() -> None:

@@ -132,7 +132,7 @@ async def test_the_document_s_training_manager(data_config: str) -> None:
 
 async def test_watching_and_retrieving_the_same_frames_is_the_same() -> None:
     async with EnvPool(backend="inline") as pool, VideoEnvService(pool=pool) as service:
-        await service.create_environments_batch(dict.fromkeys("ab", config("video")))
+        await service.create_environments_batch(dict.fromkeys("ab", config("video", explain_invalid=False)))
         await service.reset_batch({"a": 3, "b": {"seed": 3, "extra_info": {"split": "train"}}})
         results = await service.step_batch({"a": "<watch>0-5</watch>", "b": "<retrieve>0,19</retrieve>"})
         assert results["a"][0] == results["b"][0]
@@ -508,3 +508,26 @@ async def test_a_failed_reset_leaves_no_reward() -> None:
         failed = await service.reset_batch({"m": {"seed": 0, "extra_info": 10**6}})
         assert "error" in failed["m"][1]
         assert await service.compute_reward_batch(["m"]) == {"m": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"), [({}, True), ({"explain_invalid": True}, True), ({"explain_invalid": False}, False)]
+)
+async def test_an_observation_begins_with_why_the_last_reply_was_invalid(
+    options: dict[str, Any], is_told: bool
+) -> None:
+    async with EnvService() as service:
+        await service.create_environments_batch({"s": config("sokoban", **options)})
+        first, _ = (await service.reset_batch({"s": 7}))["s"]
+        after, *_, info = (await service.step_batch({"s": "<answer>jump <image></answer>"}))["s"]
+        reason = "Your last reply was invalid: not an action: 'jump (image)'.\n" if is_told else ""
+        assert after["obs_str"] == reason + first["obs_str"]
+        assert info["invalid_reason"] == "not an action: 'jump <image>'"
+        valid, *_ = (await service.step_batch({"s": "<answer>Up</answer>"}))["s"]
+        assert "invalid" not in valid["obs_str"]
+
+
+async def test_a_service_says_what_explain_invalid_takes() -> None:
+    async with EnvService() as service:
+        await service.create_environments_batch({"s": config("sokoban", explain_invalid="no")})
+        assert "explain_invalid='no' is neither true nor false" in service.failures["s"]

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 
 import asyncrollout as ar
 from asyncrollout.cli.app import main
+from asyncrollout.journal.events import AnyEvent, Began, Evaluating, encode
+from asyncrollout.journal.records import RunRecords
+from asyncrollout.pool.wire.digest import digest
 from asyncrollout.registry import env_names, find_env, load_factory
+from asyncrollout.rollouts.sampling.env_seeds import EnvSeeds, training_seeds
+from asyncrollout.rollouts.sampling.task_source import GroupRequest
+from asyncrollout.seeding import evaluation_seed, sampling_seed, training_seed
 from asyncrollout.splits import PARTS, SPLITS, Split, row_of, split_seed
 from asyncrollout_envs.countdown import Countdown
 from asyncrollout_envs.metamathqa import MetaMathQA
@@ -153,3 +160,174 @@ def test_a_rollout_of_an_evaluation_is_replayed_in_its_split(tmp_path: Path) -> 
     run = ["eval", "--env", "countdown", "--policy", "solver", "-n", "2", "--runs", str(tmp_path), "--name", "e"]
     assert main(run) == 0
     assert main(["replay", str(tmp_path / "e"), "eval0-g0.0"]) == 0
+
+
+async def test_a_mixture_plays_a_split_for_each_tag() -> None:
+    mixture = [{"env": WITH, "tag": "a"}, {"env": WITH, "tag": "b"}, {"env": WITHOUT, "tag": "c"}]
+    assert await splits_shown(mixture, tasks=6, split={"a": "val", "b": None}) == {"val", "train", "none"}
+    assert await splits_shown(mixture, tasks=6, split={"a": "val"}) == {"val", "test", "none"}
+    assert await splits_shown(mixture, tasks=6, split="val") == {"val", "none"}
+
+
+@pytest.mark.parametrize(
+    ("split", "error"),
+    [
+        ({"alpha": "val"}, "split: no env has the tag 'alpha'"),
+        ({"a": "vall"}, "env 'mirror' has no split='vall': did you mean 'val'"),
+        ({"b": "val"}, "split='val': env 'plain' has no splits"),
+    ],
+)
+async def test_a_split_that_no_env_has_is_named(split: dict[str, str], error: str) -> None:
+    with pytest.raises(ar.UsageError, match=error):
+        await shown([{"env": WITH, "tag": "a"}, {"env": WITHOUT, "tag": "b"}], split=split)
+
+
+async def test_a_split_for_an_env_without_any_is_an_error() -> None:
+    with pytest.raises(ar.UsageError, match="split='val': env 'plain' has no splits"):
+        await shown(WITHOUT, split="val")
+
+
+CONFIG = """
+name: mix
+evaluate: 4
+policy: solver
+env:
+- {env: metamathqa, tag: math, eval: {split: val}}
+- {env: countdown, tag: numbers}
+"""
+
+
+def test_each_env_of_a_file_says_what_an_evaluation_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mix.yaml").write_text(CONFIG)
+    assert main(["eval", str(tmp_path / "mix.yaml"), "--runs", str(tmp_path)]) == 0
+    assert "math val, numbers test" in capsys.readouterr().out
+    for uid, split in (("eval0-g0.0", "val"), ("eval0-g1.0", "test")):
+        records = RunRecords(tmp_path / "mix")
+        assert records.added_kwargs(records.find(uid)) == {"split": split}
+        assert main(["replay", str(tmp_path / "mix"), uid]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "flags", "split"),
+    [
+        ("env: metamathqa", (), (), "test"),
+        ("env: metamathqa", ("env.eval.split=val",), (), "val"),
+        ("env: metamathqa\nenv.eval.split: val", (), (), "val"),
+        ("env: {env: metamathqa, eval: {split: val}}", (), (), "val"),
+        ("env: {env: metamathqa}", (), ("--split", "train"), "train"),
+        ("env: [{env: metamathqa, eval: {split: val}}]", (), ("--split", "train"), "train"),
+        ("env: metamathqa", (), ("--split", "val"), "val"),
+        ("env: metamathqa\nenv_kwargs: {split: val}", ("env.eval.split=null",), (), ""),
+    ],
+)
+def test_one_env_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, overrides: Any, flags: Any, split: str
+) -> None:
+    (tmp_path / "one.yaml").write_text(f"{text}\npolicy: solver")
+    options = ["-n", "2", "--runs", str(tmp_path), "--json", *flags]
+    assert main(["eval", str(tmp_path / "one.yaml"), *overrides, *options]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["split"] == split
+
+
+async def drawn_rows(env: Any, groups: int, **options: Any) -> list[tuple[str, int]]:
+    """The tag and the env's seed of each group of training."""
+    agent = ar.ChatAgent(ar.ScriptedPolicy(lambda request: "<answer>1</answer>"))
+    async with ar.Rollouts(env, agent=agent, group_size=1, limits=ar.Limits(turns=1), **options) as rollouts:
+        batch = await rollouts.collect(groups=groups)
+    return [(group.tag, group.trajectories[0].seed) for group in batch.groups]
+
+
+def rows_of(env: Any, seeds: Sequence[int], shown: str) -> list[int]:
+    rows = []
+    for seed in seeds:
+        env.reset(seed=seed)
+        rows.append(getattr(env, shown))
+    return rows
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+async def test_training_plays_each_row_once_per_pass(workers: int | None) -> None:
+    env = MetaMathQA(split="train")
+    count = env.get_split_size("train")
+    seeds = [seed for _, seed in await drawn_rows("metamathqa", 2 * count, seed=3, workers=workers)]
+    assert len({*seeds}) == 2 * count  # the next pass has new seeds
+    for one_pass in (seeds[:count], seeds[count:]):
+        assert sorted(rows_of(env, one_pass, "row")) == [*range(count)]
+    other = [seed for _, seed in await drawn_rows("metamathqa", count, seed=4, workers=workers)]
+    assert rows_of(env, other, "row") != rows_of(env, seeds[:count], "row")
+
+
+async def test_each_env_of_a_mixture_plays_its_own_rows() -> None:
+    mixture: list[Any] = [{"env": "metamathqa", "tag": "math", "share": 2}, {"env": "bandit", "tag": "arms"}]
+    drawn = await drawn_rows(mixture, 240)
+    env = MetaMathQA(split="train")
+    math = [seed for tag, seed in drawn if tag == "math"]
+    assert len(math) == env.get_split_size("train") == 160
+    assert len({*rows_of(env, math, "row")}) == 160
+
+
+async def test_a_resumed_run_goes_through_the_rows_it_has_left(tmp_path: Path) -> None:
+    env = MetaMathQA(split="train")
+    count = env.get_split_size("train")
+    agent = ar.ChatAgent(ar.ScriptedPolicy(lambda request: "<answer>1</answer>"))
+    options: dict[str, Any] = {"group_size": 1, "limits": ar.Limits(turns=1), "run_dir": tmp_path / "run", "max_lag": 0}
+    seeds = []
+    for resume in (False, True, True, True):
+        async with ar.Rollouts("metamathqa", agent=agent, resume=resume, **options) as rollouts:
+            batch = await rollouts.collect(groups=count // 4)
+            seeds += [group.trajectories[0].seed for group in batch.groups]
+    assert sorted(rows_of(env, seeds, "row")) == [*range(count)]
+
+
+@given(st.integers(0, 2**64), st.text(max_size=5), st.integers(0, 2**28), st.integers(0, 2**28))
+def test_training_never_plays_the_seeds_of_evaluations(seed: int, tag: str, trained: int, evaluated: int) -> None:
+    assert 0 <= evaluation_seed(seed, evaluated) < 2**30 <= training_seed(seed, tag, trained) < 2**31
+
+
+def draws_of(seeds: EnvSeeds, tags: Sequence[str], first: int = 0) -> list[GroupRequest]:
+    return [
+        GroupRequest(index, f"g{index}", seeds.draw(index, tag, None), None, tag)
+        for index, tag in enumerate(tags, first)
+    ]
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=30), st.data())
+def test_no_seed_is_drawn_twice_though_groups_get_other_tags_after_a_resume(tags: list[str], data: Any) -> None:
+    """As with `shares="delivered"`: draws that were not recorded may go to another env than before."""
+    drawn = draws_of(training_seeds(1), tags)
+    recorded = data.draw(st.lists(st.sampled_from(drawn), unique=True))
+    left = [draw.index for draw in drawn if draw not in recorded]
+    again = training_seeds(1)
+    again.remember(recorded)
+    new = [(tag, again.draw(index, tag, None)) for index in left if (tag := data.draw(st.sampled_from("ab")))]
+    every = [*new, *((draw.tag, draw.seed) for draw in recorded)]
+    assert len({*every}) == len(every)
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=30), st.data())
+def test_draws_that_were_not_recorded_get_the_same_seeds_again(tags: list[str], data: Any) -> None:
+    drawn = draws_of(training_seeds(1), tags)
+    recorded = data.draw(st.lists(st.sampled_from(drawn), unique=True))
+    again = training_seeds(1)
+    again.remember(recorded)
+    kept = {draw.index: draw for draw in recorded}
+    assert [again.draw(draw.index, draw.tag, kept.get(draw.index)) for draw in drawn] == [one.seed for one in drawn]
+
+
+async def test_an_interrupted_evaluation_of_an_older_version_continues_as_it_was(tmp_path: Path) -> None:
+    """It played the env's own split, with seeds at random; so do its last tasks."""
+    run = tmp_path / "run"
+    began = {"seed": 0, "group_size": 8, "order": "finish", "agent": "ChatAgent"}
+    what = digest([[None] * 2, 1, 5, 0, {}])
+    lines: list[AnyEvent] = [Began(given=began), Evaluating(name="eval0", what=what, tasks=2, k=1)]
+    run.mkdir()
+    (run / "journal.jsonl").write_bytes(b"".join(map(encode, lines)).replace(b',"seeds":"spread"', b""))
+    agent = ar.ChatAgent(ar.ScriptedPolicy(lambda request: "go"))
+    async with ar.Rollouts(WITH, agent=agent, run_dir=run, resume=True) as rollouts:
+        found = await rollouts.evaluate(2, seed=5)
+        later = await rollouts.evaluate(2, seed=6)
+    base = sampling_seed(5, "evaluation")
+    assert [one.uid.partition("-")[0] for one in found.trajectories] == ["eval0"] * 2
+    expected = [f"train {sampling_seed(base, 'env', index)}" for index in range(2)]
+    assert [str(one.turns[0].seen.text) for one in found.trajectories] == expected
+    assert {str(one.turns[0].seen.text).split()[0] for one in later.trajectories} == {"test"}

@@ -1,6 +1,5 @@
 """The answer that a text states: the same dressings are taken off in every env, and nothing else is."""
 
-import time
 from typing import Any
 
 import pytest
@@ -47,6 +46,20 @@ DRESSINGS = [
     "The answer is {}. I have checked it.",
     "First I thought of 7.\nThe answer is {}.",
     r"So the answer is $\boxed{{{}}}$.",
+]
+
+LAYERS = [
+    "{}.",
+    "**{}**",
+    "`{}`",
+    '"{}"',
+    "\u2018{}\u2019",
+    "${}$",
+    r"\({}\)",
+    r"\[ {} \]",
+    r"\boxed{{{}}}",
+    r"\text{{{}}}",
+    " {},\n",
 ]
 
 
@@ -212,11 +225,22 @@ def test_nothing_is_added_and_nothing_raises(text: str) -> None:
     assert undress(text) in text
     assert (find_led(text) or "") in text
     assert (find_stated(text) or "") in text
-    assert undress(undress(text)) == undress(text) or text.count("*") + text.count("$") > 8
+    assert undress(undress(text)) == undress(text)
 
 
-@pytest.mark.parametrize("part", ["answer is ", "answer*", "\\boxed{", "$", "*", "{", ": ", " is", "answer:\n"])
-def test_no_text_takes_long(part: str) -> None:
-    start = time.process_time()
-    find_stated(part * (32_000 // len(part)))
-    assert time.process_time() - start < 1
+@given(st.lists(st.sampled_from(LAYERS), max_size=40))
+def test_any_number_of_layers_is_taken_off(layers: list[str]) -> None:
+    text = "12"
+    for layer in layers:
+        text = layer.format(text)
+    assert undress(text) == "12"
+
+
+@pytest.mark.parametrize(
+    "part", ["answer is ", "answer*", "\\boxed{", "\\text{", "$", "*", "{", ": ", " is", "answer:\n"]
+)
+def test_what_is_read_grows_with_a_text_and_not_with_its_square(part: str) -> None:
+    """Of half a million characters, whatever takes more than linear time would not end."""
+    text = part * (500_000 // len(part))
+    assert (find_stated(text) or "") in text
+    assert undress(text) in text

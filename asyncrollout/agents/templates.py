@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from asyncrollout.text.replies import after_invalid
 from asyncrollout.types import Outcome
 
 Template = Callable[[int, str, Outcome], str]
@@ -10,8 +11,7 @@ Template = Callable[[int, str, Outcome], str]
 
 def plain(turn: int, text: str, outcome: Outcome) -> str:  # noqa: ARG001
     """What the env says, after the reason why the last reply was invalid, if it was."""
-    reason = outcome.info.get("invalid_reason")
-    return f"Your last reply was invalid: {reason}.\n{text}" if reason else text
+    return after_invalid(text, outcome.info.get("invalid_reason"))
 
 
 def bare(turn: int, text: str, outcome: Outcome) -> str:  # noqa: ARG001

@@ -89,7 +89,6 @@ async def eval(  # noqa: A001 (the command's name)
     options: dict[str, Any] = {
         "evaluate": tasks,
         "group_size": samples,
-        "eval_split": split,
         "seed": seed,
         "limits.turns": max_turns,
         "agent.sampling.temperature": temperature,
@@ -116,6 +115,7 @@ async def eval(  # noqa: A001 (the command's name)
     if env is None and is_rlinf(Path(given[0]), given[1:]):
         own = {
             "--env.KEY": env_options,
+            "--split": split,
             "--name": name,
             "--run-dir": run_dir,
             **dict.fromkeys(map(_flag, chosen), True),
@@ -127,10 +127,10 @@ async def eval(  # noqa: A001 (the command's name)
         )  # fmt: skip
     values = {**_policy_values(base_url, model, policy), **chosen}
     if env is not None:
-        config = _from_options(env, env_options or {}, values, given)
+        config = _from_options(env, env_options or {}, split, values, given)
     else:
         _refuse({"--env.KEY": env_options}, "only with --env; with a file, write env_kwargs.KEY=VALUE")
-        config = _from_file(Path(given[0]), values, given[1:])
+        config = _from_file(Path(given[0]), split, values, given[1:])
     check_imports(config, allow_import=allow_import)
     for entry in config.entries:
         allowed_env(entry.env, allow_import=allow_import)
@@ -144,7 +144,7 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
 
 
 def _flag(key: str) -> str:
-    known = {"evaluate": "--tasks", "eval_split": "--split", "group_size": "--samples", "limits.turns": "--max-turns"}
+    known = {"evaluate": "--tasks", "group_size": "--samples", "limits.turns": "--max-turns"}
     return known.get(key, f"--{key.rpartition('.')[2].replace('_', '-')}")
 
 
@@ -163,7 +163,7 @@ def _policy_values(base_url: str | None, model: str | None, policy: str | None) 
 
 
 def _from_options(
-    env: str, env_options: Mapping[str, str], values: Mapping[str, Any], overrides: Sequence[str]
+    env: str, env_options: Mapping[str, str], split: str | None, values: Mapping[str, Any], overrides: Sequence[str]
 ) -> Config:
     if "policy" not in values and not any(one.startswith("policy") for one in overrides):
         raise UsageError(
@@ -172,12 +172,16 @@ def _from_options(
     if ":" not in env:
         find_env(env)  # its error suggests the nearest name
     kwargs = {key.replace("-", "_"): option_value(text) for key, text in env_options.items()}
-    own_split = {"eval_split": kwargs["split"]} if "split" in kwargs else {}
-    asked = {"evaluate": _TASKS, "group_size": 1, **own_split, **values}
-    return _made({"env": env, "env_kwargs": kwargs}, asked, overrides)
+    played: Any = env
+    if split is not None:
+        played = _with_split(env, split)
+    elif "split" in kwargs:  # shown as the one that is played, if the env has splits
+        played = _with_split(env, kwargs["split"] if ":" not in env and find_env(env).splits else None)
+    asked = {"evaluate": _TASKS, "group_size": 1, **values}
+    return _made({"env": played, "env_kwargs": kwargs}, asked, overrides)
 
 
-def _from_file(path: Path, values: Mapping[str, Any], overrides: Sequence[str]) -> Config:
+def _from_file(path: Path, split: str | None, values: Mapping[str, Any], overrides: Sequence[str]) -> Config:
     """The config of an evaluation of what a run's file plays; its filter and batches are for training."""
     values = dict(values)
     policy = values.pop("policy", None)  # first, so that `policy.attempts=3` after it applies to it
@@ -187,7 +191,16 @@ def _from_file(path: Path, values: Mapping[str, Any], overrides: Sequence[str]) 
     asked = {"evaluate": config.evaluate or (_TASKS if listed is None else len(listed)), **values}
     group_size = {} if config.evaluate is not None else {"group_size": 1}
     values_of_file = load(to_yaml(config), str(path)).value
+    if split is not None:
+        values_of_file["env"] = _with_split(values_of_file["env"], split)
     return _made({**values_of_file, "keep": None}, {**group_size, **asked})
+
+
+def _with_split(env: Any, split: str | None) -> Any:
+    """What a file has as `env`, with a split to play: for all envs, if there are several."""
+    if isinstance(env, list):
+        return [_with_split(entry, split) for entry in env]
+    return {**({"env": env} if isinstance(env, str) else env), "eval": {"split": split}}
 
 
 def _made(values: dict[str, Any], asked: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:

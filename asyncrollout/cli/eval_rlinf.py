@@ -29,12 +29,14 @@ _EXPERT = "solver"
 
 
 def is_rlinf(path: Path, overrides: Sequence[str]) -> bool:
-    """Whether a file or its overrides have RLinf's keys, `env.eval` and `cluster`."""
+    """Whether a file or its overrides have RLinf's keys, `env.eval` and `cluster`; one that names its `env` has not."""
     values = load(read_text(path), str(path)).value
-    keys = [*map(str, values)] if isinstance(values, dict) else []
-    if "env" in keys and isinstance(values["env"], dict):
-        keys += [f"env.{key}" for key in values["env"]]
-    return any(key.startswith(("env.eval", "cluster")) for key in [*keys, *overrides])
+    values = values if isinstance(values, dict) else {}
+    env = values.get("env") or {}
+    if not isinstance(env, dict) or "env" in env:
+        return False
+    keys = [*map(str, values), *(f"env.{key}" for key in env), *overrides]
+    return any(key.startswith(("env.eval", "cluster")) for key in keys)
 
 
 async def evaluate_rlinf(

@@ -57,7 +57,7 @@ def _env_of(records: RunRecords, recorded: RecordedRollout, *, allow_import: boo
     given = envs.get(recorded.tag)
     if given is None:
         raise UsageError(f"the journal has no env with the tag {recorded.tag!r}")
-    added = records.added_kwargs(recorded.trajectory.uid)
+    added = records.added_kwargs(recorded)
     if added is None:
         raise UsageError("the evaluation's env_kwargs could not be written to a file: the env cannot be opened")
     if HIDDEN in str([given["env_kwargs"], added]):
@@ -65,10 +65,7 @@ def _env_of(records: RunRecords, recorded: RecordedRollout, *, allow_import: boo
             f"the arguments of env {given['env']!r} hold a secret, which is not recorded: the env cannot be opened"
         )
     spec = allowed_env(given["env"], allow_import=allow_import)
-    added = from_plain(added)
-    if len(envs) > 1 and not spec.splits:
-        added.pop("split", None)  # it was for the other envs of the evaluation
-    return spec, {**from_plain(given["env_kwargs"]), **added}
+    return spec, {**from_plain(given["env_kwargs"]), **from_plain(added)}
 
 
 async def _compare(spec: EnvSpec, kwargs: dict[str, Any], trajectory: Trajectory, output: Output) -> str | None:

@@ -39,7 +39,7 @@ from asyncrollout.cli.terminal.scores import (
 )
 from asyncrollout.cli.terminal.signals import Stop, stoppable
 from asyncrollout.config import Config, read_config, read_tasks
-from asyncrollout.config.build import check_imports, open_rollouts
+from asyncrollout.config.build import check_imports, open_rollouts, splits_of
 from asyncrollout.dropin.ragen.config_keys import RAGEN_KEYS
 from asyncrollout.errors import RolloutError, UsageError
 from asyncrollout.journal.history import read_past
@@ -49,6 +49,7 @@ from asyncrollout.redaction import hide_in_error, known_secrets
 from asyncrollout.report.page import REPORT, WrittenReport
 from asyncrollout.report.videos import videos_of
 from asyncrollout.rollouts.api import Rollouts
+from asyncrollout.rollouts.evaluator import SplitChoice
 from asyncrollout.telemetry import RunMetrics
 from asyncrollout.video.files import VIDEOS
 
@@ -231,7 +232,12 @@ async def play(
                     on_open()
                     if config.evaluate is not None:
                         await _evaluate(
-                            rollouts, config, config.evaluate, title=directory.name, output=output, stop=stop
+                            rollouts,
+                            config,
+                            splits_of(config, allow_import=allow_import),
+                            title=directory.name,
+                            output=output,
+                            stop=stop,
                         )
                     else:
                         await _consume(
@@ -289,9 +295,12 @@ async def _report(directory: Path, stop: Stop, output: Output) -> WrittenReport 
     return None
 
 
-async def _evaluate(rollouts: Rollouts, config: Config, tasks: int, *, title: str, output: Output, stop: Stop) -> None:
+async def _evaluate(
+    rollouts: Rollouts, config: Config, split: SplitChoice, *, title: str, output: Output, stop: Stop
+) -> None:
     """Play each task `group_size` times, recorded, with a live view."""
-    listed = read_tasks(config)
+    listed, tasks = read_tasks(config), config.evaluate
+    assert tasks is not None
     if listed is not None and len(listed) < tasks:
         raise UsageError(f"evaluate: found {tasks}, but there are {len(listed)} tasks")
     console = Console(stderr=True, quiet=output.quiet or output.json)
@@ -301,7 +310,7 @@ async def _evaluate(rollouts: Rollouts, config: Config, tasks: int, *, title: st
         await rollouts.evaluate(
             tasks if listed is None else listed[:tasks],
             k=config.group_size,
-            split=config.eval_split,
+            split=split,
             seed=config.seed,
             on_group=progress.add,
         )

@@ -28,6 +28,7 @@ from asyncrollout.ray.ray_shards import RayShards
 from asyncrollout.redaction import known_secrets, named_secrets, without_secrets
 from asyncrollout.registry import allowed_env
 from asyncrollout.rollouts.api import Rollouts
+from asyncrollout.rollouts.evaluator import DEFAULT_SPLIT, SplitChoice
 from asyncrollout.rollouts.options import read_accepted, read_envs
 from asyncrollout.rollouts.resume import run_identity
 from asyncrollout.rollouts.sampling.task_source import Share
@@ -124,6 +125,16 @@ def share_of(entry: schema.EnvEntry, *, allow_import: bool) -> Share:
     if entry.runs is not None:
         spec = dataclasses.replace(spec, runs=entry.runs)
     return Share(spec, entry.tag, entry.share, entry.env_kwargs)
+
+
+def splits_of(config: Config, *, allow_import: bool) -> SplitChoice:
+    """What `Rollouts.evaluate` takes as `split`."""
+    entries = config.entries
+    if len({entry.eval.split for entry in entries}) == 1:
+        return entries[0].eval.split
+    shares = read_envs([share_of(entry, allow_import=allow_import) for entry in entries], None)
+    chosen = {share.tag: entry.eval.split for share, entry in zip(shares, entries, strict=True)}
+    return {tag: split for tag, split in chosen.items() if split != DEFAULT_SPLIT}
 
 
 @asynccontextmanager

@@ -19,6 +19,13 @@ def expanded(values: dict[Any, Any]) -> dict[Any, Any]:
     return {**values, **short}
 
 
+def _with_room(values: dict[Any, Any], parts: list[str]) -> dict[Any, Any]:
+    """With `env: sokoban` written out, as `env: {env: sokoban}`, if one of an env's own keys is to be set."""
+    env = values.get("env")
+    is_below = parts[0] == "env" and len(parts) > 1 and not parts[1].isdecimal()
+    return {**values, "env": {"env": env}} if is_below and isinstance(env, str) else values
+
+
 def undotted(document: Document, where: str) -> Document:
     """With `env.eval.seed: 1` at the top written out, as `env: {eval: {seed: 1}}`."""
     for key in [key for key in document.value if isinstance(key, str) and "." in key]:
@@ -29,7 +36,7 @@ def undotted(document: Document, where: str) -> Document:
         if _has(document.value, parts):
             raise UsageError(f"{where}, {place}: {key!r} is given twice, once with dots and once nested")
         rest = {other: value for other, value in document.value.items() if other != key}
-        path, value = _put(rest, parts, document.value[key], f"{where}, {place}")
+        path, value = _put(_with_room(rest, parts), parts, document.value[key], f"{where}, {place}")
         moved = {(*path, *old[1:]): there for old, there in document.places.items() if old[0:1] == (key,)}
         kept = {old: there for old, there in document.places.items() if old[0:1] != (key,)}
         around = {path[:depth]: document.places[key,] for depth in range(1, len(path))}
@@ -56,7 +63,7 @@ def override(document: Document, assignment: str) -> Document:
     if not all(parts) or len(parts) > MOST_DEPTH:
         raise UsageError(f"{where}: write the key as names with single dots between them, as in env_kwargs.size=8")
     new = load(text, where, lines=False)
-    path, value = _put(expanded(document.value), parts, new.value, where)
+    path, value = _put(_with_room(expanded(document.value), parts), parts, new.value, where)
     kept = {old: place for old, place in document.places.items() if old[: len(path)] != path}
     around = {path[:depth]: Place(where) for depth in range(1, len(path))}
     placed = {(*path, *below): place for below, place in new.places.items()}

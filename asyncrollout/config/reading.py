@@ -161,7 +161,8 @@ def _resolved(config: Config, directory: FilePath) -> tuple[Config, list[Problem
     known = env_names()
     for index, entry in enumerate(config.entries):
         if ":" not in entry.env and entry.env not in known:
-            path: Path = ("env",) if isinstance(config.env, str) else ("env", index, "env")
+            places: dict[type, Path] = {str: ("env",), list: ("env", index, "env")}
+            path = places.get(type(config.env), ("env", "env"))
             forms = " (or 'gymnasium:<id>', or 'module:Class')"
             problems.append(Problem(path, f"no env is called {entry.env!r}{did_you_mean(entry.env, known)}{forms}"))
     if isinstance(config.policy, Local) and config.policy.model is not None:

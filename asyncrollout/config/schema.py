@@ -50,14 +50,24 @@ class ConfigPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A mapping of the file."""
 
 
+class EvalOptions(ConfigPart, frozen=True):
+    """What an evaluation plays of an env that has splits; null leaves it to `env_kwargs`."""
+
+    split: Text | None = "test"
+
+
 class EnvEntry(ConfigPart, frozen=True):
-    """One of several envs, as `Share`; `runs` overrules where its kind of env runs."""
+    """An env, or one of several, as `Share`; `runs` overrules where its kind of env runs."""
 
     env: EnvName
     tag: str = ""
     share: Positive = 1.0
     env_kwargs: dict[str, Any] = {}
     runs: Placement | None = None
+    eval: EvalOptions = EvalOptions()
+
+
+Entries = Annotated[list[EnvEntry], Meta(min_length=1, description="a list of envs with tags and shares")]
 
 
 class Solver(ConfigPart, frozen=True, tag_field="kind", tag="solver"):
@@ -222,13 +232,12 @@ AdvantageName = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "pa
 class Config(ConfigPart, frozen=True, kw_only=True):
     """A run. `tasks` is a list, or the absolute path of a .jsonl or .json file.
 
-    With `evaluate`, that many tasks are played for figures alone, and no batches. Envs that have splits play
-    `eval_split`.
+    With `evaluate`, that many tasks are played for figures alone, and no batches.
     """
 
     name: Text | None = None
     seed: FromZero = 0
-    env: EnvName | Annotated[list[EnvEntry], Meta(min_length=1, description="a list of envs with tags and shares")]
+    env: EnvName | EnvEntry | Entries
     env_kwargs: dict[str, Any] = {}
     policy: Policy = Solver()
     agent: Chat = Chat()
@@ -236,7 +245,6 @@ class Config(ConfigPart, frozen=True, kw_only=True):
     groups: FromOne = 8
     batches: FromOne = 4
     evaluate: FromOne | None = None
-    eval_split: Text | None = "test"
     keep: Keep | None = None
     tasks: Text | list[Any] | None = None
     score: ImportPath | None = None
@@ -274,7 +282,9 @@ class Config(ConfigPart, frozen=True, kw_only=True):
             raise UsageError("ray: is where shards run, and there are none: say how many, such as shards: 8")
         if self.evaluate is not None and self.keep is not None:
             raise UsageError("keep: an evaluation counts every group, and filters none: leave it out")
-        if isinstance(self.env, str):
+        if not isinstance(self.env, list):
+            if isinstance(self.env, EnvEntry) and self.env.env_kwargs and self.env_kwargs:
+                raise UsageError("env_kwargs: env has env_kwargs, too: give one of them")
             return
         if self.env_kwargs:
             raise UsageError("env_kwargs: is for one env: with several, each entry of env has its own")
@@ -293,7 +303,11 @@ class Config(ConfigPart, frozen=True, kw_only=True):
     @property
     def entries(self) -> list[EnvEntry]:
         """The envs, also if there is only one."""
-        return [EnvEntry(env=self.env, env_kwargs=self.env_kwargs)] if isinstance(self.env, str) else self.env
+        if isinstance(self.env, list):
+            return self.env
+        if isinstance(self.env, str):
+            return [EnvEntry(env=self.env, env_kwargs=self.env_kwargs)]
+        return [msgspec.structs.replace(self.env, env_kwargs=self.env.env_kwargs or self.env_kwargs)]
 
     @property
     def imports(self) -> list[str]:

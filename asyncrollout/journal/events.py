@@ -2,7 +2,7 @@
 
 import math
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,13 +34,15 @@ class Began(Event, frozen=True, tag="began"):
     """The first line, and one for each resume after which something happened.
 
     `given` stays the same, but for accepted changes of agent and policy. `batch` is where the run was to resume:
-    from there on, nothing has been delivered.
+    from there on, nothing has been delivered. `seeds` says how envs get theirs, from the run's first line to its end:
+    "spread" at random, as older versions did, or "consecutive".
     """
 
     format: str = FORMAT
     version: int = VERSION
     given: dict[str, Any] = {}
     batch: int | None = None
+    seeds: Literal["spread", "consecutive"] = "spread"
 
 
 class Drawn(Event, frozen=True, tag="drawn"):
@@ -155,13 +157,14 @@ class Updated(Event, frozen=True, tag="weights"):
 class Evaluating(Event, frozen=True, tag="evaluating"):
     """An evaluation starts; the ids of its groups begin with its name. `what` is a digest of its arguments.
 
-    `env_kwargs` are those added to the env's own; None if they could not be recorded. Each of its `tasks` is played `k`
-    times; journals of older versions do not say so.
+    `env_kwargs` are those added to the env's own; None if they could not be recorded. `splits` has what each tag's env
+    plays, if it has splits. Each of its `tasks` is played `k` times; journals of older versions do not say so.
     """
 
     name: str
     what: int
     env_kwargs: Any = {}
+    splits: dict[str, str] = {}
     tasks: int | None = None
     k: int | None = None
 
@@ -188,13 +191,13 @@ AnyEvent = (
 )
 _decoder = msgspec.json.Decoder(AnyEvent)
 _generations = msgspec.json.Decoder(Generation)
+_TOKEN_IDS = b'"token_ids":['
 _AS_PLAIN = f'{{"{KIND}"'.encode()
 
 
 class _ReplyCost(msgspec.Struct):
-    """What a recorded reply says of its length."""
+    """What a recorded reply without token ids says of its length."""
 
-    token_ids: Any = None
     usage: Any = None
 
 
@@ -260,13 +263,20 @@ def _as_list(numbers: Any) -> list[Any] | None:
 
 
 def sampled_tokens(reply: msgspec.Raw) -> int:
-    """How many tokens of a recorded reply were sampled, as `Generation.sampled_tokens`; 0 if it does not say."""
+    """How many tokens of a recorded reply were sampled, as `Generation.sampled_tokens`; 0 if it does not say.
+
+    Ids are counted without being decoded: a run has millions. No text contains their key, since its quotes are escaped.
+    """
+    content = bytes(reply)
+    start = content.find(_TOKEN_IDS)
+    if start >= 0:
+        start += len(_TOKEN_IDS)
+        end = content.find(b"]", start)
+        return content.count(b",", start, end) + 1 if end > start else 0
     try:
         cost = _costs.decode(reply)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return 0  # it is refused where it is replayed
-    if isinstance(cost.token_ids, list):
-        return len(cost.token_ids)
     count = cost.usage.get("completion") if isinstance(cost.usage, dict) else None
     return count if type(count) is int and count > 0 else 0
 

@@ -111,6 +111,8 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.attempts = 0
+        self.has_spread_seeds = False
+        """Whether an older version began the run: then envs keep getting their seeds as they did."""
         self.given: dict[str, Any] = {}
         self.drawn: dict[int, Drawn] = {}
         self.settled = GroupNumbers()
@@ -154,6 +156,8 @@ class RunHistory:
         match event:
             case Began():
                 self.attempts += 1
+                if self.attempts == 1:
+                    self.has_spread_seeds = event.seeds == "spread"
                 self._in_flight.clear()
                 self._partial_round.clear()
                 if changes(self.given, event.given):

@@ -70,16 +70,31 @@ by the filter; kept, and then too old; cancelled."""
 class EvaluationRecord(msgspec.Struct):
     """An evaluation: its tasks, each played `k` times. Journals of older versions do not say how many.
 
-    `env_kwargs` are those it added to the env's own, in plain form; None if they could not be recorded. `most` is the
-    largest number of members that any of its groups has begun.
+    `env_kwargs` are those it added to the env's own, in plain form; None if they could not be recorded. `splits` has
+    what each tag's env played, if it has splits. `most` is the largest number of members that any of its groups has
+    begun.
     """
 
     name: str
     tasks: int | None = None
     k: int | None = None
     env_kwargs: Any = None
+    splits: dict[str, str] = {}
     is_complete: bool = False
     most: int = 0
+
+    def kwargs_of(self, tag: str) -> Any:
+        """What was added to the arguments of a tag's env."""
+        split = {"split": self.splits[tag]} if tag in self.splits else {}
+        return {**self.env_kwargs, **split} if isinstance(self.env_kwargs, dict) else self.env_kwargs
+
+    @property
+    def split(self) -> str:
+        """In words: the one that all envs with splits played, or each tag with its own; empty if none has any."""
+        if isinstance(self.env_kwargs, dict) and "split" in self.env_kwargs:
+            return str(self.env_kwargs["split"])
+        played = dict.fromkeys(self.splits.values())
+        return ", ".join(played) if len(played) < 2 else ", ".join(f"{tag} {one}" for tag, one in self.splits.items())
 
     @property
     def size(self) -> int:
@@ -163,8 +178,8 @@ class RecordedRun:
                 self._dropped.update(groups)
             case Updated(weights=weights):
                 self._weights = weights
-            case Evaluating(name=name, tasks=tasks, k=k, env_kwargs=env_kwargs):
-                self.evaluations[name] = EvaluationRecord(name, tasks, k, env_kwargs)
+            case Evaluating(name=name, tasks=tasks, k=k, env_kwargs=env_kwargs, splits=splits):
+                self.evaluations[name] = EvaluationRecord(name, tasks, k, env_kwargs, splits)
             case Evaluated(name=name) if name in self.evaluations:
                 self.evaluations[name].is_complete = True
 

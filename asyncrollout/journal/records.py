@@ -40,10 +40,10 @@ class RunRecords:
         what = f"such as {', '.join(known[:3])}" if known else "none is finished yet"
         raise UsageError(f"{self._directory} has no finished rollout {uid!r}: {len(known)} are finished, {what}")
 
-    def added_kwargs(self, uid: str) -> Any:
+    def added_kwargs(self, recorded: RecordedRollout) -> Any:
         """What an evaluation added to its env's own arguments, in plain form; None if that is not recorded."""
-        evaluation = self._run.evaluation_of(group_of(uid))
-        return {} if evaluation is None else evaluation.env_kwargs
+        evaluation = self._run.evaluation_of(group_of(recorded.trajectory.uid))
+        return {} if evaluation is None else evaluation.kwargs_of(recorded.tag)
 
     def batches(self) -> Iterator[tuple[int, list[Group]]]:
         """All delivered batches, in order."""

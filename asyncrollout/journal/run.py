@@ -40,6 +40,15 @@ _SHOWN = 500
 _SHOWN_SETTING = 200
 
 
+class EvaluationSettings(msgspec.Struct, frozen=True):
+    """What an evaluation adds to the envs' own arguments, the split that each tag plays, and how much it plays."""
+
+    env_kwargs: dict[str, Any]
+    splits: dict[str, str]
+    tasks: int
+    k: int
+
+
 class VoidVerdict(NamedTuple):
     """A verdict that no longer counts, with the mean reward of its group, if a member had an outcome."""
 
@@ -127,7 +136,11 @@ class NullJournal:
 
     def updated(self, weights: int) -> None: ...
 
-    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:  # noqa: ARG002
+    def is_interrupted(self, what: Any) -> bool:  # noqa: ARG002
+        """Whether an evaluation of this began in an earlier process, and did not end."""
+        return False
+
+    def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:  # noqa: ARG002
         """A name that no other evaluation has; but one that was interrupted, and is the same, continues."""
         self.past.evaluations += 1
         return f"{EVALUATED}{self.past.evaluations - 1}"
@@ -260,14 +273,27 @@ class RunJournal(NullJournal):
     def updated(self, weights: int) -> None:
         self.writer.put(Updated(weights=weights))
 
-    def begin_evaluation(self, what: Any, env_kwargs: dict[str, Any], tasks: int, k: int) -> str:
+    def is_interrupted(self, what: Any) -> bool:
+        asked = digest(what)
+        return any(begun.what == asked for begun in self.past.evaluating.values())
+
+    def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:
         asked = digest(what)
         for name, begun in self.past.evaluating.items():
             if begun.what == asked:
                 del self.past.evaluating[name]
                 return name
-        name = super().begin_evaluation(what, env_kwargs, tasks, k)
-        self.writer.put(Evaluating(name=name, what=asked, env_kwargs=_recordable(env_kwargs), tasks=tasks, k=k))
+        name = super().begin_evaluation(what, settings)
+        self.writer.put(
+            Evaluating(
+                name=name,
+                what=asked,
+                env_kwargs=_recordable(settings.env_kwargs),
+                splits=settings.splits,
+                tasks=settings.tasks,
+                k=settings.k,
+            )
+        )
         return name
 
     def end_evaluation(self, name: str) -> None:
@@ -300,7 +326,11 @@ async def open_journal(
         else:
             past = await to_thread.run_sync(_read, directory, given, resume, accept)
         async with Writer(directory) as writer:
-            began = Began(given=given, batch=None if isinstance(resume, bool) else resume)
+            began = Began(
+                given=given,
+                batch=None if isinstance(resume, bool) else resume,
+                seeds="spread" if past.has_spread_seeds else "consecutive",
+            )
             if not past.attempts:
                 writer.put(began)  # the first line, even if trajectories are left
             for drawn in past.undrawn:

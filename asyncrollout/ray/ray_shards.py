@@ -17,6 +17,7 @@ import msgspec
 from asyncrollout import __version__, validation
 from asyncrollout.concurrency import Background
 from asyncrollout.errors import PoolError, UsageError
+from asyncrollout.machine import FDS_SPARE, count_descriptors
 from asyncrollout.pool.wire.main_module import MainModule
 from asyncrollout.ray.cluster import ClusterLease, import_ray
 from asyncrollout.ray.room import ActorDemand, ClusterUsage, missing_now, missing_room
@@ -33,6 +34,7 @@ from asyncrollout.rollouts.shards.shard_socket import (
 _START_LIMIT = 60.0  # seconds from the moment when there is room for it
 _CALL_LIMIT = 20.0  # seconds that the cluster may take to answer
 _END_LIMIT = 10.0
+_FDS_PER_SHARD = 2  # its frames, and the sign that it lives
 
 
 class RayShards(msgspec.Struct, frozen=True):
@@ -117,6 +119,7 @@ class RayShardLauncher:
         self._lacks_room: Callable[[], str] = str
 
     async def __aenter__(self) -> Self:
+        self._check_descriptors()
         self._lease = lease = await ClusterLease.take(self._options.address)
         try:
             await anyio.to_thread.run_sync(self._prepare, lease.ray)
@@ -157,6 +160,16 @@ class RayShardLauncher:
             await self._kill(actor)
             raise
         return RayShardProcess(node, connection, partial(self._kill, actor), ended)
+
+    def _check_descriptors(self) -> None:
+        """Raise if there are too few file descriptors: before the start, not in the middle of a run."""
+        used, allowed, _ = count_descriptors()
+        needed = used + self._options.count * _FDS_PER_SHARD + FDS_SPARE
+        if needed > allowed:
+            raise PoolError(
+                f"{self._options.count} shards need {needed} file descriptors ({used} are open), but only {allowed} "
+                f"are allowed: raise the limit with `ulimit -n {needed}`, or use fewer shards"
+            )
 
     def _prepare(self, ray: Any) -> None:
         demand, count = self._options.demand(), self._options.count

@@ -64,8 +64,12 @@ def _parts(rollout: Rollout, length: float) -> list[tuple[str, float]]:
         if part[1] > 0
     ]
     score = [("score", rollout.score_seconds)] if rollout.score_seconds > 0 else []
-    rest = ("reset", max(length - sum(seconds for _, seconds in (*turns, *score)), 0.0))
-    return [*turns, rest, *score] if rollout.error else [rest, *turns, *score]
+    known = sum(seconds for _, seconds in (*turns, *score))
+    rest = ("reset", max(length - known, 0.0))
+    parts = [*turns, rest, *score] if rollout.error else [rest, *turns, *score]
+    if known <= length:
+        return parts
+    return [(what, seconds * length / known) for what, seconds in parts]  # killed before its end was written
 
 
 def where_time_went(

@@ -21,7 +21,7 @@ from asyncrollout.rollouts.engine import Engine
 from asyncrollout.rollouts.episode.group import Failures
 from asyncrollout.rollouts.episode.scoring import Score
 from asyncrollout.rollouts.evaluation import Evaluation
-from asyncrollout.rollouts.evaluator import Evaluator
+from asyncrollout.rollouts.evaluator import DEFAULT_SPLIT, Evaluator, SplitChoice
 from asyncrollout.rollouts.options import RolloutsOptions
 from asyncrollout.rollouts.sampling.batch_buffer import OnExhausted
 from asyncrollout.rollouts.sampling.filtering import Keep
@@ -213,7 +213,7 @@ class Rollouts:
         tasks: int | Iterable[Any] | MapStyle,
         *,
         k: int = 1,
-        split: str | None = "test",
+        split: SplitChoice = DEFAULT_SPLIT,
         env_kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         on_group: Callable[[Group], None] | None = None,
@@ -221,9 +221,10 @@ class Rollouts:
         """Play each task `k` times, beside everything else; evaluations together use at most half of `max_in_flight`.
 
         `tasks` may be a number of episodes. The seeds of envs and of sampling depend on `seed` alone, so that
-        evaluations can be compared and repeated; those of an env follow one another. `split` is what envs that have
-        splits (`EnvSpec.splits`) play, whatever split their own arguments name; None leaves these alone. `env_kwargs`
-        are added to the env's own.
+        evaluations can be compared and repeated; those of an env follow one another, and are never those of training.
+        `split` is what envs that have splits (`EnvSpec.splits`) play, whatever split their own arguments name: one for
+        all, or by tag (`{"math": "val"}`; others play "test"); None leaves an env's own. `env_kwargs` are added to the
+        env's own.
         `on_group` is called with each group as it ends.
         """
         k, seed = validation.check_int("k", k, 1), validation.check_int("seed", seed, 0)

@@ -32,6 +32,7 @@ from asyncrollout.rollouts.resume import (
     with_journal,
 )
 from asyncrollout.rollouts.sampling.batch_stats import BatchStats
+from asyncrollout.rollouts.sampling.env_seeds import training_seeds
 from asyncrollout.rollouts.sampling.filtering import FilterRunner, KeepRate, check_filter
 from asyncrollout.rollouts.sampling.ledger import Ledger
 from asyncrollout.rollouts.sampling.stream import GroupStream, StreamRules
@@ -256,6 +257,7 @@ class Engine:
         """Continue where the journal ends."""
         past = journal.past
         self.observer.start_journal(journal)
+        self.source.env_seeds = training_seeds(self._options.seed, are_spread=past.has_spread_seeds)
         judged_at = past.judged_at if self.source.chooses else {}
         reported = await anyio.to_thread.run_sync(reported_groups, journal.directory, judged_at) if judged_at else []
         await self.source.remember(recorded_draws(past), past.settled, reported)

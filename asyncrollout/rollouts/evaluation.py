@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 import msgspec
-import numpy as np
 
 from asyncrollout.errors import UsageError, like
-from asyncrollout.stats import pass_at
+from asyncrollout.stats import average, pass_at
 from asyncrollout.successes import succeeded
 from asyncrollout.trajectories import Group, Trajectory
 
@@ -36,9 +35,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     @property
     def mean_reward(self) -> float:
         """The mean over tasks of the mean over each task's rollouts."""
-        return _mean(
-            [float(np.mean([member.reward for member in group.completed])) for group in self.groups if group.completed]
-        )
+        return _mean([average([one.reward for one in group.completed]) for group in self.groups if group.completed])
 
     @property
     def success_rate(self) -> float:
@@ -76,4 +73,4 @@ def _pass_at(members: Sequence[Trajectory], won: AbstractSet[str], k: int) -> fl
 
 
 def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if values else math.nan
+    return average(values) if values else math.nan

@@ -10,10 +10,12 @@ import numpy as np
 
 from asyncrollout.concurrency import task_group
 from asyncrollout.errors import ClosedError, StalledError, UsageError
+from asyncrollout.journal.run import EvaluationSettings
 from asyncrollout.logs import get_logger
 from asyncrollout.registry import EnvSpec
 from asyncrollout.rollouts.engine import Engine
 from asyncrollout.rollouts.evaluation import Evaluation, checked
+from asyncrollout.rollouts.sampling.env_seeds import evaluation_seeds
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, MapStyle, TaskSource, as_iterable
 from asyncrollout.seeding import sampling_seed
 from asyncrollout.trajectories import DRAWN, Group
@@ -22,6 +24,10 @@ from asyncrollout.validation import did_you_mean
 log = get_logger(__name__)
 
 Play = Callable[[GroupRequest], Awaitable[Group]]
+SplitChoice = str | Mapping[str, str | None] | None
+"""What envs that have splits play: one for all of them, or one by tag; None leaves it to their own arguments."""
+
+DEFAULT_SPLIT = "test"
 
 
 class Evaluator:
@@ -44,7 +50,7 @@ class Evaluator:
         tasks: int | Iterable[Any] | MapStyle,
         *,
         k: int,
-        split: str | None,
+        split: SplitChoice,
         env_kwargs: Mapping[str, Any] | None,
         seed: int,
         on_group: Callable[[Group], None] | None,
@@ -52,18 +58,21 @@ class Evaluator:
         """Play each task `k` times; an evaluation that was interrupted, and is the same, continues."""
         listed, given = _read_tasks(tasks), dict(env_kwargs or {})
         specs = {tag: share.env for tag, share in self._engine.player.envs.items()}
-        played = {} if split is None or "split" in given else _find_split(specs.values(), split)
-        added = {**played, **given}
+        splits = {} if "split" in given else read_splits(specs, split)
         journal = self._engine.observer.journal
-        what = [listed, k, seed, self._control.version, added]
-        name = journal.begin_evaluation(what, added, len(listed), k)
+        what = [listed, k, seed, self._control.version, given]
+        if journal.past.has_spread_seeds and journal.is_interrupted(what):
+            splits = {}  # it began before evaluations had splits, and continues as it was
+        name = journal.begin_evaluation(
+            [*what, splits] if splits else what, EvaluationSettings(given, splits, len(listed), k)
+        )
         await journal.flush()
 
         async def play(request: GroupRequest) -> Group:
             group = await self._engine.player.run(
                 msgspec.structs.replace(request, id=f"{name}-{request.id}"),
                 size=k,
-                env_kwargs=added if specs[request.tag].splits else given,
+                env_kwargs={**given, "split": splits[request.tag]} if request.tag in splits else given,
                 sampling_base=sampling_seed(seed, "evaluation", "sampling", request.index),
                 slots=self._slots,
             )
@@ -104,7 +113,8 @@ class Evaluator:
             watched.start_soon(self._raise_if_stalled, f"{name}-")
             async with task_group() as playing:
                 shares = [*self._engine.player.envs.values()]
-                async for request in TaskSource(tasks, sampling_seed(seed, "evaluation"), shares, consecutive=True):
+                env_seeds = evaluation_seeds(seed, are_spread=self._engine.observer.journal.past.has_spread_seeds)
+                async for request in TaskSource(tasks, seed, shares, env_seeds=env_seeds):
                     await at_once.acquire_on_behalf_of(request.id)  # which lets others run, too
                     playing.start_soon(play_one, request)
             watched.cancel_scope.cancel()
@@ -123,13 +133,24 @@ class Evaluator:
         raise StalledError(f"nothing has moved for {self._stall_seconds:g} s: {self._ledger.stuck(prefix)}")
 
 
-def _find_split(specs: Iterable[EnvSpec], split: str) -> dict[str, str]:
-    """The keyword argument for the envs that have splits."""
-    having = [spec for spec in specs if spec.splits]
-    for spec in having:
-        if split not in spec.splits:
-            raise UsageError(f"evaluate: env {spec.name!r} has no split={split!r}{did_you_mean(split, spec.splits)}")
-    return {"split": split} if having else {}
+def read_splits(specs: Mapping[str, EnvSpec], choice: SplitChoice) -> dict[str, str]:
+    """The split of each tag whose env has splits; one that nobody chose is "test"."""
+    chosen = choice if isinstance(choice, Mapping) else dict.fromkeys(specs, choice)
+    for tag in chosen:
+        if tag not in specs:
+            raise UsageError(f"split: no env has the tag {tag!r:.100}{did_you_mean(str(tag), specs)}")
+    is_for_some = not isinstance(choice, Mapping) and any(spec.splits for spec in specs.values())
+    splits = {}
+    for tag, spec in specs.items():
+        split = chosen.get(tag, DEFAULT_SPLIT)
+        if not spec.splits and split not in (None, DEFAULT_SPLIT) and not is_for_some:
+            raise UsageError(f"split={split!r:.100}: env {spec.name!r} has no splits")
+        if spec.splits and split is not None and split not in spec.splits:
+            near = did_you_mean(str(split), spec.splits)
+            raise UsageError(f"env {spec.name!r} has no split={split!r:.100}{near}")
+        if spec.splits and split is not None:
+            splits[tag] = split
+    return splits
 
 
 def _read_tasks(tasks: Any) -> list[Any]:

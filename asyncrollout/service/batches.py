@@ -33,6 +33,8 @@ class EnvService:
 
     env_name: str | None = None
     """The only kind of env, if there is only one."""
+    explains_invalid = True
+    """Whether text envs say why a reply was invalid, unless their `env_config` has `explain_invalid`."""
 
     def __init__(
         self,
@@ -74,7 +76,9 @@ class EnvService:
     async def create_environments_batch(self, ids2configs: Mapping[Any, Mapping[str, Any]]) -> None:
         """Open envs, each from `{"env_name": ..., "env_config": {...}}`; one of the same id is closed first.
 
-        `env_config` is what `EnvPool.open` takes. If an env cannot be built, `failures` has its id, with the reason.
+        `env_config` is what `EnvPool.open` takes, and for text envs `explain_invalid`: false leaves out why a reply was
+        invalid, with which the next observation begins. If an env cannot be built, `failures` has its id, with the
+        reason.
         """
         await self._at_once(ids2configs, self._create, self.note_failure)
 
@@ -90,7 +94,9 @@ class EnvService:
             raise UsageError(f"Expected environment type {self.env_name!r}, got {name!r}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
             raise UsageError(f"env_config={kwargs!r:.100} is not a dict of the env's options")
-        env = ServedEnv(env_id, await self._open(*self.resolve(name, kwargs)), kwargs)
+        found, options = self.resolve(name, kwargs)
+        explains, options = self._read_explains(found, options)
+        env = ServedEnv(env_id, await self._open(found, options), kwargs, explains_invalid=explains)
         replaced, self.environments[env_id] = self.environments.get(env_id), env
         self.env_configs[env_id] = dict(kwargs)
         self.failures.pop(env_id, None)
@@ -100,6 +106,16 @@ class EnvService:
     def resolve(self, name: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         """What the pool opens for a name, and with which options; a service with names of its own overrides it."""
         return name, kwargs
+
+    def _read_explains(self, name: Any, options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+        """`explain_invalid`, which is for this service if the env is one of text; another may have it itself."""
+        own = dict(options)
+        if self._pool.find(name).text is None and not own.get("text"):
+            return False, own
+        explains = own.pop("explain_invalid", None)
+        if explains is not None and not isinstance(explains, bool):
+            raise UsageError(f"env_config: explain_invalid={explains!r:.100} is neither true nor false")
+        return self.explains_invalid if explains is None else explains, own
 
     async def _open(self, name: Any, kwargs: Mapping[str, Any]) -> EnvHandle:
         """Open an env; one without an option `seed` gets the seed at each reset instead."""

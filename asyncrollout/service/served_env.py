@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import anyio.to_thread
+import msgspec
 
 from asyncrollout.errors import UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool.handle import EnvHandle
 from asyncrollout.service.observations import observation_to_json, to_json
+from asyncrollout.text.replies import after_invalid
 from asyncrollout.types import STEP_REWARDS, Observation, Outcome, total_reward
 from asyncrollout.validation import did_you_mean
 
@@ -36,13 +38,19 @@ class ServedEpisode:
 
 
 class ServedEnv:
-    """An env with its id. `reward` is the sum since the reset, or its own; `idle_since` is None while it works."""
+    """An env with its id. `reward` is the sum since the reset, or its own; `idle_since` is None while it works.
 
-    def __init__(self, env_id: Any, handle: EnvHandle, config: Mapping[str, Any]) -> None:
+    Unless `explains_invalid` is false, an observation begins with the reason why the last reply was invalid.
+    """
+
+    def __init__(
+        self, env_id: Any, handle: EnvHandle, config: Mapping[str, Any], *, explains_invalid: bool = True
+    ) -> None:
         self.id = env_id
         self.handle = handle
         self.idle_since: float | None = time.monotonic()
         self._own_seed = config.get("seed")
+        self._explains_invalid = explains_invalid
         self._episode = ServedEpisode()
 
     @property
@@ -89,13 +97,21 @@ class ServedEnv:
             raise UsageError(f"env {self.handle.name!r} cannot step: {episode.trouble}")
         outcome = await self.handle.step(reply)
         episode.trouble = "its last step failed: call reset first"
-        observation, info = await _shown(outcome)
+        observation, info = await _shown(self._explained(outcome))
         episode.trouble, episode.final = "", info.pop(FINAL_REWARD, None)
         episode.earned.append((outcome.reward, {STEP_REWARDS: outcome.info.get(STEP_REWARDS)}))
         if verbose:
             clipped = str(reply)[:_LONGEST_LOGGED]
             log.info("env_step", env_id=self.id, reply=clipped, reward=outcome.reward, done=outcome.done)
         return observation, outcome.reward, outcome.done, {**_metrics(outcome, reply), **info}
+
+    def _explained(self, outcome: Outcome) -> Outcome:
+        reason, seen = outcome.info.get("invalid_reason"), outcome.observation
+        if not self._explains_invalid or not isinstance(reason, str) or not isinstance(seen, Observation):
+            return outcome
+        return msgspec.structs.replace(
+            outcome, observation=msgspec.structs.replace(seen, text=after_invalid(seen.text, reason))
+        )
 
     async def system_prompt(self, _: Any = None) -> str:
         episode = self._episode

@@ -20,6 +20,8 @@ _METRICS: dict[str, tuple[str, str, str]] = {
     "queued": ("gauge", "", "Calls waiting for a worker."),
     "restarts": ("counter", "", "Workers replaced by this process."),
     "retries": ("counter", "", "Failed attempts at rollouts that are played again."),
+    "shards": ("gauge", "", "Shards that are ready."),
+    "nodes": ("gauge", "", "Machines that these run on."),
     "version": ("gauge", "", "Version of the policy's weights."),
     "keep_rate": ("gauge", "", "Share of judged groups that were kept."),
     "seconds": ("gauge", "", "Seconds since this process began or resumed the run."),

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from asyncrollout.images import IMAGE_MARK
 from asyncrollout.text.stated import find_led, find_stated
 from asyncrollout.types import Parsed, TextOptions
 
@@ -20,6 +21,8 @@ LONGEST = 32_768
 _FURTHEST_TAG = 8 * LONGEST  # from the end
 _TAGS = ("answer", "action")
 _WORD = re.compile(r"[\w-]+")
+_NO_IMAGE = "(image)"  # a mark that a reply has written stands for no picture
+_LONGEST_SHOWN = 100  # characters of an answer in a reason
 _DRESSING = " \t\r\n.,;:!\"'`*_[](){}<>"
 
 
@@ -265,3 +268,16 @@ def _phrase(name: str) -> tuple[frozenset[str], re.Pattern[str] | None]:
     if _WORD.fullmatch(name):
         return frozenset(), None
     return frozenset(_WORD.findall(name)), re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+
+
+def after_invalid(text: str, reason: str | None) -> str:
+    """The text after a line that says why the last reply was invalid, if it was."""
+    return f"Your last reply was invalid: {reason.replace(IMAGE_MARK, _NO_IMAGE)}.\n{text}" if reason else text
+
+
+def why_unread(reply: str, tags: tuple[str, ...] = _TAGS) -> str:
+    """Why no action was read from a reply that must have it in one of these tags."""
+    answer = find_answer(reply, tags=tags)
+    if answer.reason or answer.tagged:
+        return answer.reason or f"not an action: {answer.text[:_LONGEST_SHOWN]!r}"
+    return f"no {' or '.join(f'<{tag}>' for tag in tags)} tag"

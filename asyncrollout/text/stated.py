@@ -9,14 +9,13 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s)")
 _BOXED = "\\boxed{"
 _LONGEST_GROUP = 1_000
 
-_CLOSING = ".,;:!?"
 _LOOSE = " \t\r\n*`"  # never a part of an answer's ends, so they need no partner
+_CLOSING = ".,;:!?" + _LOOSE
 _PAIRS = (
     *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")),
     *(('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u2018", "\u2019")),
 )
 _COMMANDS = (_BOXED, "\\text{", "\\textbf{", "\\mathbf{", "\\mathrm{", "\\mbox{")
-_MOST_LAYERS = 8
 
 
 def find_stated(text: str, *, tagged: bool = False) -> str | None:
@@ -40,7 +39,8 @@ def find_led(text: str) -> str | None:
     boxed = text.rfind(_BOXED)
     if boxed >= 0 and (not last or boxed > last[0].start()):
         start = boxed + len(_BOXED)
-        return undress(text[start : _closing_brace(text, start)]) or None
+        end = _closing_brace(text, start)
+        return undress(text[start : start + _LONGEST_GROUP if end is None else end]) or None
     if not last:
         return None
     line = text[last[0].end() :].lstrip(_LOOSE).partition("\n")[0]
@@ -48,26 +48,40 @@ def find_led(text: str) -> str | None:
 
 
 def undress(text: str) -> str:
-    r"""Without what is around an answer: bold, quotes, math signs, `\boxed{..}`, `\text{..}`, closing punctuation."""
-    for _ in range(_MOST_LAYERS):
-        inner = text.strip(_LOOSE).rstrip(_CLOSING).rstrip(_LOOSE)
-        for start, end in _PAIRS:
-            if len(inner) > len(start) + len(end) and inner.startswith(start) and inner.endswith(end):
-                inner = inner[len(start) : -len(end)]
-        for command in _COMMANDS:
-            if inner.startswith(command) and _closing_brace(inner, len(command)) == len(inner) - 1:
-                inner = inner[len(command) : -1]
-        if inner == text:
-            break
-        text = inner
-    return text
+    r"""Without what is around an answer: bold, quotes, math signs, `\boxed{..}`, `\text{..}`, closing punctuation.
+
+    However many layers there are: each costs its own length, as nothing is copied before the end.
+    """
+    start, end = _trimmed(text, 0, len(text))
+    while (inner := _trimmed(text, *_unwrapped(text, start, end))) != (start, end):
+        start, end = inner
+    return text[start:end]
 
 
-def _closing_brace(text: str, start: int) -> int:
-    """Where the group that begins at `start` ends."""
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    while start < end and text[start] in _LOOSE:
+        start += 1
+    while start < end and text[end - 1] in _CLOSING:
+        end -= 1
+    return start, end
+
+
+def _unwrapped(text: str, start: int, end: int) -> tuple[int, int]:
+    for opening, closing in _PAIRS:
+        is_longer = end - start > len(opening) + len(closing)
+        if is_longer and text.startswith(opening, start, end) and text.endswith(closing, start, end):
+            start, end = start + len(opening), end - len(closing)
+    for command in _COMMANDS:
+        if text.startswith(command, start, end) and _closing_brace(text, start + len(command)) == end - 1:
+            start, end = start + len(command), end - 1
+    return start, end
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    """Where the group that begins at `start` ends, if it does so soon."""
     depth = 1
     for brace in re.finditer(r"[{}]", text[start : start + _LONGEST_GROUP]):
         depth += 1 if brace[0] == "{" else -1
         if not depth:
             return start + brace.start()
-    return min(len(text), start + _LONGEST_GROUP)
+    return None

@@ -28,6 +28,7 @@ SPEC = EnvSpec(
 ACTIONS = UP, RIGHT, DOWN, LEFT = 0, 1, 2, 3
 NAMES = ("Up", "Right", "Down", "Left")
 WASTED = -0.1
+_ON_THE_WAY = 0.5  # of the reward is for tiles before the goal
 _LUCK = 1  # the number of the generator that later tiles are drawn from
 
 Line = tuple[int, ...]
@@ -66,9 +67,11 @@ def moves(grid: Grid) -> list[int]:
 class Game2048:
     """Actions 0 to 3 are up, right, down, left; the observation is the grid, with 0 for no tile.
 
-    A move is worth a tenth of log2(1 + the sum of the merged tiles); without `use_log_reward`, that sum, and -0.1 if
-    nothing moves. A new tile is a 2 with `two_prob`, else a 4. The game is won, and over, with a tile of `goal`; it is
-    lost when nothing can move. In the style "ragen" it continues beyond the goal, and a move of nothing is not valid.
+    Each doubling of the largest tile is worth the same, 0.5 in all up to the goal, and the goal 0.5 more: merges on the
+    way earn nothing, so that detours do not pay. With `use_log_reward`, a move is worth a tenth of log2(1 + the sum of
+    the merged tiles); if that is false, that sum, and -0.1 if nothing moves. A new tile is a 2 with `two_prob`, else a
+    4. The game is won, and over, with a tile of `goal`; it is lost when nothing can move. In the style "ragen" it
+    continues beyond the goal, a move of nothing is not valid, and `use_log_reward` is true by default.
     A task is a grid, as rows of numbers. Members of a group share the first two tiles, and have each their own luck.
     """
 
@@ -79,7 +82,7 @@ class Game2048:
         *,
         size: int = 4,
         two_prob: float = 0.9,
-        use_log_reward: bool = True,
+        use_log_reward: bool | None = None,
         goal: int = 2048,
         max_steps: int = 3000,
         split: Split = "train",
@@ -89,14 +92,18 @@ class Game2048:
         check_whole("game_2048", least=8, goal=goal)  # a first tile may be 4
         check_whole("game_2048", max_steps=max_steps)
         check_share("game_2048", two_prob=two_prob)
-        check_bool("game_2048", use_log_reward=use_log_reward)
+        if use_log_reward is not None:
+            check_bool("game_2048", use_log_reward=use_log_reward)
         check_split("game_2048", split)
         check_style("game_2048", style)
-        self.size, self.two_prob, self.use_log_reward = size, float(two_prob), use_log_reward
+        self.size, self.two_prob = size, float(two_prob)
+        self.use_log_reward = True if use_log_reward is None and style == "ragen" else use_log_reward
         self.goal, self.max_steps, self.split, self.style = goal, max_steps, split, style
         self.grid: Grid = ((0,) * size,) * size
         self.score = 0
         self.steps = 0
+        self._first_tile = 2
+        self._progress = 0.0
         self._luck: np.random.Generator
 
     def reset(
@@ -115,6 +122,7 @@ class Game2048:
             if self.style == "plain" and self.max_tile >= self.goal:
                 raise UsageError(f"game_2048: task={options['task']!r:.300}: it is won already, with goal={self.goal}")
         self._luck = generator(seed, self.split, _LUCK, options.get("member", 0))
+        self._first_tile, self._progress = self.max_tile, 0.0
         return self.grid, {}
 
     def step(self, action: int) -> tuple[Grid, float, bool, bool, dict[str, Any]]:
@@ -137,12 +145,24 @@ class Game2048:
             info |= {"action_is_valid": effective, "raw_reward": raw}
         if over:
             info["max_tile"] = self.max_tile
-        reward = 0.1 * math.log2(1 + gained) if self.use_log_reward else raw
+        if self.use_log_reward is None:
+            reward = self._advance()
+        else:
+            reward = 0.1 * math.log2(1 + gained) if self.use_log_reward else raw
         return self.grid, reward, over, self.steps >= self.max_steps and not over, info
 
     @property
     def max_tile(self) -> int:
         return max(map(max, self.grid))
+
+    def _advance(self) -> float:
+        """How much nearer the goal is than ever before in this game: a new largest tile, or the goal."""
+        before = self._progress
+        if self.max_tile >= self.goal:
+            self._progress = 1.0
+        else:
+            self._progress = _ON_THE_WAY * math.log(self.max_tile / self._first_tile, self.goal / self._first_tile)
+        return self._progress - before
 
     def _add_tile(self) -> None:
         free = [(row, column) for row in range(self.size) for column in range(self.size) if not self.grid[row][column]]
@@ -190,12 +210,15 @@ class Game2048Text(Projecting[Game2048]):
 
     def system_prompt(self) -> str:
         env = self._env
-        gain = "a tenth of log2(1 + the sum of the merged tiles)" if env.use_log_reward else "the sum of merged tiles"
-        wasted = "" if env.use_log_reward else f" A move that moves nothing is worth {WASTED:g}."
+        gain = {
+            None: f"Every doubling of the largest tile is worth as much, {_ON_THE_WAY:g} in all; the goal the rest.",
+            True: "Each move is worth a tenth of log2(1 + the sum of the merged tiles).",
+            False: f"Each move is worth the sum of merged tiles. A move that moves nothing is worth {WASTED:g}.",
+        }[env.use_log_reward]
         return (
             f"You are playing 2048 on a grid of {env.size}x{env.size}. A move slides all tiles to one side; two equal "
             f"ones that meet become one, and then a new tile appears. Reach a tile of {env.goal}.\n"
-            f"Each move is worth {gain}.{wasted} The game is lost when nothing can move.\n"
+            f"{gain} The game is lost when nothing can move.\n"
             f"Your actions are: {', '.join(NAMES)}.\n\n" + turn_format(self._options, "Up")
         )
 

@@ -1,5 +1,6 @@
 """An evaluation in the terminal: its progress, and its final figures, read from the run's files."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -21,9 +22,9 @@ from asyncrollout.report.compared_run import ComparedRun, read_side, which_k
 from asyncrollout.report.precision import as_estimate
 from asyncrollout.report.rollouts import Rollout
 from asyncrollout.rollouts.api import Rollouts
+from asyncrollout.rollouts.evaluation import Evaluation
 from asyncrollout.rollouts.snapshot import waiting_for
 from asyncrollout.stats import ComparedGroup, Estimate, summarize
-from asyncrollout.successes import succeeded
 from asyncrollout.trajectories import Group, group_of
 
 _WIDEST = 100
@@ -49,20 +50,17 @@ class EvaluationProgress:
         self._groups.append(group)
         for one in group.trajectories:
             self._turns += len(one.turns)
-            self._tokens += sum(turn.sampled_tokens for turn in one.turns)
-            self._invalid += sum(not turn.valid for turn in one.turns)
+            self._tokens += one.sampled_tokens
+            self._invalid += one.invalid_replies
             if one.error is not None:
                 self._errors[one.stop_reason.blame or "other"] += 1
 
     def _scores(self) -> tuple[float | None, float | None]:
         """The means over the tasks so far: rewards and pass@1."""
         if self._known[0] != len(self._groups):
-            won = succeeded(one for group in self._groups for one in group.trajectories)
-            valid = [group.completed for group in self._groups if group.completed]
-            rewards = [sum(one.reward for one in members) / len(members) for members in valid]
-            passed = [sum(one.uid in won for one in members) / len(members) for members in valid]
-            means = [sum(values) / len(values) if values else None for values in (rewards, passed)]
-            self._known = len(self._groups), means[0], means[1]
+            so_far = Evaluation(self._samples, self._groups)
+            reward, passed = (None if math.isnan(one) else one for one in (so_far.mean_reward, so_far.pass_at(1)))
+            self._known = len(self._groups), reward, passed
         return self._known[1], self._known[2]
 
     def _eta(self) -> float | None:
@@ -76,7 +74,7 @@ class EvaluationProgress:
         parts = [
             clock(time.monotonic() - self._began),
             f"{len(self._groups)}/{self._tasks} tasks",
-            f"in flight {waiting['policy']} LLM, {waiting['env']} env, {waiting['else']} other",
+            f"in flight {_in_flight(waiting)}",
             f"pass@1 {share(passed)}",
             f"reward {number(reward)}",
             f"errors {' '.join(counts(self._errors))}".rstrip(),
@@ -97,7 +95,7 @@ class EvaluationProgress:
         turns = self._turns + sum(progress.turn for progress in open_now.values())
         played = sum(len(group.trajectories) for group in self._groups)
         rows = [
-            ("in flight", f"{waiting['policy']} LLM, {waiting['env']} env, {waiting['else']} other"),
+            ("in flight", _in_flight(waiting)),
             ("rollouts", f"{count(played)} of {count(self._tasks * self._samples)}, {count(turns)} turns"),
             ("pass@1", share(passed)),
             ("reward", number(reward)),
@@ -122,6 +120,11 @@ class EvaluationProgress:
         row = Table.grid(padding=(0, 2, 0, 0))
         row.add_row(took.rstrip().ljust(LABEL - 2), ProgressBar(self._tasks, len(self._groups), width=room), done, eta)
         return row
+
+
+def _in_flight(waiting: Counter[str]) -> str:
+    score = f"{waiting['score']} score, " if waiting["score"] else ""
+    return f"{waiting['policy']} LLM, {waiting['env']} env, {score}{waiting['else']} other"
 
 
 def _eta(seconds: float | None) -> str:
@@ -227,8 +230,7 @@ def read_evaluated(directory: Path, wanted: int) -> EvaluationFigures:
 def _split_of(side: ComparedRun) -> str:
     """What the last evaluation played, or nothing if no env has splits."""
     evaluation = side.history.last_evaluation
-    kwargs = None if evaluation is None else evaluation.env_kwargs
-    return str(kwargs.get("split", "")) if isinstance(kwargs, dict) else ""
+    return "" if evaluation is None else evaluation.split
 
 
 def _scores_of(side: ComparedRun, tag: str, ks: Sequence[int]) -> Scores:

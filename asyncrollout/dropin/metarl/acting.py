@@ -12,6 +12,7 @@ import numpy as np
 from asyncrollout.agents.numeric import MarkovAgent, MemoryAgent
 from asyncrollout.dropin.metarl.chance import seed_generators
 from asyncrollout.dropin.metarl.row_rng import RowGenerator
+from asyncrollout.errors import UsageError
 from asyncrollout.policies.batched import BatchedPolicy
 from asyncrollout.protocols import Agent, Policy
 from asyncrollout.types import Generation, Request
@@ -122,7 +123,7 @@ class AgentPolicy:
                 seen = self._given(_stacked([request.data for request in requests]))
                 result = self._agent.act(seen, deterministic=False, **chance)
                 actions = result[0] if isinstance(result, tuple) else result
-                return [Generation("", action=action) for action in self._played(actions)]
+                return [Generation("", action=action) for action in self._played(actions, len(requests))]
             return self._recall([request.data for request in requests], chance)
 
     def _recall(self, recalled: Sequence[Any], chance: dict[str, Any]) -> list[Generation]:
@@ -139,7 +140,7 @@ class AgentPolicy:
         alone = len(recalled) == 1
         return [
             Generation("", action=action, state=(raw if alone else raw[at : at + 1], _part(states, at, alone=alone)))
-            for at, action in enumerate(self._played(raw))
+            for at, action in enumerate(self._played(raw, len(recalled)))
         ]
 
     def _before(self, recalled: Any) -> tuple[Any, Any, Any]:
@@ -150,9 +151,14 @@ class AgentPolicy:
         action, state = recalled.state
         return action, self._given(np.array([[recalled.reward]])), state
 
-    def _played(self, actions: Any) -> list[Any]:
+    def _played(self, actions: Any, asked: int) -> list[Any]:
         """What the env is given, for each row."""
         rows = np.asarray(actions.detach().cpu() if hasattr(actions, "detach") else actions)
+        if rows.ndim < (1 if self._discrete else 2) or len(rows) != asked:
+            raise UsageError(
+                f"{type(self._agent).__name__}.act() gave actions of shape {rows.shape} for {asked} observation(s): "
+                "the first axis is the batch, as that of obs"
+            )
         if not self._discrete:
             return list(rows.astype(np.float32))
         return [int(row.argmax()) if row.size > 1 else int(row.item()) for row in rows]

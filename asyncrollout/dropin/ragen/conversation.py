@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrollout.dropin.ragen.alfworld import write_turn
 from asyncrollout.dropin.ragen.prompts import PromptTemplates
-from asyncrollout.dropin.ragen.states import NO_ACTION
+from asyncrollout.dropin.ragen.states import INVALID_REASON, NO_ACTION
 from asyncrollout.dropin.ragen.tokens import Message
 
 logger = logging.getLogger(__name__)
@@ -80,10 +80,11 @@ class ConversationWriter(msgspec.Struct, frozen=True):
         return said
 
     def _body(self, item: Turn, max_tokens: int | None) -> str:
-        texts = self.templates
+        texts, reason = self.templates, item.get(INVALID_REASON)
+        warning = texts.warning if item.get(NO_ACTION) else ""
         return texts.body.format(
             state=item["state"],
-            warning=texts.warning if item.get(NO_ACTION) else "",
+            warning=warning if reason is None else texts.invalid.format(reason=reason),
             actions_left=item["actions_left"],
             format=self._form(),
             length=self._length(max_tokens),

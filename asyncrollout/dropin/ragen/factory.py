@@ -83,7 +83,9 @@ def _make(settings: Settings, mode: Mode) -> EnvironmentManagerBase:
     )
     tags = {plan.tag: plan for plan in plans}
     logger.info("%s environments: %d groups of %d, %s", mode, part.env_groups, part.group_size, ", ".join(sorted(tags)))
-    return _manager_of(container, plans, tags)
+    manager = _manager_of(container, plans, tags)
+    manager.explain_invalid = settings.agent_proxy.explain_invalid
+    return manager
 
 
 def _manager_of(

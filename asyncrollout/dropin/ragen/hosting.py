@@ -7,6 +7,7 @@ from typing import Any
 from asyncrollout.types import STEP_REWARDS, exact_sum
 
 _BETWEEN = "\x1f"
+_LONGEST_SHOWN = 100  # characters of a reply
 
 
 def joined(actions: Sequence[str]) -> str | list[str]:
@@ -90,6 +91,10 @@ class StepEnv:
         plain = [word.strip().lower() for word in words]
         return [self._actions[word] for word in plain if word in self._actions]
 
+    def _why_invalid(self, asked: list[str]) -> str:
+        unknown = [word for word in asked if not self._known([word])]
+        return f"not an action: {unknown[0][:_LONGEST_SHOWN]!r}" if unknown else "it names no action in <answer> tags"
+
     def _state(self) -> Any:
         render = getattr(self._env, "render", None)
         return render() if callable(render) else self._shown
@@ -124,6 +129,8 @@ class TurnEnv(StepEnv):
                 break
         is_valid = bool(known) and len(known) == len(asked)
         facts = {"env_info": info, "played": played, "is_valid": is_valid}
+        if not is_valid:
+            facts["invalid_reason"] = self._why_invalid(asked)
         if len(rewards) > 1:
             facts[STEP_REWARDS] = rewards
         return self._state(), exact_sum(rewards), done, self._is_cut_off and not done, facts

@@ -11,7 +11,7 @@ from asyncrollout.dropin.ragen.container import SynchronousContainer
 from asyncrollout.errors import UsageError
 from asyncrollout.pool.wire.failure import clip
 from asyncrollout.text.projections import Projection
-from asyncrollout.text.replies import read_choice
+from asyncrollout.text.replies import after_invalid, read_choice, why_unread
 from asyncrollout.types import TextOptions
 
 Observations = dict[str, Any]
@@ -24,9 +24,12 @@ _ONE_ACTION = TextOptions(max_actions_per_turn=1)
 class EnvironmentManagerBase:
     """For any environment. `reset` and `step` give `{"text", "image", "anchor"}`; the anchor is the bare observation.
 
-    A prompt shows the last `history_length` observations and actions, and no more of them are kept.
+    A prompt shows the last `history_length` observations and actions, and no more of them are kept. With
+    `explain_invalid`, which is not verl-agent's, it begins with the reason why the last reply was invalid, which is in
+    the info, too.
     """
 
+    explain_invalid = False
     task = "Choose the action that serves you best."
     hint = "your action"
 
@@ -39,6 +42,7 @@ class EnvironmentManagerBase:
         self.history_length = history_length
         self.buffers: list[deque[dict[str, Any]]] = []
         self._seen: list[Any] = []
+        self._reasons: list[str] = []
 
     def reset(self, kwargs: Any = None) -> tuple[Observations, list[dict[str, Any]]]:
         """New episodes in all environments. `kwargs` are those of verl-agent's rows, which no environment here has."""
@@ -46,6 +50,7 @@ class EnvironmentManagerBase:
             raise UsageError(f"{self.env_name}: env_kwargs are for verl-agent's search environment; remove them")
         self._seen, infos = self.envs.reset()
         self.buffers = [deque(maxlen=self.history_length) for _ in self._seen]
+        self._reasons = [""] * len(self._seen)
         self._steps = 0
         return self._observations(), infos
 
@@ -60,6 +65,8 @@ class EnvironmentManagerBase:
                 chosen = _name(action, names[index])
                 self.buffers[index].append({"observation": before[index], "action": chosen, "step": self._steps})
             infos[index]["is_action_valid"] = valids[index]
+        if self.explain_invalid:
+            self._explain(text_actions, valids, infos)
         return self._observations(), np.array(rewards, dtype=np.float64), np.array(dones, dtype=bool), infos
 
     def project(self, text_actions: Sequence[str | None]) -> tuple[list[Any], list[bool]]:
@@ -96,6 +103,10 @@ class EnvironmentManagerBase:
         parts.append(f"Reply with <think> your reasoning </think><action> {self.hint} </action>")
         return "\n\n".join(parts)
 
+    def why_invalid(self, reply: str) -> str:
+        """Of a reply that could not be read, in words that follow "Your last reply was invalid:"."""
+        return why_unread(reply)
+
     def success_evaluator(
         self, *, total_infos: Sequence[Sequence[Mapping[str, Any]]], **_: Any
     ) -> dict[str, NDArray[np.float64]]:
@@ -108,11 +119,23 @@ class EnvironmentManagerBase:
     def _observations(self) -> Observations:
         available = self.envs.get_available_actions()
         texts = [
-            self._prompt_of(index, seen, self.buffers[index], available[index]) for index, seen in enumerate(self._seen)
+            after_invalid(self._prompt_of(index, seen, self.buffers[index], available[index]), self._reasons[index])
+            for index, seen in enumerate(self._seen)
         ]
         pictures = [None if isinstance(seen, str) else seen for seen in self._seen]
         has_pictures = any(picture is not None for picture in pictures)
         return {"text": texts, "image": pictures if has_pictures else None, "anchor": list(self._seen)}
+
+    def _explain(self, replies: Sequence[str | None], valids: Sequence[bool], infos: Sequence[dict[str, Any]]) -> None:
+        """Of environments that are left alone, the reason stays."""
+        for index, (reply, is_valid) in enumerate(zip(replies, valids, strict=True)):
+            if reply is not None:
+                self._reasons[index] = "" if is_valid else self._why_invalid_of(index, reply)
+            if self._reasons[index]:
+                infos[index]["invalid_reason"] = self._reasons[index]
+
+    def _why_invalid_of(self, index: int, reply: str) -> str:  # noqa: ARG002
+        return self.why_invalid(reply)
 
     def _prompt_of(self, index: int, seen: Any, history: Sequence[Mapping[str, Any]], available: Sequence[Any]) -> str:  # noqa: ARG002
         return self.prompt(seen if isinstance(seen, str) else "<image>", history, available)
@@ -181,6 +204,9 @@ class MixedEnvironmentManager(EnvironmentManagerBase):
 
     def _prompt_of(self, index: int, seen: Any, history: Sequence[Mapping[str, Any]], available: Sequence[Any]) -> str:
         return self._managers[index]._prompt_of(index, seen, history, available)  # noqa: SLF001
+
+    def _why_invalid_of(self, index: int, reply: str) -> str:
+        return self._managers[index].why_invalid(reply)
 
 
 REGISTERED_MANAGERS: dict[str, Callable[..., EnvironmentManagerBase]] = {

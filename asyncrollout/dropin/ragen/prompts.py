@@ -18,7 +18,8 @@ class PromptTemplates:
     as far as they apply. They stand in the `system` message, or with `opening` before the first turn. A turn is
     `reward` of the turn before, then `turn`, whose `{body}` is the piece of that name. In single-turn mode the user's
     message is `summary`, `past` for each past turn and `current`, or `alone` if there are none; that of an environment
-    of the type `alfworld` has texts of its own.
+    of the type `alfworld` has texts of its own. With `agent_proxy.explain_invalid`, `invalid` stands in the place of
+    `warning`, and says why.
     """
 
     system: str = "You are a helpful assistant. {rules}"
@@ -34,6 +35,7 @@ class PromptTemplates:
         "Always reply in exactly this form, without any other text: {format}{length}\n"
     )
     warning: str = "Your last reply had no valid action, so the state is the same as before. Please try again.\n"
+    invalid: str = "Your last reply was invalid: {reason}. Please try again.\n"
     length: str = " A reply has at most {max_tokens} words (tokens)."
     think_format: str = "<think> your thoughts </think> <answer> your answer </answer>"
     answer_format: str = "<answer> your answer </answer>"

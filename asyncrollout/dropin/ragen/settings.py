@@ -84,7 +84,10 @@ class RewardNormalization(Part, frozen=True):
 
 
 class AgentProxy(Part, frozen=True):
-    """`batch_adjust_mode` is for the trainer."""
+    """`batch_adjust_mode` is for the trainer.
+
+    `explain_invalid` is ours: a turn begins with why the last reply was invalid.
+    """
 
     max_turn: Count = 5
     action_sep: Annotated[str, msgspec.Meta(min_length=1)] = "||"
@@ -95,6 +98,7 @@ class AgentProxy(Part, frozen=True):
     context_window_mode: Literal["full", "limited_multi_turn", "single_turn"] | None = None
     max_context_window: int | None = None
     batch_adjust_mode: str | None = None
+    explain_invalid: bool = False
     reward_normalization: RewardNormalization = RewardNormalization()
 
     @property

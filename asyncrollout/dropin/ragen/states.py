@@ -25,6 +25,9 @@ Cache = dict[str, Any]
 NO_ACTION = "manager_invalid_action"
 """RAGEN's mark of a state that did not change, because the reply before it named no action."""
 
+INVALID_REASON = "invalid_reason"
+"""Our mark, with `agent_proxy.explain_invalid`: why the reply before a state was invalid."""
+
 _NEEDED = {"env_id", "actions"}
 _NOT_METRICS = ("error", "instruction", "success")
 
@@ -60,6 +63,7 @@ class AsyncEnvStateManager:
         self.max_workers = settings.workers
         self.use_multiprocessing = settings.is_parallel
         self.format_penalty = abs(rules.format_penalty)
+        self._explains_invalid = settings.agent_proxy.explain_invalid
         self.rollout_cache: list[Cache] = []
         self._plans = read_plans(settings, mode)
         self.envs = [_entry(index, plan) for index, plan in enumerate(self._plans)]
@@ -200,12 +204,14 @@ class AsyncEnvStateManager:
         status, history = entry["status"], cache["history"]
         if isinstance(result, RolloutError):
             played, reward, info = [], TurnReward(), {"error": str(result), "success": False}
+            reason = ""
             state = history[-1].get("images", history[-1]["state"])
             status.terminated = status.truncated = True
         else:
             state, reward = result.observation, TurnReward(result.reward)
             reward.parts = result.info.get(STEP_REWARDS, ())
             info, played = result.info["env_info"], result.info["played"]
+            reason = result.info.get("invalid_reason", "")
             if not result.info["is_valid"]:
                 cache["penalty"] -= self.format_penalty
             status.terminated = result.done
@@ -214,7 +220,9 @@ class AsyncEnvStateManager:
         status.rewards.append(reward)
         said = {key: given.get(key, "") for key in ("llm_response", "llm_raw_response")}
         history[-1].update(actions=played, reward=reward, info=info, **said)
-        marks = {NO_ACTION: True} if not played and "error" not in info else {}
+        marks: dict[str, Any] = {NO_ACTION: True} if not played and "error" not in info else {}
+        if reason and self._explains_invalid:
+            marks[INVALID_REASON] = reason
         history.append(_shown(state, entry["max_actions_per_traj"] - status.num_actions) | marks)
 
 

@@ -17,6 +17,6 @@ class VagenAdmission(Admission):
         if not isinstance(name, str) or not isinstance(kwargs, Mapping) or not is_theirs(name, kwargs):
             return super().admit(name, kwargs)
         found, options = find_theirs(name, kwargs, variables=_VARIABLES)
-        if not isinstance(found, EnvSpec):
-            return super().admit(found, options)
+        if not isinstance(found, EnvSpec):  # one of ours, whose observations are VAGEN's here
+            return super().admit(found, {"explain_invalid": False, **options})
         return found, {key: self.admit_value(key, value) for key, value in options.items()}

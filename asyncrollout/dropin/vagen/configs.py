@@ -1,4 +1,7 @@
-"""The options of VAGEN's environments, with its names and defaults."""
+"""The options of VAGEN's environments, with its names and defaults.
+
+With `explain_invalid`, which VAGEN does not have, an observation begins with why the last reply was invalid.
+"""
 
 import math
 import os
@@ -79,6 +82,7 @@ class _GridEnvConfig(BaseEnvConfig):
     grounding_reward_weight: float = 0.5
     worldmodeling_reward_weight: float = 0.5
     env_name: str = ""
+    explain_invalid: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         fill_missing(self)
@@ -141,6 +145,7 @@ class _CurrentConfig:
     image_placeholder: str = IMAGE_MARK
     use_example_in_sys_prompt: bool = True
     success_reward: float = 1.0
+    explain_invalid: bool = field(default=False, kw_only=True)
 
     env_name: ClassVar[str] = ""
     formats: ClassVar[tuple[str, ...]] = tuple(CURRENT)
@@ -216,6 +221,7 @@ class VideoEnvConfig(BaseEnvConfig):
     seed: int = 42
     prompt_format: str = "free_think_v2"
     format_reward: float = 0.1
+    explain_invalid: bool = False
 
     def __post_init__(self) -> None:
         fill_missing(self)
@@ -270,6 +276,8 @@ def check_shown(env: str, config: Any) -> None:
         value = getattr(config, key, 0.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise UsageError(f"{env}: {key}={value!r:.100} is not a number")
+    if not isinstance(config.explain_invalid, bool):
+        raise UsageError(f"{env}: explain_invalid={config.explain_invalid!r:.100} is neither true nor false")
     special = getattr(config, "special_token_list", None)
     if special is not None and (isinstance(special, str) or not all(isinstance(token, str) for token in special)):
         raise UsageError(f"{env}: special_token_list={special!r:.100} is not a list of texts")

@@ -2,22 +2,24 @@
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrollout.dropin.vagen import prompts
-from asyncrollout.dropin.vagen.replies import CURRENT, LEGACY, ReadReply, read_current, read_legacy
+from asyncrollout.dropin.vagen.replies import CURRENT, LEGACY, ReadReply, ReplyFormat, read_current, read_legacy
 from asyncrollout.errors import EnvError, UsageError
 from asyncrollout.images import IMAGE_MARK
 from asyncrollout.registry import find_env, load_factory
+from asyncrollout.text.replies import after_invalid
 
 _SOKOBAN = ("Up", "Down", "Left", "Right")
 _LAKE = ("Left", "Down", "Right", "Up")
 _MAP = str.maketrans("SFHG", "P_OG")
 _GOAL_BONUS = 9.0
+_LONGEST_SHOWN = 100  # characters of a reply
 _MAX_STEPS = 10**6  # VAGEN's lakes have no limit of their own
 _NEXT_SEED = 1_000_003  # from one try to the next
 
@@ -34,6 +36,8 @@ class GameTurn(msgspec.Struct, frozen=True):
 
 class GridGame:
     """A grid world with VAGEN's replies, rewards and prompts; subclasses say how the two versions differ."""
+
+    _forms: ClassVar[dict[str, ReplyFormat]]
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -60,9 +64,10 @@ class GridGame:
         read = self._read(str(reply))
         before, played = self._env.player, []
         reward, done, success, is_valid = 0.0, False, False, bool(read.actions) and self._may_play(read)
+        reason = "" if is_valid else self._why_invalid(read)
         for name in read.actions:
             if name not in self._actions:
-                is_valid = False
+                is_valid, reason = False, f"not an action: {name[:_LONGEST_SHOWN]!r}"
                 break
             _, gained, terminated, truncated, info = self._env.step(self._actions[name])
             played.append(name)
@@ -77,7 +82,14 @@ class GridGame:
         turn = {"action_is_valid": is_valid, "action_is_effective": self._env.player != before}
         metrics = {"turn_metrics": turn, "traj_metrics": {"success": success}}
         info = {**read.info, **self._more_info(has_format=has_format, success=success), "metrics": metrics}
-        return self._shown(lambda shown: prompts.next_text(played, shown), reward, done=done, info=info)
+        shown = reason if self.config.explain_invalid else ""
+        return self._shown(
+            lambda state: after_invalid(prompts.next_text(played, state), shown), reward, done=done, info=info
+        )
+
+    def _why_invalid(self, read: ReadReply) -> str:
+        form = self._forms[self.config.prompt_format]
+        return "its answer names no action" if read.format_correct else f"it is not in the form {form.shape}"
 
     def system_prompt(self) -> str:
         return f"{prompts.rules_text(self._game)}\n{self._format(example=True)}"
@@ -132,6 +144,8 @@ class GridGame:
 class LegacyGame(GridGame):
     """Of VAGEN's first version: the game's own rewards, a bonus at the goal, and the form of replies in each turn."""
 
+    _forms = LEGACY
+
     def _cell(self, symbol: str) -> str:
         return f" {symbol} \t"
 
@@ -140,7 +154,7 @@ class LegacyGame(GridGame):
 
     def _read(self, reply: str) -> ReadReply:
         config = self.config
-        form = LEGACY[config.prompt_format]
+        form = self._forms[config.prompt_format]
         return read_legacy(reply, form, config.action_sep, config.max_actions_per_step, config.special_token_list)
 
     def _may_play(self, read: ReadReply) -> bool:  # noqa: ARG002
@@ -163,6 +177,8 @@ class LegacyGame(GridGame):
 
 class CurrentGame(GridGame):
     """Of VAGEN as it is: rewards for success and form alone, and the form of replies in the system prompt."""
+
+    _forms = CURRENT
 
     def _begin(self, seed: int | None, options: Mapping[str, Any]) -> None:
         wanted = getattr(self.config, "min_solution_steps", None)
@@ -193,7 +209,7 @@ class CurrentGame(GridGame):
 
     def _read(self, reply: str) -> ReadReply:
         config = self.config
-        return read_current(reply, CURRENT[config.prompt_format], config.action_sep, config.max_actions_per_step)
+        return read_current(reply, self._forms[config.prompt_format], config.action_sep, config.max_actions_per_step)
 
     def _may_play(self, read: ReadReply) -> bool:
         return read.format_correct

@@ -17,6 +17,8 @@ from asyncrollout.service.served_env import ServedEnv
 class _RegisteredEnvs(batches.EnvService):
     """Knows VAGEN's environments, and those of users in `REGISTERED_ENV`, besides all that are registered here."""
 
+    explains_invalid = False  # observations are VAGEN's, unless `explain_invalid` is asked for
+
     def resolve(self, name: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         from asyncrollout.dropin.vagen.registered import find_theirs  # noqa: PLC0415 (it lists these services)
 

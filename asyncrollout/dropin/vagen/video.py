@@ -17,7 +17,8 @@ class VideoEnv(BaseEnv):
     def __init__(self, config: VideoEnvConfig) -> None:
         self.config = config
         self._service = VideoEnvService(max_workers=1)
-        self._service.create_environments_batch({_ID: {"env_name": "video", "env_config": config.options()}})
+        options = {**config.options(), "explain_invalid": config.explain_invalid}
+        self._service.create_environments_batch({_ID: {"env_name": "video", "env_config": options}})
         if _ID in self._service.failures:
             reason = self._service.failures[_ID]
             self.close()

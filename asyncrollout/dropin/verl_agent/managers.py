@@ -10,6 +10,7 @@ from asyncrollout.dropin.ragen import managers
 from asyncrollout.dropin.ragen.container import SynchronousContainer
 from asyncrollout.dropin.ragen.managers import Observations, last_of
 from asyncrollout.dropin.verl_agent import prompts
+from asyncrollout.dropin.verl_agent.projections import why_invalid
 from asyncrollout.dropin.verl_agent.settings import read_env_settings
 from asyncrollout.text.projections import Projection
 
@@ -24,6 +25,10 @@ class VerlAgentManager(managers.EnvironmentManagerBase):
         history_length = max(self.settings.history_length, 0)
         super().__init__(envs, projection_f, self.settings.env_name, history_length=history_length)
         self.config = config
+        self.explain_invalid = self.settings.explain_invalid
+
+    def why_invalid(self, reply: str) -> str:
+        return why_invalid(reply)
 
     def success_evaluator(
         self, *, total_infos: Sequence[Sequence[Mapping[str, Any]]], **_: Any
@@ -72,6 +77,9 @@ class WebshopEnvironmentManager(VerlAgentManager):
             **super().success_evaluator(total_infos=total_infos),
             "webshop_task_score (not success_rate)": scores,
         }
+
+    def why_invalid(self, reply: str) -> str:
+        return why_invalid(reply, is_shop=True)
 
     def _prompt_of(self, index: int, seen: Any, history: Sequence[Mapping[str, Any]], available: Sequence[Any]) -> str:
         task = self._tasks[index] if self._tasks else ""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrollout.text.replies import find_answer, read_choice
+from asyncrollout.text.replies import find_answer, read_choice, why_unread
 from asyncrollout.types import TextOptions
 
 STILL = 0
@@ -51,3 +51,13 @@ def _move(reply: str) -> int | None:
 
 def _has_thought(reply: str) -> bool:
     return "<think>" in reply and "</think>" in reply
+
+
+def why_invalid(reply: str, *, is_shop: bool = False) -> str:
+    """Of a reply that a projection calls invalid, for `env.explain_invalid`."""
+    if _tagged(reply) is not None:
+        if not _has_thought(reply):
+            return "no <think> and </think>"
+        if is_shop:
+            return "it has Chinese characters"
+    return why_unread(reply, ("action",))

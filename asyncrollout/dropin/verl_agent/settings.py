@@ -53,10 +53,13 @@ class WebshopSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VerlAgentEnv(msgspec.Struct, frozen=True):
+    """`explain_invalid` is ours: a prompt begins with why the last reply was invalid."""
+
     env_name: str
     seed: Seed = 0
     max_steps: Count = 50
     history_length: int = 2
+    explain_invalid: bool = False
     rollout: GroupSize = GroupSize()
     sokoban: SokobanSettings = SokobanSettings()
     webshop: WebshopSettings = WebshopSettings()

@@ -3,7 +3,7 @@
 import heapq
 import inspect
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Container, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -13,8 +13,8 @@ import msgspec
 
 from asyncrollout.concurrency import Background
 from asyncrollout.errors import UsageError
+from asyncrollout.rollouts.sampling.env_seeds import EnvSeeds, training_seeds
 from asyncrollout.rollouts.sampling.shares import Shares, SharesOf
-from asyncrollout.seeding import sampling_seed
 from asyncrollout.serialization import to_plain
 from asyncrollout.trajectories import DRAWN, Group
 from asyncrollout.validation import check_int, did_you_mean
@@ -89,16 +89,15 @@ class TaskSource:
         background: Background | None = None,
         shares_of: SharesOf = "drawn",
         *,
-        consecutive: bool = False,
+        env_seeds: EnvSeeds | None = None,
     ) -> None:
-        """With `consecutive`, the seeds of each env follow one another, so that an env with rows plays all of them."""
-        self._consecutive: Counter[str] | None = Counter() if consecutive else None
+        """`env_seeds` are for tasks without a seed of their own; by default, those of training, from `seed`."""
+        self.env_seeds = training_seeds(seed) if env_seeds is None else env_seeds
         self._background = background
         self._is_pulled = False
         self._ready: deque[Any] = deque()
         self._wanted, self._arrived = anyio.Event(), anyio.Event()
         self._failure: Exception | None = None
-        self._seed = seed
         self.shares = Shares({share.tag: share.share for share in shares}, shares_of)
         self._index = 0
         self._returned: list[GroupRequest] = []
@@ -122,6 +121,7 @@ class TaskSource:
         The source is wound forward, with what was `reported` to it in between, unless it has a `resume()` of its own.
         """
         self._recorded, self._settled, self._reported = recorded, settled, deque(reported)
+        self.env_seeds.remember(recorded.values())
         self._reported_before = {one.group.id for one in self._reported if one.index not in settled}
         resume = getattr(self._source, "resume", None)
         if recorded and callable(resume):
@@ -197,7 +197,10 @@ class TaskSource:
         if tag not in self.shares.tags:
             raise UsageError(f"task {index}: no env has the tag {tag!r}{did_you_mean(tag, self.shares.tags)}")
         self.shares.note_drawn(tag)
-        seed = self._own_seed(index, tag) if task.seed is None else check_int(f"task {index}: seed", task.seed, 0)
+        if task.seed is None:
+            seed = self.env_seeds.draw(index, tag, recorded)
+        else:
+            seed = check_int(f"task {index}: seed", task.seed, 0)
         draw = GroupRequest(index, f"{DRAWN}{index}", seed, task.task, tag)
         if recorded is not None and to_plain(_contents(draw)) != to_plain(_contents(recorded)):
             raise UsageError(
@@ -205,12 +208,6 @@ class TaskSource:
                 f"is now {draw.task!r:.100}"
             )
         return draw
-
-    def _own_seed(self, index: int, tag: str) -> int:
-        if self._consecutive is None:
-            return sampling_seed(self._seed, "env", index)
-        self._consecutive[tag] += 1
-        return sampling_seed(self._seed, "env") // 2 + self._consecutive[tag] - 1  # still below 2**31
 
     def give_back(self, draws: Iterable[GroupRequest]) -> None:
         """Return unused draws; they come first next time."""

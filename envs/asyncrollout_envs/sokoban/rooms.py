@@ -16,13 +16,14 @@ import numpy as np
 from asyncrollout.errors import UsageError
 from asyncrollout_envs.seeding import PARTS, Split, generator, split_by_content
 from asyncrollout_envs.sokoban.boards import ACTIONS, Board, Push, bits, shifted
-from asyncrollout_envs.sokoban.solver import needs_moves
+from asyncrollout_envs.sokoban.solver import Allowance, needs_moves
 
 _TRIES = 100  # floors of a seed
 _TRIES_OF_SETTINGS = 1_000
 _SETTINGS_SEED = 0
 _FEW_CELLS = 12
 _MOST_STATES = 500  # of one reverse play: a few milliseconds
+_MOST_WORK, _MOST_WORK_OF_SETTINGS = 2_000_000, 10_000_000  # rings: some seconds
 _TURN = 0.35
 _BRUSHES = (  # the cells around the walker that become floor
     ((0, -1), (0, 0), (0, 1)),
@@ -77,7 +78,7 @@ def make_room(seed: int, settings: RoomSettings) -> Room:
             f"num_boxes={settings.num_boxes} and a shortest solution of {settings.min_moves} to {settings.max_moves} "
             "moves: set fewer boxes, a larger room, fewer min_moves or more max_moves"
         )
-    return _try(generator(seed, settings.split), settings, _TRIES) or some_room
+    return _try(generator(seed, settings.split), settings, _TRIES, _MOST_WORK) or some_room
 
 
 @functools.lru_cache(maxsize=64)
@@ -87,11 +88,14 @@ def _find_any(settings: RoomSettings) -> Room | None:
     cells = (height - 2) * (width - 2)
     if max(height, width) < 5 or cells <= 2 * settings.num_boxes:  # a push takes three cells in a row
         return None
-    return _try(generator(_SETTINGS_SEED, settings.split, 1), settings, _TRIES_OF_SETTINGS)
+    if settings.num_boxes > settings.max_moves:  # each box is pushed
+        return None
+    return _try(generator(_SETTINGS_SEED, settings.split, 1), settings, _TRIES_OF_SETTINGS, _MOST_WORK_OF_SETTINGS)
 
 
-def _try(rng: np.random.Generator, settings: RoomSettings, tries: int) -> Room | None:
+def _try(rng: np.random.Generator, settings: RoomSettings, tries: int, most_work: int) -> Room | None:
     """A room out of so many floors of the split, if there is one."""
+    allowance = Allowance(most_work)
     for _ in range(tries * len(PARTS)):
         floor = _dig(rng, *settings.dim_room)
         cells = list(bits(floor))
@@ -101,10 +105,10 @@ def _try(rng: np.random.Generator, settings: RoomSettings, tries: int) -> Room |
         if _split_of(settings.dim_room, floor, targets) != settings.split:
             continue
         tries -= 1
-        if tries < 0:
+        if tries < 0 or allowance.is_spent:
             break
         board = Board(*settings.dim_room, floor, targets=sum(1 << at for at in targets))
-        room = _pull_away(rng, board, targets, settings)
+        room = _pull_away(rng, board, targets, settings, allowance)
         if room is not None:
             return room
     return None
@@ -134,7 +138,9 @@ def _dig(rng: np.random.Generator, height: int, width: int) -> int:
     return sum(1 << int(at) for at in np.flatnonzero(dug))
 
 
-def _pull_away(rng: np.random.Generator, board: Board, targets: list[int], settings: RoomSettings) -> Room | None:
+def _pull_away(
+    rng: np.random.Generator, board: Board, targets: list[int], settings: RoomSettings, allowance: Allowance
+) -> Room | None:
     """The boxes as far from their targets as best-first search gets them, none of them on any target."""
     found: list[_Pulled] = []
     furthest = 0
@@ -143,7 +149,7 @@ def _pull_away(rng: np.random.Generator, board: Board, targets: list[int], setti
     waiting = [(0, 0, next(tie), _Pulled(start, board.targets, tuple(targets)))]
     seen: set[tuple[int, int]] = set()
     for _ in range(_MOST_STATES):
-        if not waiting:
+        if not waiting or allowance.is_spent:
             break
         nearness, _, _, state = heapq.heappop(waiting)
         region = board.reachable(state.player, state.boxes)
@@ -154,13 +160,13 @@ def _pull_away(rng: np.random.Generator, board: Board, targets: list[int], setti
         if -nearness > furthest and not state.boxes & board.targets:
             furthest = -nearness
             found.append(state)
-        for pulled in _pulls(board, state, region, settings.max_moves):
+        for pulled in _pulls(board, state, region, settings.max_moves, allowance):
             heapq.heappush(waiting, (-_displacement(board, pulled.places, targets), pulled.moves, next(tie), pulled))
-    rooms = (_placed(rng, board, state, settings) for state in reversed(found))
+    rooms = (_placed(rng, board, state, settings, allowance) for state in reversed(found))
     return next((room for room in rooms if room is not None), None)
 
 
-def _pulls(board: Board, state: _Pulled, region: int, max_moves: int) -> Iterator[_Pulled]:
+def _pulls(board: Board, state: _Pulled, region: int, max_moves: int, allowance: Allowance) -> Iterator[_Pulled]:
     boxes = state.boxes
     free = board.floor & ~boxes
     most = max_moves - state.moves - 1  # moves of the walk to the box
@@ -168,6 +174,7 @@ def _pulls(board: Board, state: _Pulled, region: int, max_moves: int) -> Iterato
         return
     # The player may be anywhere after the last push, so the first pull takes no walk.
     rings = board.rings(state.player, boxes, most) if state.pushes else [region]
+    allowance.spend(len(rings))
     for action in ACTIONS:
         offset = board.offset(action)
         # The player stands between the box and the free cell that it steps back to.
@@ -181,14 +188,16 @@ def _pulls(board: Board, state: _Pulled, region: int, max_moves: int) -> Iterato
                 yield _Pulled(stand - offset, moved, places, state.moves + walked + 1, pushes)
 
 
-def _placed(rng: np.random.Generator, board: Board, state: _Pulled, settings: RoomSettings) -> Room | None:
+def _placed(
+    rng: np.random.Generator, board: Board, state: _Pulled, settings: RoomSettings, allowance: Allowance
+) -> Room | None:
     """The player somewhere that the solution from there has as many moves as asked for; None if that is nowhere."""
     rings = board.rings(state.player, state.boxes, settings.max_moves - state.moves)
     starts = [at for ring in rings[max(0, settings.min_moves - state.moves) :] for at in bits(ring)]
     if not starts:
         return None
     player = int(rng.choice(starts))
-    if not needs_moves(board, player, state.boxes, settings.min_moves):
+    if not needs_moves(board, player, state.boxes, settings.min_moves, allowance):
         return None
     return Room(board, player, state.boxes, tuple(board.moves(player, state.boxes, state.pushes)))
 

@@ -10,6 +10,8 @@ from asyncrollout_envs.sokoban.boards import ACTIONS, Board, Push, bits, shifted
 MOST_STATES = 5_000
 """How many states are looked at before the search gives up."""
 
+_PUSHES = 8  # what the pushes from a ring cost, in rings
+
 State = tuple[int, int]
 """The boxes, and the player's cell after the push that led there."""
 
@@ -43,8 +45,32 @@ def solve(board: Board, player: int, boxes: int, *, most_states: int = MOST_STAT
     return None
 
 
-def needs_moves(board: Board, player: int, boxes: int, moves: int, *, most_states: int = MOST_STATES) -> bool:
-    """Whether it is certain that every solution has at least so many moves; False also if the limit is too low."""
+class Allowance:
+    """What searches may cost together, in rings: a limit that is the same on every machine."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+    def spend(self, rings: int) -> bool:
+        """Whether it is enough."""
+        self._left -= rings
+        return self._left > 0
+
+
+def needs_moves(
+    board: Board,
+    player: int,
+    boxes: int,
+    moves: int,
+    allowance: Allowance | None = None,
+    *,
+    most_states: int = MOST_STATES,
+) -> bool:
+    """Whether it is certain that every solution has at least so many moves; False also if a limit is too low."""
     distances = _push_distances(board)
     taken = {(boxes, player): 0}
     waiting = [(0, 0, (boxes, player))]
@@ -58,7 +84,10 @@ def needs_moves(board: Board, player: int, boxes: int, moves: int, *, most_state
         looked_at += 1
         if looked_at > most_states:
             return False
-        for walked, ring in enumerate(board.rings(state[1], state[0], moves - so_far - 2)):
+        rings = board.rings(state[1], state[0], moves - so_far - 2)
+        if allowance is not None and not allowance.spend(_PUSHES * len(rings)):
+            return False
+        for walked, ring in enumerate(rings):
             for pushed, _ in _pushes(board, state[0], ring):
                 count = so_far + walked + 1
                 then = _still_to_go(distances, pushed[0])

@@ -93,7 +93,7 @@ class Row(msgspec.Struct):
             options=options,
             solution=_solution(kind, options, self.solution),
             windows=_windows(self.relevant_windows),
-            frames=None if self.relevant_sample_frames is None else tuple(self.relevant_sample_frames),
+            frames=None if self.relevant_sample_frames is None else tuple(dict.fromkeys(self.relevant_sample_frames)),
             seconds=self._seconds(),
         )
         return video, question
