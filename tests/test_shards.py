@@ -37,8 +37,7 @@ from asyncrollout.rollouts.shards.local_shards import LocalShardProcess, LocalSh
 from tests.envs.rollout import WALK
 from tests.llm_server import llm_server
 from tests.sampler_checks import shown
-from tests.sharding import KillableShards
-from tests.waiting import all_tasks_blocked
+from tests.sharding import KillableShards, all_settled
 
 SEED = 3
 
@@ -171,12 +170,12 @@ async def test_groups_of_a_killed_shard_continue_elsewhere_and_nothing_is_asked_
         while not model.replies:
             await anyio.lowlevel.checkpoint()
         model.open = anyio.Event()  # from here on, calls wait: some turns are recorded, others are in flight
-        await all_tasks_blocked()
+        await all_settled()
         asked, in_flight = dict(model.replies), model.waiting
         assert asked
         assert in_flight
         process_of("0").die()
-        await all_tasks_blocked()
+        await all_settled()
         model.open.set()
     assert without_time(batches[0].groups) == undisturbed[0]
     assert max(model.replies.values()) == 1
@@ -232,7 +231,7 @@ async def test_shards_are_added_and_removed_while_groups_play() -> None:
             assert len(batch.groups) == 8
 
         tasks.start_soon(take)
-        await all_tasks_blocked()
+        await all_settled()
         await rollouts.scale(shards=3)
         assert [shard.state for shard in rollouts.stats().shards] == ["ready"] * 3
         assert max(shard.groups for shard in rollouts.stats().shards) == 4
@@ -240,7 +239,7 @@ async def test_shards_are_added_and_removed_while_groups_play() -> None:
         assert [(shard.name, shard.groups) for shard in rollouts.stats().shards] == [("0", 4)]
         await rollouts.scale(shards=2)
         process_of("0").die()
-        await all_tasks_blocked()
+        await all_settled()
         model.open.set()
     assert max(model.replies.values()) == 1
 
@@ -250,9 +249,9 @@ async def test_a_shard_that_is_drained_plays_its_groups_to_their_end() -> None:
     async with make(policy, 2, max_in_flight=8, max_lag=None) as rollouts, anyio.create_task_group() as tasks:
         model.open = anyio.Event()
         tasks.start_soon(take, rollouts, 4)
-        await all_tasks_blocked()
+        await all_settled()
         tasks.start_soon(rollouts.scale, 1)
-        await all_tasks_blocked()
+        await all_settled()
         assert sorted(shard.state for shard in rollouts.stats().shards) == ["leaving", "ready"]
         model.open.set()
     assert max(model.replies.values()) == 1
@@ -267,7 +266,7 @@ async def test_a_shard_that_joins_during_an_update_starts_paused_and_with_the_ne
             tasks.start_soon(take, rollouts, 6)
             await rollouts.scale(shards=2)
             process_of("0").die()
-            await all_tasks_blocked()
+            await all_settled()
             assert model.waiting == 0
             before = model.replies.total()
             model.version = 7
@@ -289,7 +288,7 @@ async def test_a_shard_that_does_not_pause_is_given_up(monkeypatch: pytest.Monke
             taken.append(await anext(rollouts.batches(groups=2)))
 
         tasks.start_soon(take)
-        await all_tasks_blocked()
+        await all_settled()
         deaf = process_of("0")
         deaf.inner_channel.hold(is_held=True)  # as if it were frozen: it reads nothing, and goes on asking
         async with rollouts.weight_update(version=1, mode="abort"):
@@ -307,7 +306,7 @@ async def test_an_evaluation_uses_shards_and_the_slots_are_those_of_all() -> Non
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(rollouts.evaluate, 6)
             tasks.start_soon(take, rollouts, 4)
-            await all_tasks_blocked()
+            await all_settled()
             assert model.waiting == 4
             model.open.set()
         again = await rollouts.evaluate(6)

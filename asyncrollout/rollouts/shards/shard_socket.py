@@ -98,7 +98,7 @@ class SocketChannel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, of the same shape
         self._transport.set_write_buffer_limits(high=_ENOUGH)
-        _bound_loss(transport.get_extra_info("socket"))
+        _send_at_once(transport.get_extra_info("socket"))
         self._transport.write(self._own_proof)
 
     def data_received(self, data: bytes) -> None:
@@ -132,13 +132,21 @@ class SocketChannel(asyncio.Protocol):
             self._on_closed()
 
 
-def _bound_loss(connection: Any) -> None:
-    """Small frames leave at once; a peer that is out of reach is noticed in a minute, not in a quarter of an hour."""
+def _send_at_once(connection: Any) -> None:
+    """However small a frame is."""
     if connection is not None:
         with suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MILLISECONDS)
+
+
+def _bound_loss(connection: socket.socket) -> None:
+    """A trainer that is out of reach is noticed in a minute, not in a quarter of an hour.
+
+    Not for frames: a trainer whose event loop is blocked for long leaves them unread, and is there all the same.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MILLISECONDS)
 
 
 # In the shard.
