@@ -186,7 +186,7 @@ async def test_killed_and_frozen_workers_and_actors(
 
         await _play_through(pool, envs, disturb)
         assert pool.stats().restored >= 4
-    causes = [record.fields["cause"] for record in caplog.records if getattr(record, "event", "") == "worker_died"]
+    causes = [vars(one)["fields"]["cause"] for one in caplog.records if vars(one).get("event") == "worker_died"]
     assert causes[0] == "SIGKILL"
     assert "died: The actor died unexpectedly before finishing this task" in causes[1]
     assert causes[2] == "it was stopped, as by SIGSTOP, for longer than 3 s"

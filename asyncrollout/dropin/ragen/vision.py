@@ -1,7 +1,7 @@
 """Prompts with a picture, as verl's workers read them: by the image processor of Qwen2-VL and its relatives."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -26,6 +26,7 @@ def picture_columns(
     *,
     width: int,
     truncation: Truncation,
+    options: Mapping[str, Any],
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Arrays and columns of objects: `multi_modal_data` for the model, `multi_modal_inputs` for the trainer."""
     if processor is None:
@@ -37,7 +38,7 @@ def picture_columns(
         [_marked(messages, processor.image_token * count) for messages, count in zip(prompts, each, strict=True)]
         for each in (counts, [1] * len(counts))
     )
-    rows = encode_prompts(tokenizer, expanded, width=width, truncation=truncation)
+    rows = encode_prompts(tokenizer, expanded, width=width, truncation=truncation, options=options)
     arrays: dict[str, NDArray[Any]] = {**row_arrays(tokenizer, rows, width)}
     arrays["position_ids"] = np.stack(
         [
@@ -46,7 +47,9 @@ def picture_columns(
         ]
     )
     return arrays, {
-        "raw_prompt_ids": objects(encode_prompts(tokenizer, plain, width=width, truncation=truncation)),
+        "raw_prompt_ids": objects(
+            encode_prompts(tokenizer, plain, width=width, truncation=truncation, options=options)
+        ),
         "multi_modal_data": objects([{"image": [image]} for image in images]),
         "multi_modal_inputs": objects(inputs),
     }
