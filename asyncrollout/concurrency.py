@@ -1,4 +1,5 @@
-"""Task groups: one whose failures read like those of a plain call, and one that lives as long as an object.
+"""Task groups: one whose failures read like those of a plain call, one that lives as long as an object, and one that is
+cancelled some tasks at a time.
 
 An object's background tasks belong to a host task, not to the task that enters the object. A cancel scope on the user's
 task would have to distinguish its own cancellation from others when it is left, and before Python 3.13 it cannot: an
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from asyncrollout.logs import get_logger
@@ -20,6 +22,9 @@ from asyncrollout.logs import get_logger
 T = TypeVar("T")
 
 log = get_logger(__name__)
+
+CANCELLED_AT_ONCE = 64
+"""Rollouts that are cancelled in one iteration of the event loop; each takes some tenths of a millisecond to end."""
 
 _running: set[asyncio.Task[Any]] = set()
 """Host tasks and clean-up: the event loop itself has only weak references to tasks."""
@@ -150,6 +155,74 @@ class Background:
         if self._body is not None and not self._body.done() and not self._closing.is_set():
             self._has_cancelled_body = True
             self._body.cancel("a background task failed")
+
+
+class GradualTasks:
+    """The tasks of a block, which is left once they have ended. They are cancelled some at a time.
+
+    Thousands of tasks that all clean up in one iteration of the event loop hold it for seconds. If a task fails, the
+    block is cancelled, and leaving it raises that failure as it is.
+    """
+
+    def __init__(self) -> None:
+        self._background = Background(self._cancel_all)
+        self._scopes: dict[anyio.CancelScope, int] = {}  # of tasks that run, and what each of them counts for
+        self._running = 0
+        self._idle = anyio.Event()
+        self._is_cancelled = False
+
+    async def __aenter__(self) -> Self:
+        await self._background.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self._until_idle()
+        except BaseException as cancelled:
+            error = cancelled
+            raise
+        finally:
+            await self._background.close(error)
+
+    def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any, counts: int = 1) -> None:
+        """Start a task, which counts as so many when tasks are cancelled."""
+        self._running += 1
+        self._background.start_soon(self._run, counts, work, *arguments)
+
+    async def _run(self, counts: int, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
+        try:
+            with anyio.CancelScope(shield=True) as scope:  # from being cancelled with all others
+                if self._is_cancelled:
+                    scope.cancel()
+                else:
+                    self._scopes[scope] = counts
+                try:
+                    await work(*arguments)
+                finally:
+                    self._scopes.pop(scope, None)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _until_idle(self) -> None:
+        while self._running:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    async def _cancel_all(self) -> None:
+        """Cancel the newest first: their places would go to others that are cancelled next."""
+        self._is_cancelled = True
+        while self._scopes:
+            cancelled = 0
+            while self._scopes and cancelled < CANCELLED_AT_ONCE:
+                scope, counts = self._scopes.popitem()
+                scope.cancel()
+                cancelled += counts
+            await anyio.lowlevel.checkpoint()
 
 
 async def run_to_end(work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:

@@ -75,14 +75,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             msgspec.structs.force_setattr(self, "seconds", float(self.seconds))
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class Remembered(msgspec.Struct, frozen=True, gc=False):
     """An observation as an agent with a memory records it: with the state of the memory before the turn."""
 
     observation: Any
     state: Any
 
 
-class Turn(msgspec.Struct, frozen=True):
+class Turn(msgspec.Struct, frozen=True, gc=False):
     """An observation, the reply to it, and the result. `action` is what was played, None if that was the reply.
 
     Turns that are `joined` make one token sequence: the prompt continues, token by token, where the turn before ended,
@@ -161,7 +161,7 @@ class Turn(msgspec.Struct, frozen=True):
         return self.observation.state if isinstance(self.observation, Remembered) else None
 
 
-class Move(msgspec.Struct, frozen=True):
+class Move(msgspec.Struct, frozen=True, gc=False):
     """What an agent does in a turn: the action for the env, and the generation that it came from.
 
     `observation` is recorded instead of what the env showed, if given; the rest is as in `Turn`.
@@ -175,7 +175,7 @@ class Move(msgspec.Struct, frozen=True):
     first_message: int = 0
 
 
-class Video(msgspec.Struct, frozen=True):
+class Video(msgspec.Struct, frozen=True, gc=False):
     """The video of a rollout: its file name, and the first and last frame of each turn.
 
     Frame 0 is the state after the reset; an invalid reply ends where it begins. A `partial` video lacks frames, perhaps

@@ -50,7 +50,7 @@ def _in_words(bounds: msgspec.Meta) -> str:
     return low if bounds.le is None else f"{low} and at most {bounds.le}"
 
 
-class Observation(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True, gc=False):
     """What a text env shows: a text, pictures, the raw observation, and a key of the state for GiGPO."""
 
     text: str
@@ -77,7 +77,7 @@ def _content(image: Any) -> bytes:
     return repr((array.shape, array.dtype.str)).encode() + array.tobytes()
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """The result of a reset or a step; a reset's reward is 0."""
 
     observation: Any
@@ -94,7 +94,7 @@ class Outcome(msgspec.Struct, frozen=True):
 _UNSET: Any = None
 
 
-class Parsed(msgspec.Struct, frozen=True):
+class Parsed(msgspec.Struct, frozen=True, gc=False):
     """A parsed reply: raw actions in order, or the reason why there are none.
 
     By default it is valid if there are actions and no reason.
@@ -254,7 +254,7 @@ PauseMode = Literal["wait", "abort", "continue"]
 FinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens, as the server counted them."""
 
     prompt: int = 0
@@ -262,7 +262,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached: int = 0
 
 
-class Timings(msgspec.Struct, frozen=True):
+class Timings(msgspec.Struct, frozen=True, gc=False):
     """Seconds in the queue, until the first byte, and in total; and the number of attempts."""
 
     queue: float = 0.0
@@ -271,7 +271,7 @@ class Timings(msgspec.Struct, frozen=True):
     attempts: int = 1
 
 
-class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
+class Generation(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A policy's reply. Token ids and logprobs have the same length, or are None.
 
     `stopped_early` is whether a reply ended, or may have, at a stop string or token of the request, so that the model's

@@ -162,6 +162,11 @@ def _watched(turn: Turn) -> str:
     return turn.rng.choice(options or [str(turn.rng.randint(0, 9))])
 
 
+def _possible(turn: Turn) -> str:
+    ways: list[str] = re.findall(r"\((\w+)\)", turn.text.partition("Possible moves:")[2])
+    return turn.rng.choice(ways or _WAYS)
+
+
 def _skills() -> Player:
     """Repeats a skill with what the task names for a while, as the rules advise, and then another one."""
     last: list[str] = []
@@ -179,7 +184,7 @@ def _skills() -> Player:
 _HONEST: dict[str, Player] = {
     "sokoban": lambda turn: turn.rng.choice(_WAYS),
     "frozen_lake": lambda turn: turn.rng.choice(_WAYS),
-    "game_2048": lambda turn: turn.rng.choice(_WAYS),
+    "game_2048": _possible,
     "rubikscube": lambda turn: turn.rng.choice(_FACES),
     "bandit": lambda turn: turn.rng.choice(_arms(turn)),
     "countdown": _expression,

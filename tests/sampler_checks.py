@@ -142,8 +142,25 @@ class Checks:
         ledger = self.run.ledger
         check(ledger.balanced, ledger)
         check(not self.policy.wrong, *self.policy.wrong)
-        most = self.program.group_size * self.program.groups_in_flight
+        most = self.program.group_size * self.program.groups_in_flight + self.program.odd_places
         check(self.policy.most_under_way <= most, self.policy.most_under_way, "rollouts in flight, and not", most)
+
+    def check_at_rest(self) -> None:
+        """Whenever nothing more happens by itself: no place is empty that a rollout could have."""
+        if self.rollouts is None:
+            return
+        places, delivery = self.run._engine.places, self.run._delivery
+        most = self.program.group_size * self.program.groups_in_flight + self.program.odd_places
+        check(places.used <= most, places.used, "places are used of", most)
+        if not places.free:
+            return
+        waiting = places.waiting("training"), places.waiting("evaluation")
+        check(waiting == (0, 0), places.free, "places are free, and", waiting, "rollouts wait for one")
+        for stream in delivery._streams:
+            is_over = stream._drained or stream.stopped.is_set() or self.program.source == "async"
+            learns_later = stream._pace is not None and not stream._wanted  # of a new version: when it is asked again
+            if not (is_over or learns_later) and stream._wants_group():
+                check(False, places.free, "places are free, and a group that is wanted does not start")
 
     def _check_counts(self) -> None:
         """While nobody takes anything."""

@@ -38,7 +38,7 @@ class Player(Checks):
             [Share(STEPS, tag, share) for tag, share in zip(self.world.tags, program.shares, strict=True)],
             policy=self.policy,
             group_size=program.group_size,
-            max_in_flight=program.group_size * program.groups_in_flight,
+            max_in_flight=program.group_size * program.groups_in_flight + program.odd_places,
             keep=keep,
             seed=program.seed,
             tasks=hooks.tasks(),

@@ -20,6 +20,8 @@ class Program:
     latencies: int = 0
     group_size: int = 2
     groups_in_flight: int = 4
+    odd_places: int = 0
+    """Beyond those of whole groups."""
     order: Literal["finish", "start"] = "finish"
     max_lag: int | None = 1
     keep: Literal["all", "group", "batch"] = "all"
@@ -93,7 +95,7 @@ def flat(ops: tuple[Op, ...]) -> Iterator[Op]:
 
 
 def random_program(seed: int) -> Program:
-    rng = random.Random(seed)
+    rng, beside = random.Random(seed), random.Random(f"beside {seed}")
     kind = rng.choice(["once", "start", "free", "free", "free"])
     max_lag = rng.choice([0, 1, 1, 2, None])
     takes = {"once": ["collect", "batches"], "start": ["batches"], "free": ["batches", "batches", "groups", "collect"]}
@@ -138,6 +140,8 @@ def random_program(seed: int) -> Program:
                 return ("reopen", rng.choice(["on", "next", "rewind"]))
             case _:
                 others = [update() if rng.random() < 0.7 else ("train", 2.0) for _ in range(rng.randint(1, 3))]
+                if beside.random() < 0.4:
+                    others.append(("evaluate", beside.randint(1, 4), beside.randint(1, 9)))
                 return ("beside", take(), tuple(others))
 
     ops = tuple(op() for _ in range(rng.randint(1, 8)))
@@ -150,6 +154,7 @@ def random_program(seed: int) -> Program:
         latencies=seed,
         group_size=group_size,
         groups_in_flight=rng.choice([1, 2, 4, 8]),
+        odd_places=beside.randrange(group_size),
         order="start" if kind == "start" else rng.choice(["finish", "finish", "start"]),
         max_lag=max_lag,
         keep=keep,
@@ -203,7 +208,7 @@ def simpler(program: Program) -> Iterator[Program]:
     for name in (
         "shards", "journal", "broken", "score",
         "fails", "shares", "keep", "source", "max_rounds", "on_exhausted", "min_valid",
-        "retries", "order", "max_lag", "group_size",
+        "retries", "order", "max_lag", "odd_places", "group_size",
     ):  # fmt: skip
         if getattr(program, name) != getattr(plain, name):
             yield replace(program, **{name: getattr(plain, name)})

@@ -290,6 +290,22 @@ def test_long_prompts_are_cut_as_the_config_says(truncation: str, left: slice | 
     assert prompts.batch["input_ids"][0].tolist() == prompts.non_tensor_batch["raw_prompt_ids"][0] == expected
 
 
+def test_options_of_the_chat_template_are_the_configs() -> None:
+    """As of verl-agent's `data.apply_chat_template_kwargs`, such as Qwen3's `enable_thinking`."""
+
+    class Thinking(Tokens):
+        def apply_chat_template(
+            self, messages: Any, add_generation_prompt: bool, tokenize: bool, **options: Any
+        ) -> str:
+            return f"{options} and no more"
+
+    settings = {"data": {"max_prompt_length": 90, "apply_chat_template_kwargs": {"enable_thinking": False}}}
+    tokenizer, manager = Thinking(), walk_manager(groups=1)
+    prompts = TrajectoryCollector(settings, tokenizer).preprocess_batch(DataProto(), manager.reset()[0])
+    expected = tokenizer.encode("{'enable_thinking': False} and no more", add_special_tokens=False)
+    assert prompts.non_tensor_batch["raw_prompt_ids"][0] == expected
+
+
 # Seeds
 
 

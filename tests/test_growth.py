@@ -1,9 +1,11 @@
 """What a rollout, a start and a turn cost does not grow with how many there are: counted, and never timed."""
 
 import contextvars
+import gc
 import inspect
 import random
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -13,7 +15,9 @@ import pytest
 from asyncrollout import (
     ChatAgent,
     EnvPool,
+    Generation,
     Limits,
+    Observation,
     Outcome,
     Request,
     Rollouts,
@@ -223,3 +227,51 @@ async def test_conversation_is_kept_in_one_list_and_shown_in_others() -> None:
     assert player.messages is messages
     assert [len(one) for one in shown] == [1, 3, 5, 7, 9]
     assert messages[-1] == {"role": "assistant", "content": "go 3"}
+
+
+def test_turns_cost_the_garbage_collector_nothing() -> None:
+    """A hundred thousand of them are alive in a run of long episodes, and it would look at each, again and again."""
+    turn = Turn("here", info={"parts": [1, 2]}, tool_calls=[{"name": "look"}])
+    outcome, generation = Outcome("here", info={"parts": [1]}), Generation("go", tool_calls=[{"name": "look"}])
+    assert not any(map(gc.is_tracked, (turn, outcome, generation, Observation("here", data=[1]), turn.usage)))
+
+
+@pytest.fixture
+def threshold() -> Iterator[tuple[int, int, int]]:
+    """The garbage collector's, restored afterwards."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield gc.get_threshold()
+    gc.set_threshold(*before)
+
+
+def _open_rollouts(**options: Any) -> Rollouts:
+    return Rollouts(WALK, policy=ScriptedPolicy(["go 1"]), **options)
+
+
+async def test_garbage_is_looked_for_less_often_while_rollouts_are_open(threshold: tuple[int, int, int]) -> None:
+    async with _open_rollouts():
+        assert gc.get_threshold() == (10_000, 10, 10)
+        async with _open_rollouts(gc_threshold=50_000):
+            assert gc.get_threshold() == (50_000, 10, 10)
+        assert gc.get_threshold() == (10_000, 10, 10)
+        async with _open_rollouts(gc_threshold=800):
+            assert gc.get_threshold() == (10_000, 10, 10)
+    assert gc.get_threshold() == threshold
+    async with _open_rollouts(gc_threshold=None):
+        assert gc.get_threshold() == threshold
+
+
+async def test_the_users_own_threshold_stays(threshold: tuple[int, int, int]) -> None:
+    for own in ((0, 10, 10), (100_000, 5, 5)):
+        gc.set_threshold(*own)
+        async with _open_rollouts():
+            assert gc.get_threshold() == own
+        assert gc.get_threshold() == own
+    gc.set_threshold(*threshold)
+    async with _open_rollouts(), _open_rollouts():
+        gc.set_threshold(900, 9, 9)
+        async with _open_rollouts():
+            assert gc.get_threshold() == (10_000, 9, 9)
+        assert gc.get_threshold() == (900, 9, 9)
+    assert gc.get_threshold() == (900, 9, 9)

@@ -32,7 +32,7 @@ from asyncrollout import (
 )
 from asyncrollout.cli.terminal.live import live
 from asyncrollout.cli.terminal.signals import stoppable
-from asyncrollout.concurrency import Background, run_to_end, task_group
+from asyncrollout.concurrency import Background, GradualTasks, run_to_end, task_group
 from asyncrollout.dropin.metarl.acting import AGENT_ARCHS, batched_agent
 from asyncrollout.dropin.metarl.parallel import opened_members
 from asyncrollout.dropin.ragen.states import AsyncEnvStateManager
@@ -170,6 +170,9 @@ class Managers:
 
     async def background(self) -> Manager:
         return Background()
+
+    async def gradual_tasks(self) -> Manager:
+        return GradualTasks()
 
 
 # Ways of leaving
@@ -570,7 +573,7 @@ async def test_many_at_once_may_be_left_in_any_way() -> None:
 
 COVERED = {
     "AsyncEnvStateManager", "Background", "BatchedPolicy", "EnvHandle", "EnvPool", "EnvBatch", "EnvServer",
-    "EnvService", "OpenAIPolicy", "MetricsExporter", "Rollouts", "Sessions", "VideoRecorder", "Writer",
+    "EnvService", "GradualTasks", "OpenAIPolicy", "MetricsExporter", "Rollouts", "Sessions", "VideoRecorder", "Writer",
 }  # fmt: skip
 WITHOUT_TASKS = {"Connection", "DirectPoints"}
 

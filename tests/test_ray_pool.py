@@ -170,7 +170,7 @@ async def _play_through(pool: EnvPool, envs: list[EnvHandle], disturb: Callable[
 
 @pytest.mark.parametrize("transport", ["socket", "ray"])
 async def test_killed_and_frozen_workers_and_actors(
-    transport: str, ray_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+    transport: str, ray_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(actor_rank, "SILENCE_LIMIT", 3.0)
     async with EnvPool(2, **on(ray_cluster, transport=transport)) as pool:
@@ -186,6 +186,11 @@ async def test_killed_and_frozen_workers_and_actors(
 
         await _play_through(pool, envs, disturb)
         assert pool.stats().restored >= 4
+    causes = [vars(one)["fields"]["cause"] for one in caplog.records if vars(one).get("event") == "worker_died"]
+    assert causes[0] == "SIGKILL"
+    assert "died: The actor died unexpectedly before finishing this task" in causes[1]
+    assert causes[2] == "it was stopped, as by SIGSTOP, for longer than 3 s"
+    assert causes[3].startswith("nothing was heard of its actor on node ")
     with anyio.fail_after(PATIENCE):
         while any("ray::" in one and "IDLE" not in one for one in ray_cluster.processes().values()):  # noqa: ASYNC110
             await anyio.sleep(0.05)  # nothing that was frozen is left
@@ -323,4 +328,14 @@ async def test_the_loss_of_the_head_is_said_before_ray_ends_the_program(
 async def test_a_memory_limit_below_that_of_a_worker_is_said(ray_cluster: TestCluster) -> None:
     pool = EnvPool(1, **on(ray_cluster), memory_limit=1 << 20)
     with anyio.fail_after(PATIENCE), pytest.raises(PoolError, match="memory_limit=1048576 is less than a worker"):
+        await pool.start()
+
+
+async def test_another_version_on_a_node_is_said(ray_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_rank, "__version__", "99.0")
+    pool = EnvPool(1, **on(ray_cluster))
+    with (
+        anyio.fail_after(PATIENCE),
+        pytest.raises(PoolError, match=r"this node has asyncrollout .*, and the program 99"),
+    ):
         await pool.start()

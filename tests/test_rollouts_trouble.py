@@ -355,20 +355,38 @@ async def test_cancelled_evaluation_leaves_nothing() -> None:
 
 
 async def test_evaluation_leaves_room_for_others() -> None:
-    playing: set[str] = set()
-    most = 0
+    """It has all places at first; half of them go to training as its rollouts end, and no more."""
+    playing: dict[str, anyio.Event] = {}
 
     async def reply(request: Request) -> str:
-        nonlocal most
-        playing.add(request.session)
-        most = max(most, sum(session.startswith("eval") for session in playing))
-        await anyio.lowlevel.checkpoint()
-        playing.discard(request.session)
-        return "go 1"
+        go = playing[request.session] = anyio.Event()
+        await go.wait()
+        del playing[request.session]
+        return "go 9"
 
-    async with rollouts(ScriptedPolicy(reply), max_in_flight=12) as source:
-        await source.evaluate(50, k=2)
-    assert most <= 6
+    def evaluated() -> list[str]:
+        return [session for session in playing if session.startswith("eval")]
+
+    source = rollouts(ScriptedPolicy(reply), max_in_flight=12, env_kwargs={"turns": 1})
+    async with source, anyio.create_task_group() as tasks:
+
+        async def evaluate() -> None:
+            await source.evaluate(50, k=2)
+
+        async def collect() -> None:
+            await source.collect(20)
+
+        tasks.start_soon(evaluate)
+        await all_tasks_blocked()
+        assert len(evaluated()) == len(playing) == 12
+        tasks.start_soon(collect)
+        for count in range(1, 20):
+            await all_tasks_blocked()
+            playing[evaluated()[0]].set()
+            await all_tasks_blocked()
+            assert len(playing) == 12
+            assert len(evaluated()) == max(12 - count, 6)
+        tasks.cancel_scope.cancel()
 
 
 async def test_cancelled_weight_update_lets_calls_through() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncrollout import ExhaustedError, Group, Ledger, Share, StopReason, Task, Trajectory, UsageError, Verdict
 from asyncrollout.errors import EnvError
 from asyncrollout.filters import BatchFilter, reward_varies
-from asyncrollout.rollouts.sampling.admission import AdmissionLoad, AdmissionRules, may_start
+from asyncrollout.rollouts.sampling.admission import AdmissionLoad, AdmissionRules, is_wanted
 from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer, OnExhausted
 from asyncrollout.rollouts.sampling.batch_stats import BatchStats
 from asyncrollout.rollouts.sampling.filtering import FilterRunner, KeepRate, check_filter
@@ -92,25 +92,23 @@ async def test_task_for_an_unknown_tag() -> None:
         await anext(TaskSource([Task(tag="wolk")], 0, ONE))
 
 
-@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50), st.floats(0.02, 1), st.integers(0, 3))
-def test_admission_starts_what_will_be_needed(
-    playing: int, over: int, buffered: int, rate: float, batches: int
-) -> None:
-    rules = AdmissionRules(needed=8, batches=batches, most_playing=20)
-    starts = may_start(AdmissionLoad(playing, playing + over, buffered, 0), rules, rate)
-    assert starts == (playing < 20 and rate * (playing + over) + buffered < 8 * batches)
+@given(st.integers(0, 100), st.integers(0, 50), st.floats(0.02, 1), st.integers(0, 3))
+def test_admission_starts_what_will_be_needed(undecided: int, buffered: int, rate: float, batches: int) -> None:
+    rules = AdmissionRules(needed=8, batches=batches)
+    wanted = is_wanted(AdmissionLoad(undecided, buffered, 0), rules, rate)
+    assert wanted == (rate * undecided + buffered < 8 * batches)
 
 
 def test_admission_stops_at_the_draws_of_a_batch() -> None:
-    rules = AdmissionRules(needed=4, batches=1, most_playing=100, most_draws=12)
-    assert may_start(AdmissionLoad(2, 2, 0, 9), rules, 0.02)
-    assert not may_start(AdmissionLoad(2, 2, 0, 10), rules, 0.02)
+    rules = AdmissionRules(needed=4, batches=1, most_draws=12)
+    assert is_wanted(AdmissionLoad(2, 0, 9), rules, 0.02)
+    assert not is_wanted(AdmissionLoad(2, 0, 10), rules, 0.02)
 
 
 def test_rounds_that_were_begun_are_completed() -> None:
-    rules = AdmissionRules(needed=8, batches=1, most_playing=100, in_rounds=True)
-    assert may_start(AdmissionLoad(1, 5, 7, 0), rules, 1.0)
-    assert not may_start(AdmissionLoad(1, 8, 7, 0), rules, 1.0)
+    rules = AdmissionRules(needed=8, batches=1, in_rounds=True)
+    assert is_wanted(AdmissionLoad(5, 7, 0), rules, 1.0)
+    assert not is_wanted(AdmissionLoad(8, 7, 0), rules, 1.0)
 
 
 def test_judge_keeps_all_without_a_filter_and_counts_what_it_drops() -> None:

@@ -71,7 +71,7 @@ def play(program: Program) -> Player:
     with tempfile.TemporaryDirectory() as directory:
         player = Player(program, Path(directory))
         try:
-            run_virtually(player.play, patience=PATIENCE)
+            run_virtually(player.play, patience=PATIENCE, at_rest=player.check_at_rest)
         except BaseException as error:
             error.add_note(f"{_stats(player)}\noutcomes: {player.outcomes}")
             raise

@@ -174,13 +174,13 @@ async def test_groups_one_by_one_are_played_ahead_as_far_as_the_lag_allows(max_l
 
 
 async def test_groups_one_by_one_use_all_places_once_the_pace_is_known() -> None:
-    playing: list[int] = []
-    async with rollouts(Model(spread=9), max_lag=1, max_in_flight=16) as source:
+    policy, taken = Model(spread=9), 0
+    async with rollouts(policy, max_lag=1, max_in_flight=16) as source:
         async for _ in source.groups():
-            playing.append(source.stats().playing_groups)
-            if len(playing) == 60:
+            taken += 1
+            if taken == 60:
                 break
-    assert max(playing) == 8
+    assert policy.most_in_flight == 16
 
 
 @given(st.integers(0, 3), st.lists(st.integers(1, 9), min_size=2, max_size=30))

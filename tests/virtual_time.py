@@ -22,9 +22,10 @@ class StuckError(AssertionError):
 class _Clock(selectors.DefaultSelector):
     """Never sleeps: instead of waiting for a timer, it moves the time. Only a thread's work is waited for."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, at_rest: Callable[[], None] | None) -> None:
         super().__init__()
         self.now = 0.0
+        self._at_rest = at_rest
         self.threads: anyio.CapacityLimiter | None = None
         self._deadline = time.perf_counter() + patience
         self._is_stuck = False
@@ -37,9 +38,16 @@ class _Clock(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready and timeout is None:
             self._give_up("no task can go on, and no timer is set")
-        if not ready:
-            self.now += timeout or 0.0
+        if not ready and timeout:
+            self._look()
+            self.now += timeout
         return ready
+
+    def _look(self) -> None:
+        if self._at_rest is not None:
+            at_rest, self._at_rest = self._at_rest, None  # what fails once is not looked at again
+            at_rest()
+            self._at_rest = at_rest
 
     def _give_up(self, why: str) -> None:
         if not self._is_stuck:  # once: the tasks must be cancelled then, on this loop
@@ -50,8 +58,8 @@ class _Clock(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Timers run by a clock of its own; `run_in_executor` runs at once, so that files add no chance of their own."""
 
-    def __init__(self, patience: float) -> None:
-        self.clock = _Clock(patience)
+    def __init__(self, patience: float, at_rest: Callable[[], None] | None = None) -> None:
+        self.clock = _Clock(patience, at_rest)
         super().__init__(self.clock)
 
     def time(self) -> float:
@@ -66,8 +74,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
-def run_virtually(main: Callable[[], Coroutine[Any, Any, T]], *, patience: float = 60.0) -> T:
-    """What `main()` gives, in virtual time, which `time.monotonic` tells, too; `patience` is in real seconds."""
+def run_virtually(
+    main: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    patience: float = 60.0,
+    at_rest: Callable[[], None] | None = None,
+) -> T:
+    """What `main()` gives, in virtual time, which `time.monotonic` tells, too; `patience` is in real seconds.
+
+    `at_rest` is called each time before the clock moves: whatever could happen by itself has happened then.
+    """
 
     async def with_threads() -> T:
         loop = asyncio.get_running_loop()
@@ -75,6 +91,6 @@ def run_virtually(main: Callable[[], Coroutine[Any, Any, T]], *, patience: float
         loop.clock.threads = anyio.to_thread.current_default_thread_limiter()
         return await main()
 
-    loop = VirtualLoop(patience)
+    loop = VirtualLoop(patience, at_rest)
     with asyncio.Runner(loop_factory=lambda: loop) as runner, patch.object(time, "monotonic", loop.time):
         return runner.run(with_threads())

@@ -49,11 +49,13 @@ _AS_THEY_ARE = (
     "limits",
     "failures",
     "order",
+    "max_in_flight",
     "max_lag",
     "max_num_gen_batches",
     "on_exhausted",
     "shares",
     "stall_seconds",
+    "gc_threshold",
 )
 
 
@@ -89,7 +91,6 @@ async def open_rollouts(
             metrics=metrics,
             record=_recorder(config),
             **{name: getattr(config, name) for name in _AS_THEY_ARE},
-            max_in_flight=config.max_in_flight * (1 if config.evaluate is None else 2),  # evaluations have half
         ) as rollouts:
             if config.evaluate is None:
                 rollouts.expect(config.batches, config.groups)

@@ -257,6 +257,7 @@ class Config(ConfigPart, frozen=True, kw_only=True):
     on_exhausted: Literal["raise", "short", "fill"] = "raise"
     shares: Literal["drawn", "delivered"] = "drawn"
     stall_seconds: Positive = 900.0
+    gc_threshold: FromOne | None = 10_000
     workers: FromOne | None = None
     backend: Literal["process", "inline"] | None = None
     shards: FromOne | None = None

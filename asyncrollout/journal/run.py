@@ -38,6 +38,7 @@ from asyncrollout.trajectories import EVALUATED, Group, StopReason, Trajectory, 
 
 _SHOWN = 500
 _SHOWN_SETTING = 200
+_FEW_TASKS = 200  # whose digest is taken at once
 
 
 class EvaluationSettings(msgspec.Struct, frozen=True):
@@ -140,7 +141,7 @@ class NullJournal:
         """Whether an evaluation of this began in an earlier process, and did not end."""
         return False
 
-    def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:  # noqa: ARG002
+    async def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:  # noqa: ARG002
         """A name that no other evaluation has; but one that was interrupted, and is the same, continues."""
         self.past.evaluations += 1
         return f"{EVALUATED}{self.past.evaluations - 1}"
@@ -277,13 +278,13 @@ class RunJournal(NullJournal):
         asked = digest(what)
         return any(begun.what == asked for begun in self.past.evaluating.values())
 
-    def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:
-        asked = digest(what)
+    async def begin_evaluation(self, what: Any, settings: EvaluationSettings) -> str:
+        asked = digest(what) if settings.tasks <= _FEW_TASKS else await to_thread.run_sync(digest, what)
         for name, begun in self.past.evaluating.items():
             if begun.what == asked:
                 del self.past.evaluating[name]
                 return name
-        name = super().begin_evaluation(what, settings)
+        name = await super().begin_evaluation(what, settings)
         self.writer.put(
             Evaluating(
                 name=name,

@@ -3,10 +3,12 @@
 import asyncio
 import math
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, get_args
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from asyncrollout import validation
@@ -20,6 +22,46 @@ T = TypeVar("T")
 
 _STOPPED = -math.inf
 
+WOKEN_AT_ONCE = 64
+"""Calls that are let through, or stopped, in one iteration of the event loop."""
+
+
+class _WaitingCalls:
+    """Calls that wait, and are woken some at a time, in order: thousands at once would hold the event loop.
+
+    Some share an event. An event of its own would cost each call more, and one for all costs n^2 when calls are
+    cancelled in another order than they came.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[anyio.Event] = deque()
+        self._last = 0  # calls that wait for the last event
+        self._next: asyncio.Handle | None = None
+
+    async def wait(self) -> None:
+        if not self._events or self._last == WOKEN_AT_ONCE:
+            self._events.append(anyio.Event())
+            self._last = 0
+        self._last += 1
+        await self._events[-1].wait()
+
+    def wake(self) -> None:
+        """Wake those that wait: the first ones now, and others in each iteration of the event loop after that."""
+        if self._next is None and self._events:
+            self._events.popleft().set()
+            if self._events:
+                self._next = asyncio.get_running_loop().call_soon(self._wake_next)
+
+    def hold(self) -> None:
+        """Wake no others: those that were woken may wait again, behind them."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _wake_next(self) -> None:
+        self._next = None
+        self.wake()
+
 
 class Gate:
     """Lets calls through, or holds them back; and knows those in flight.
@@ -28,8 +70,7 @@ class Gate:
     """
 
     def __init__(self, *, stops_server: bool = False) -> None:
-        self._open = anyio.Event()
-        self._open.set()
+        self._queue = _WaitingCalls()
         self.is_open = True
         self._idle = anyio.Event()
         self._in_flight: dict[object, HeldTime | None] = {}
@@ -38,7 +79,11 @@ class Gate:
         self.held = HeldTime()
 
     async def wait(self) -> None:
-        await self._open.wait()
+        """Until it is open, or was: whoever waits looks again."""
+        if self.is_open:
+            await anyio.lowlevel.checkpoint()
+        else:
+            await self._queue.wait()
 
     def passing(self, timer: asyncio.Timeout | None = None) -> "_Passing":
         """A call under its timer, which expires at once if the call is to be made again; without one it is awaited.
@@ -61,15 +106,15 @@ class Gate:
         """Hold calls back; those in flight are awaited, stopped, or left alone. If cancelled, it opens again."""
         validation.check_choice("mode", mode, get_args(PauseMode))
         if self.is_open:
-            self._open = anyio.Event()
             self.is_open = False
+            self._queue.hold()
             self.held.begin()
-        if mode == "abort":
-            self.stop_all()
-        elif mode == "continue" and self._stops_server:
-            self._stand_still()
         is_shut = False
         try:
+            if mode == "abort":
+                await self._stop_gradually()
+            elif mode == "continue" and self._stops_server:
+                self._stand_still()
             while self._in_flight and mode != "continue" and not self.is_open:
                 if self._idle.is_set():
                     self._idle = anyio.Event()
@@ -79,18 +124,27 @@ class Gate:
             if not is_shut:
                 self.open()
 
+    async def _stop_gradually(self) -> None:
+        """Stop the calls in flight, some at a time; whoever opens the gate meanwhile wants no more of them stopped."""
+        for number, call in enumerate([*self._in_flight]):
+            if self.is_open:
+                return
+            if call in self._in_flight:
+                _stop(call)
+            if number % WOKEN_AT_ONCE == WOKEN_AT_ONCE - 1:
+                await anyio.lowlevel.checkpoint()
+
     def stop_all(self) -> None:
-        for timer in self._in_flight:
-            if isinstance(timer, asyncio.Timeout) and not timer.expired():
-                timer.reschedule(_STOPPED)
+        for call in self._in_flight:
+            _stop(call)
 
     def open(self) -> None:
         if not self.is_open:
             self.held.end()
         for call in [*self._still]:
             self._continue(call)
-        self._open.set()
         self.is_open = True
+        self._queue.wake()
         self._idle.set()
 
     def _stand_still(self) -> None:
@@ -114,6 +168,12 @@ class Gate:
         held = self._in_flight[call]
         if held is not None:
             held.end()
+
+
+def _stop(call: object) -> None:
+    """Have a call made again, if it has a timer."""
+    if isinstance(call, asyncio.Timeout) and not call.expired():
+        call.reschedule(_STOPPED)
 
 
 class _Passing:

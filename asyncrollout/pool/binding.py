@@ -17,6 +17,7 @@ from asyncrollout.pool.wire.replay_log import ReplayLog
 E = TypeVar("E", bound=RolloutError)
 
 _QUICK = 0.005  # seconds; a quicker step holds up nobody
+_NEGLIGIBLE = 0.01  # of the load, by which it may be off
 
 
 class EnvBinding:
@@ -60,13 +61,22 @@ class EnvBinding:
     def rank(self) -> int | None:
         return self.host.rank if self.host else None
 
-    def weigh(self) -> None:
-        """Let the latest step count for what the env weighs on its host."""
-        if self.weighs and self.host is not None:
-            change = SMOOTHING * (self.last_seconds - self.load)
-            self.load += change
-            self.host.load += change
-            self.step_work = self._usual.step = self.load if self.load > _QUICK else 0.0
+    def was_stepped(self, seconds: float) -> None:
+        self.last_seconds = seconds
+        if self.weighs:
+            self._placement.unweighed[self] = None
+
+    def weigh(self) -> bool:
+        """Let the latest step count for what the env weighs on its host; whether it does not count in full yet."""
+        if self.host is None:  # it has no place now
+            return True
+        behind = self.last_seconds - self.load
+        is_behind = abs(behind) > _NEGLIGIBLE * self.load
+        change = SMOOTHING * behind if is_behind else behind
+        self.load += change
+        self.host.load += change
+        self.step_work = self._usual.step = self.load if self.load > _QUICK else 0.0
+        return is_behind
 
     @property
     def may_move(self) -> bool:

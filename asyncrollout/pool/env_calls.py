@@ -101,7 +101,7 @@ class EnvCalls:
         """Log a step or a reset that went well; its outcome."""
         if op is _STEP:
             self.history.add_step(payload, reply.digest)
-            self.binding.last_seconds = reply.seconds
+            self.binding.was_stepped(reply.seconds)
         else:
             seed, task, member, _ = payload
             self.history.begin(seed, task, member, reply.digest)

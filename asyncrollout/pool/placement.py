@@ -42,6 +42,7 @@ class Placement:
 
     def __init__(self, inline_host: InlineHost, backend: Backend | None) -> None:
         self.bindings: dict[EnvBinding, None] = {}  # in the order of opening
+        self.unweighed: dict[EnvBinding, None] = {}  # those whose latest step does not count in full yet
         self.moved = 0
         self.open = False
         self._inline_host = inline_host
@@ -180,6 +181,7 @@ class Placement:
     def leave(self, binding: "EnvBinding") -> EnvHost | None:
         """The env is closed for good."""
         self.bindings.pop(binding, None)
+        self.unweighed.pop(binding, None)
         host = self.unbind(binding)
         if host is not None and not host.usable:
             host.drop(binding.id)  # not usable now, but it may come back
@@ -211,11 +213,13 @@ class Placement:
         host.drop(binding.id)
 
     async def weigh(self) -> None:
-        """Update the envs' loads from their latest steps, at intervals: at every step it would cost too much."""
+        """Update the loads of envs from their latest steps, at intervals: at every step it would cost too much.
+
+        An env that waits for its policy costs nothing once its latest step counts in full, after some two seconds.
+        """
         while True:
             await anyio.sleep(_WEIGH_EVERY)
-            for binding in self.bindings:
-                binding.weigh()
+            self.unweighed = {binding: None for binding in self.unweighed if binding.weigh()}
 
     def check_open(self) -> None:
         if not self.open:

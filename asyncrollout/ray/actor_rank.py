@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 
 from asyncrollout import __version__
+from asyncrollout.concurrency import task_group
 from asyncrollout.errors import PoolError
 from asyncrollout.logs import get_logger
 from asyncrollout.pool.hosts import CLOSE_GRACE, DurationWindow, PoolLimits
@@ -191,7 +192,7 @@ class ActorRank:
             with anyio.fail_after(_CALL_LIMIT):
                 self._actor = await anyio.to_thread.run_sync(self._calls.create, abandon_on_cancel=True)
         order = self._order(life, address)
-        async with anyio.create_task_group() as tasks:
+        async with task_group() as tasks:
             tasks.start_soon(self._watch_start, life)
             ended: Awaitable[orders.WorkerEnd] = self._actor.run.remote(order)
             if address is None:

@@ -11,6 +11,7 @@ import anyio
 
 from asyncrollout import validation
 from asyncrollout.batches.batch import Batch
+from asyncrollout.concurrency import run_to_end
 from asyncrollout.errors import ClosedError, UsageError
 from asyncrollout.pool.pool import EnvPool
 from asyncrollout.protocols import Agent, Policy
@@ -68,6 +69,8 @@ class Rollouts:
         max_num_gen_batches: A batch draws at most this many times its size in groups; None means no limit.
         on_exhausted: What happens then: "raise" an error, deliver a "short" batch, or "fill" it with rejected groups.
         stall_seconds: If nothing moves for this long, an error says what is being waited for.
+        gc_threshold: While they are open, Python's garbage collector looks for cycles after this many new objects at
+            the earliest; None leaves it as it is.
     What is recorded:
         run_dir: Everything is recorded there as it happens, with a `metrics.jsonl`.
         resume: True continues after the last delivered batch, n with batch n. Finished rollouts are not played
@@ -99,6 +102,7 @@ class Rollouts:
         on_exhausted: OnExhausted = "raise",
         shares: SharesOf = "drawn",
         stall_seconds: float = 900.0,
+        gc_threshold: int | None = 10_000,
         workers: int | None = None,
         pool: EnvPool | None = None,
         shards: ShardBackend | None = None,
@@ -141,7 +145,7 @@ class Rollouts:
         try:
             await self._engine.stop(error)
         finally:
-            self._evaluator.close()
+            await run_to_end(self._evaluator.close)
             self._delivery.account()
             await self._parts.__aexit__(kind, error, trace)
 
@@ -218,7 +222,9 @@ class Rollouts:
         seed: int = 0,
         on_group: Callable[[Group], None] | None = None,
     ) -> Evaluation:
-        """Play each task `k` times, beside everything else; evaluations together use at most half of `max_in_flight`.
+        """Play each task `k` times, beside everything else.
+
+        All evaluations together have half of `max_in_flight` while training needs places, too, and otherwise all of it.
 
         `tasks` may be a number of episodes. The seeds of envs and of sampling depend on `seed` alone, so that
         evaluations can be compared and repeated; those of an env follow one another, and are never those of training.

@@ -21,6 +21,7 @@ from asyncrollout.protocols import Agent, policies_of
 from asyncrollout.registry import find_env
 from asyncrollout.rollouts.episode.group import GroupPlayer, GroupRunner
 from asyncrollout.rollouts.episode.scoring import Scorer
+from asyncrollout.rollouts.garbage import raised_threshold
 from asyncrollout.rollouts.observers import RunObserver
 from asyncrollout.rollouts.options import RolloutsOptions, as_agent, read_envs, read_recorder, runs_on_loop
 from asyncrollout.rollouts.resume import (
@@ -35,6 +36,7 @@ from asyncrollout.rollouts.sampling.batch_stats import BatchStats
 from asyncrollout.rollouts.sampling.env_seeds import training_seeds
 from asyncrollout.rollouts.sampling.filtering import FilterRunner, KeepRate, check_filter
 from asyncrollout.rollouts.sampling.ledger import Ledger
+from asyncrollout.rollouts.sampling.places import Places
 from asyncrollout.rollouts.sampling.stream import GroupStream, StreamRules
 from asyncrollout.rollouts.sampling.task_source import TaskSource
 from asyncrollout.rollouts.shards.shard_set import ShardBackend, ShardSet
@@ -72,7 +74,7 @@ class Engine:
         self.collector = MetricsCollector()
         self.observer = RunObserver(self.ledger, self.collector)
         self.batch_stats = BatchStats()
-        self.slots = anyio.CapacityLimiter(options.max_in_flight)
+        self.places = Places(options.max_in_flight)
         self._recorder = read_recorder(options.record, options.directory)
         self.runner = GroupRunner(
             pool=self.pool,
@@ -84,7 +86,6 @@ class Engine:
             limits=options.limits,
             failures=options.failures,
             scorer=None if options.score is None else Scorer(options.score),
-            slots=self.slots,
             observer=self.observer,
             recorder=self._recorder,
         )
@@ -120,7 +121,6 @@ class Engine:
             runner.envs,
             size=runner.size,
             failures=runner.failures,
-            slots=self.slots,
             observer=self.observer,
         )
 
@@ -132,6 +132,7 @@ class Engine:
     async def open(self) -> None:
         """Open the pool, the policies, the journal and the recorder; if there is a run, resume it."""
         async with AsyncExitStack() as parts:
+            parts.enter_context(raised_threshold(self._options.gc_threshold))
             if self._options.pool is None and self.shards is None:
                 await parts.enter_async_context(self.pool)
             for policy in self._policies:
@@ -165,6 +166,7 @@ class Engine:
         stream = GroupStream(
             self.source,
             self.player,
+            places=self.places,
             filters=FilterRunner(self._keep, self.keep_rate, self.observer.journal.past.verdicts),
             stats=self.batch_stats,
             observer=self.observer,

@@ -29,8 +29,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     @property
     def versions(self) -> tuple[int, ...]:
         """The versions of the weights that played: more than one if they were updated meanwhile."""
-        turns = (turn for trajectory in self.trajectories for turn in trajectory.turns)
-        return tuple(sorted({version for turn in turns for version in turn.learning_versions}))
+        return tuple(sorted({version for one in self.trajectories for version in versions_of(one)}))
 
     @property
     def mean_reward(self) -> float:
@@ -56,6 +55,11 @@ class Evaluation(msgspec.Struct, frozen=True):
     def summary(self) -> dict[str, float]:
         figures = {"tasks": len(self.groups), "failed": self.failed, "mean_reward": self.mean_reward}
         return {**figures, "pass@1": self.pass_at(1), f"pass@{self.k}": self.pass_at(self.k)}
+
+
+def versions_of(trajectory: Trajectory) -> set[int]:
+    """The versions of the weights that played it."""
+    return {version for turn in trajectory.turns for version in turn.learning_versions}
 
 
 def checked(evaluation: Evaluation) -> Evaluation:

@@ -57,6 +57,7 @@ class RolloutsOptions:
     on_exhausted: OnExhausted
     shares: SharesOf
     stall_seconds: float
+    gc_threshold: int | None
     workers: int | None
     pool: EnvPool | None
     shards: ShardBackend | None
@@ -78,6 +79,8 @@ class RolloutsOptions:
             if not isinstance(option, kind):
                 name = kind.__name__
                 raise UsageError(f"{name.lower()}={option!r:.100} is not a {name}: write {name.lower()}={name}(...)")
+        if self.gc_threshold is not None:
+            self.gc_threshold = check_int("gc_threshold", self.gc_threshold, 1)
         check_seconds("stall_seconds", self.stall_seconds)
         check_choice("order", self.order, ("finish", "start"))
         check_choice("on_exhausted", self.on_exhausted, ("raise", "short", "fill"))

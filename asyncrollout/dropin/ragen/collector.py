@@ -137,12 +137,19 @@ class TrajectoryCollector:
         if self.tokenizer is None:
             return DataProto(None, columns, meta_info)
         width, truncation = self._settings.longest_prompt, self._settings.data.truncation
+        options = self._settings.data.apply_chat_template_kwargs
         if pictures is not None and is_verls(gen_batch):
             arrays, more = picture_columns(
-                self.tokenizer, self.processor, messages, pictures, width=width, truncation=truncation
+                self.tokenizer,
+                self.processor,
+                messages,
+                pictures,
+                width=width,
+                truncation=truncation,
+                options=options,
             )
             return DataProto(arrays, {**columns, **more}, meta_info)
-        ids = encode_prompts(self.tokenizer, messages, width=width, truncation=truncation)
+        ids = encode_prompts(self.tokenizer, messages, width=width, truncation=truncation, options=options)
         return DataProto(row_arrays(self.tokenizer, ids, width), {**columns, "raw_prompt_ids": objects(ids)}, meta_info)
 
     def _answered(self, batch: DataProto, actor_rollout_wg: Any, *, as_verl: bool) -> DataProto:

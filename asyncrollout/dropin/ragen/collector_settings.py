@@ -23,6 +23,7 @@ class CollectorData(msgspec.Struct, frozen=True):
     max_prompt_length: Count | None = None
     truncation: Truncation = "error"
     return_raw_chat: bool = False
+    apply_chat_template_kwargs: dict[str, Any] = {}
 
 
 class Turns(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Conversations as rows of token ids, by any tokenizer with `apply_chat_template`, `encode` and `pad_token_id`."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -28,9 +28,11 @@ Learned = Literal["replies", "last", "all"]
 """What is trained on: a model's replies, the last of them, or everything but the system's message."""
 
 
-def encode_prompt(tokenizer: Any, messages: Sequence[Message], prefill: str = "") -> list[int]:
-    """Up to where the model continues; `prefill` is how its reply begins."""
-    return encode(tokenizer, _template(tokenizer, messages, is_prompt=True) + prefill)
+def encode_prompt(
+    tokenizer: Any, messages: Sequence[Message], prefill: str = "", options: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Up to where the model continues; `prefill` is how its reply begins, `options` are the chat template's."""
+    return encode(tokenizer, _template(tokenizer, messages, is_prompt=True, **(options or {})) + prefill)
 
 
 def count_tokens(tokenizer: Any, messages: Sequence[Message], prefill: str = "") -> int:
@@ -90,9 +92,10 @@ def encode_prompts(
     width: int | None,
     truncation: Truncation = "error",
     prefill: str = "",
+    options: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
     """Prompts of at most `width` tokens; longer ones are cut as `data.truncation` says, or refused."""
-    rows = [encode_prompt(tokenizer, messages, prefill) for messages in prompts]
+    rows = [encode_prompt(tokenizer, messages, prefill, options) for messages in prompts]
     if width is None:
         return rows
     longest = max(map(len, rows), default=0)
@@ -136,8 +139,9 @@ def _cut(row: list[int], width: int, truncation: Truncation) -> list[int]:
     return row[:front] + row[len(row) - (width - front) :]
 
 
-def _template(tokenizer: Any, messages: Sequence[Message], *, is_prompt: bool) -> str:
-    return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=is_prompt, tokenize=False))
+def _template(tokenizer: Any, messages: Sequence[Message], *, is_prompt: bool, **options: Any) -> str:
+    given = {"add_generation_prompt": is_prompt, "tokenize": False, **options}
+    return str(tokenizer.apply_chat_template(list(messages), **given))
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

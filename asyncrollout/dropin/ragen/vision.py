@@ -1,7 +1,9 @@
 """Prompts with a picture, as verl's workers read them: by the image processor of Qwen2-VL and its relatives."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -24,11 +26,9 @@ def picture_columns(
     *,
     width: int,
     truncation: Truncation,
+    options: Mapping[str, Any],
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Arrays and columns of objects: `multi_modal_data` for the model, `multi_modal_inputs` for the trainer."""
-    import torch  # noqa: PLC0415
-    from verl.models.transformers.qwen2_vl import get_rope_index  # noqa: PLC0415
-
     if processor is None:
         raise UsageError("observations are images: give TrajectoryCollector the model's processor")
     images = [_resized(picture) for picture in pictures]
@@ -38,24 +38,38 @@ def picture_columns(
         [_marked(messages, processor.image_token * count) for messages, count in zip(prompts, each, strict=True)]
         for each in (counts, [1] * len(counts))
     )
-    rows = encode_prompts(tokenizer, expanded, width=width, truncation=truncation)
+    rows = encode_prompts(tokenizer, expanded, width=width, truncation=truncation, options=options)
     arrays: dict[str, NDArray[Any]] = {**row_arrays(tokenizer, rows, width)}
     arrays["position_ids"] = np.stack(
         [
-            get_rope_index(
-                processor,
-                input_ids=torch.from_numpy(ids),
-                image_grid_thw=one["image_grid_thw"],
-                attention_mask=torch.from_numpy(mask),
-            ).numpy()
+            _positions(processor, ids, mask, one["image_grid_thw"])
             for ids, mask, one in zip(arrays["input_ids"], arrays["attention_mask"], inputs, strict=True)
         ]
     )
     return arrays, {
-        "raw_prompt_ids": objects(encode_prompts(tokenizer, plain, width=width, truncation=truncation)),
+        "raw_prompt_ids": objects(
+            encode_prompts(tokenizer, plain, width=width, truncation=truncation, options=options)
+        ),
         "multi_modal_data": objects([{"image": [image]} for image in images]),
         "multi_modal_inputs": objects(inputs),
     }
+
+
+def _positions(processor: Any, ids: NDArray[Any], mask: NDArray[Any], grid: Any) -> NDArray[Any]:
+    """In time, height and width; verls that know Qwen3-VL have the place in the text before these."""
+    import torch  # noqa: PLC0415
+    from verl.models.transformers import qwen2_vl  # noqa: PLC0415
+
+    model, has_text = qwen2_vl, find_spec("verl.models.transformers.qwen3_vl") is not None
+    if has_text and "Qwen3VLProcessor" in type(processor).__name__:
+        model = import_module("verl.models.transformers.qwen3_vl")
+    given = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask), "image_grid_thw": grid}
+    seen: NDArray[Any] = model.get_rope_index(processor, **given).numpy()
+    if not has_text:
+        return seen
+    text = np.ones((1, len(ids)), dtype=seen.dtype)
+    text[0, mask.astype(bool)] = np.arange(mask.sum())
+    return np.concatenate([text, seen])
 
 
 def _marked(messages: Sequence[Message], tokens: str) -> list[Message]:

@@ -1,4 +1,4 @@
-"""When a group may start: as many as will be needed, given how many are kept, and no more than may be in flight."""
+"""When a group is wanted: as many as will be needed, given how many are kept. Then it waits for a free place."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,6 @@ from typing import NamedTuple
 class AdmissionLoad(NamedTuple):
     """What there is, in groups."""
 
-    playing: int
     undecided: int
     """Playing, or finished and not judged yet."""
     buffered: int
@@ -22,7 +21,6 @@ class AdmissionRules(NamedTuple):
     """The size of a batch."""
     batches: int
     """How many batches may be in progress."""
-    most_playing: int
     most_draws: int | None = None
     """How many may be drawn for one batch."""
     in_rounds: bool = False
@@ -31,9 +29,8 @@ class AdmissionRules(NamedTuple):
     """How many may be played or kept at a time, for any size of batch."""
 
 
-def may_start(load: AdmissionLoad, rules: AdmissionRules, keep_rate: float) -> bool:
-    if load.playing >= rules.most_playing:
-        return False
+def is_wanted(load: AdmissionLoad, rules: AdmissionRules, keep_rate: float) -> bool:
+    """Whether another group is wanted."""
     if rules.most_draws is not None and load.judged + load.undecided >= rules.most_draws * max(rules.batches, 1):
         return False
     if rules.in_rounds and load.undecided % rules.needed:

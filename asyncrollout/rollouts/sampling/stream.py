@@ -4,23 +4,23 @@ import time
 from typing import Literal, NamedTuple
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
 import msgspec
 
-from asyncrollout.concurrency import task_group
+from asyncrollout.concurrency import GradualTasks
 from asyncrollout.errors import ClosedError, ExhaustedError, StalledError, UsageError
 from asyncrollout.logs import get_logger
 from asyncrollout.policies.control import PolicyControl
 from asyncrollout.rollouts.episode.group import GroupPlayer
 from asyncrollout.rollouts.observers import RunObserver
-from asyncrollout.rollouts.sampling.admission import AdmissionLoad, AdmissionRules, may_start
+from asyncrollout.rollouts.sampling.admission import AdmissionLoad, AdmissionRules, is_wanted
 from asyncrollout.rollouts.sampling.batch_buffer import BatchBuffer, OnExhausted
 from asyncrollout.rollouts.sampling.batch_stats import BatchStats
 from asyncrollout.rollouts.sampling.failure_streak import FailureStreak
 from asyncrollout.rollouts.sampling.filtering import FilterRunner, is_older
 from asyncrollout.rollouts.sampling.in_progress import FinishedGroups, PlayingGroups
 from asyncrollout.rollouts.sampling.pace import Pace
+from asyncrollout.rollouts.sampling.places import GroupPlaces, Places
 from asyncrollout.rollouts.sampling.task_source import GroupRequest, TaskSource
 from asyncrollout.trajectories import DRAWN, Group
 
@@ -68,6 +68,7 @@ class GroupStream:
         source: TaskSource,
         player: GroupPlayer,
         *,
+        places: Places,
         filters: FilterRunner,
         stats: BatchStats,
         observer: RunObserver,
@@ -77,6 +78,7 @@ class GroupStream:
     ) -> None:
         self._source = source
         self._player = player
+        self._places = places
         self._filters = filters
         self._stats = stats
         self._observer = observer
@@ -113,7 +115,7 @@ class GroupStream:
         """Play until the tasks end, or until it is cancelled; `take` raises a failure."""
         with self._scope:
             try:
-                async with task_group() as tasks:
+                async with GradualTasks() as tasks:
                     await self._admit(tasks)
             except Exception as failure:  # noqa: BLE001 (raised where groups are awaited)
                 self.failure = self.failure or failure
@@ -177,42 +179,57 @@ class GroupStream:
         finally:
             self._wanted = 0
 
-    async def _admit(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def _admit(self, tasks: GradualTasks) -> None:
+        """Start groups in the order of their draws: one is drawn when it is wanted and its first member has a place."""
         while True:
-            while not self._has_room():  # at first there is none: no batch was requested yet
+            while not self._wants_group():  # at first it does not: no batch was requested yet
                 await self._changed.wait()
+            places = await self._places.next_group("training")
+            if not self._wants_group():  # any more
+                places.unreserve()
+                continue
             try:
-                draw = await anext(self._source)
+                draw = await self._draw(places)
             except StopAsyncIteration:
                 self._drained = True
                 return
             self._open[draw.id] = draw
             self._playing.add(draw, self._control.version)
             self._finished.expect(draw)
-            tasks.start_soon(self._run_one, draw)
+            tasks.start_soon(self._run_one, draw, places, counts=self._rules.group_size)
             await anyio.lowlevel.checkpoint()  # thousands at once would block the event loop
 
-    def _has_room(self) -> bool:
-        undecided = len(self._playing) + len(self._finished) + self._filters.waiting
+    async def _draw(self, places: GroupPlaces) -> GroupRequest:
+        """The next draw; a source that has to be waited for keeps no place empty meanwhile."""
+        if self._source.may_wait:
+            places.unreserve()
+        try:
+            return await anext(self._source)
+        except BaseException:
+            places.unreserve()
+            raise
+
+    def _wants_group(self) -> bool:
         rules = AdmissionRules(
             needed=self._buffer.needed,
             batches=self._wanted + self._rules.ahead,
-            most_playing=max(self._rules.max_in_flight // self._rules.group_size, 1),
             most_draws=self._buffer.max_draws,
             in_rounds=self._filters.in_rounds,
             most_ahead=self._most_ahead(),
         )
-        load = AdmissionLoad(len(self._playing), undecided, self.buffered, self._buffer.judged)
-        return not self._is_exhausted() and may_start(load, rules, self._filters.rate.now)
+        undecided = len(self._playing) + len(self._finished) + self._filters.waiting
+        load = AdmissionLoad(undecided, self.buffered, self._buffer.judged)
+        return not self._is_exhausted() and is_wanted(load, rules, self._filters.rate.now)
 
     def _most_ahead(self) -> int | None:
         if self._pace is None or self._rules.max_lag is None:
             return None
         return self._pace.most_ahead(self._control.version, self._rules.max_lag, is_awaited=self._wanted > 0)
 
-    async def _run_one(self, draw: GroupRequest) -> None:
-        self._observer.journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
-        group = await self._player.run(draw)
+    async def _run_one(self, draw: GroupRequest, places: GroupPlaces) -> None:
+        with places:
+            self._observer.journal.drawn(draw.id, draw.index, draw.seed, draw.tag, draw.task)
+            group = await self._player.run(draw, slots=places)
         self._playing.remove(draw)
         if self._is_stale(group):
             self._finished.skip(draw)

@@ -171,6 +171,11 @@ class TaskSource:
         """Whether a draw was given back, and not drawn again yet."""
         return bool(self._returned)
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether the next draw may have to be waited for: its task comes from an async source."""
+        return isinstance(self._tasks, AsyncIterator) and not self._returned and not self._ready
+
     def __aiter__(self) -> AsyncIterator[GroupRequest]:
         return self
 

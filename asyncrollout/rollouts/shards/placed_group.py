@@ -15,6 +15,7 @@ from asyncrollout.pool.wire.codec import UnloadableError, from_pickle
 from asyncrollout.rollouts.episode.group import Slots
 from asyncrollout.rollouts.episode.progress import Progress
 from asyncrollout.rollouts.observers import RunObserver
+from asyncrollout.rollouts.sampling.places import GroupPlaces
 from asyncrollout.rollouts.sampling.task_source import GroupRequest
 from asyncrollout.rollouts.shards.shard_messages import (
     GrantSlot,
@@ -105,6 +106,8 @@ class PlacedGroup:
             if member.finished is None:
                 member.was_interrupted = observer.was_interrupted(member.uid)
                 member.replies = observer.recorded_replies(member.uid)
+        if isinstance(slots, GroupPlaces):
+            slots.expect(sum(member.finished is None for member in self._members))
 
     @property
     def is_finished(self) -> bool:

@@ -32,14 +32,12 @@ class ShardedPlayer:
         *,
         size: int,
         failures: Failures,
-        slots: Slots | None,
         observer: RunObserver,
     ) -> None:
         self.envs = envs
         self._shards = shards
         self._size = size
         self._failures = failures
-        self._slots = slots
         self._observer = observer
         self._plays = itertools.count(1)
 
@@ -57,7 +55,7 @@ class ShardedPlayer:
             self._size if size is None else size,
             env_kwargs=env_kwargs,
             sampling_base=sampling_base,
-            slots=self._slots if slots is None else slots,
+            slots=slots,
             observer=self._observer,
         )
         while not group.is_finished:
