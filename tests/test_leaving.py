@@ -576,6 +576,7 @@ COVERED = {
     "EnvService", "GradualTasks", "OpenAIPolicy", "MetricsExporter", "Rollouts", "Sessions", "VideoRecorder", "Writer",
 }  # fmt: skip
 WITHOUT_TASKS = {"Connection", "DirectPoints"}
+WITHIN_ROLLOUTS = {"LocalShardLauncher", "RayShardLauncher", "ShardLauncher"}  # left as a part of it; test_shards has it
 
 
 def test_every_class_that_is_left_is_in_the_table() -> None:
@@ -585,7 +586,7 @@ def test_every_class_that_is_left_is_in_the_table() -> None:
         for part in re.split(r"^(?=class )", path.read_text(), flags=re.MULTILINE):
             if "    async def __aexit__(" in part:
                 found.add(part.removeprefix("class ").partition(":")[0].partition("(")[0])
-    assert found == COVERED | WITHOUT_TASKS
+    assert found == COVERED | WITHOUT_TASKS | WITHIN_ROLLOUTS
 
 
 INTERRUPTED = """

@@ -91,7 +91,7 @@ async def filled(directory: Path) -> None:
 
 async def failing(directory: Path) -> None:
     """Policies fail and are asked again, one env breaks after the reply, and one group never has an outcome."""
-    tasks = ["ok", "breaks", "ok", "nan", "no start"] * 4
+    tasks = ["ok"] * 4 + ["ok", "breaks", "ok", "nan", "no start"] * 4
     options: dict[str, Any] = {"tasks": tasks, "failures": ar.Failures(retries=2, min_valid=2), "keep": None}
     async with rollouts(directory, Model(fails=".1"), **options) as run:
         await take(run, 2)
@@ -108,7 +108,7 @@ async def resumed(directory: Path) -> None:
 
 async def killed(directory: Path) -> None:
     """The last events are lost, but not the records of rollouts that had just finished."""
-    model = Model(stops_after=60)
+    model = Model(stops_after=100)
     async with rollouts(directory, model) as run:
         await until_stopped(run, model, lambda: take(run, 9))
     kept = lines(directory / JOURNAL)[:-25]
