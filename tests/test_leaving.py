@@ -576,7 +576,7 @@ COVERED = {
     "EnvService", "GradualTasks", "OpenAIPolicy", "MetricsExporter", "Rollouts", "Sessions", "VideoRecorder", "Writer",
 }  # fmt: skip
 WITHOUT_TASKS = {"Connection", "DirectPoints"}
-WITHIN_ROLLOUTS = {"LocalShardLauncher", "RayShardLauncher", "ShardLauncher"}  # left as a part of it; test_shards has it
+WITHIN_ROLLOUTS = {"LocalShardLauncher", "RayShardLauncher", "ShardLauncher"}  # parts of it: see test_shards
 
 
 def test_every_class_that_is_left_is_in_the_table() -> None:
