@@ -35,7 +35,7 @@ def find_stated(text: str, *, tagged: bool = False) -> str | None:
 
 def find_led(text: str) -> str | None:
     r"""The answer that a text calls so, undressed: in `\boxed{..}`, or after "answer is" or "answer:"."""
-    last = deque(_LEAD.finditer(text), maxlen=1)
+    last = deque(_LEAD.finditer(text), maxlen=1) if "answer" in text.casefold() else ()
     boxed = text.rfind(_BOXED)
     if boxed >= 0 and (not last or boxed > last[0].start()):
         start = boxed + len(_BOXED)
@@ -52,6 +52,8 @@ def undress(text: str) -> str:
 
     However many layers there are: each costs its own length, as nothing is copied before the end.
     """
+    if text[:1].isalnum() and text[-1:].isalnum():
+        return text  # nothing that is taken off begins or ends so
     start, end = _trimmed(text, 0, len(text))
     while (inner := _trimmed(text, *_unwrapped(text, start, end))) != (start, end):
         start, end = inner

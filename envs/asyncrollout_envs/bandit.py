@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -203,11 +204,17 @@ def _read(
     reply: str, options: TextOptions, names: Sequence[str], numbers: int, meaning: Callable[[Any], Any] = repr
 ) -> Parsed:
     """An arm by its name, by its number, by its number with a word before it, as in "arm 2", or by both."""
-    counted = range(1, numbers + 1)
-    choices: dict[str, str | int] = {str(number): number for number in counted}
-    choices |= {f"arm-{number}": number for number in counted} | {name.lower(): name for name in names}
+    choices = _choices(tuple(names), numbers)
     as_words = reply[:-LONGEST] + _NUMBERED.sub(r"arm-\1", _LISTED.sub(r"\1arm-\2", reply[-LONGEST:]))
     return read_choice(as_words, options, choices, meaning)
+
+
+@lru_cache(maxsize=1_000)
+def _choices(names: tuple[str, ...], numbers: int) -> Mapping[str, str | int]:
+    """What a reply may call an arm, and the action."""
+    counted = range(1, numbers + 1)
+    choices: dict[str, str | int] = {str(number): number for number in counted}
+    return choices | {f"arm-{number}": number for number in counted} | {name.lower(): name for name in names}
 
 
 def _checked_names(names: Any) -> tuple[str, ...]:

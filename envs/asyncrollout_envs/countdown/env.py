@@ -240,9 +240,10 @@ class CountdownText(Projecting[Countdown]):
 
     def parse(self, reply: str) -> Parsed:
         """In the style "ragen", whatever stands in tags is an expression."""
-        answer = find_answer(reply, strict=self._options.strict)
-        if self._env.style == "ragen" and answer.tagged:
-            return Parsed((answer.text,))
+        if self._env.style == "ragen":
+            answer = find_answer(reply, strict=self._options.strict)
+            if answer.tagged:
+                return Parsed((answer.text,))
         return super().parse(reply)
 
     def describe(self, obs: str) -> str:

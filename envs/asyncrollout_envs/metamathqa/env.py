@@ -140,9 +140,10 @@ class MetaMathQAText(Projecting[MetaMathQA]):
 
     def parse(self, reply: str) -> Parsed:
         """In the style "ragen", whatever stands in tags is the answer, word for word."""
-        answer = find_answer(reply, strict=self._options.strict)
-        if self._env.style == "ragen" and answer.tagged:
-            return Parsed((answer.text,))
+        if self._env.style == "ragen":
+            answer = find_answer(reply, strict=self._options.strict)
+            if answer.tagged:
+                return Parsed((answer.text,))
         return super().parse(reply)
 
     def describe(self, obs: str) -> str:
