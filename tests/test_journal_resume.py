@@ -446,7 +446,7 @@ async def test_figures_and_ledger_of_a_resumed_run_balance(tmp_path: Path, resum
         batches = source.batches(groups=3)
         for _ in range(4):
             await anext(batches)
-        before = source.figures()
+    before = source.figures()  # what plays ahead may still finish while it is left
     async with rollouts(tmp_path, resume=resume, **options) as source:
         batches = source.batches(groups=3)
         while source.next_batch < 4:
