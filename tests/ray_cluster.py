@@ -72,6 +72,10 @@ class TestCluster:
         """End a node as a power cut would, if it is still there."""
         self._ask(do="kill", node=node)
 
+    def forget_node(self, node: str) -> None:
+        """Kill a node, if it is still there, and wait until Ray puts nothing there any more."""
+        self._ask(do="forget", node=node)
+
     def processes(self) -> dict[int, str]:
         """Everything that runs on the nodes, by its pid: the command."""
         return dict(_marked(self.mark))
@@ -228,6 +232,16 @@ class _Served:
         for process in [psutil.Process(raylet), *children]:
             with suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
+
+    def _forget(self, node: str) -> None:
+        if node in self.nodes:
+            self._kill(node)
+        look, state = threading.Event(), self.cluster.global_state
+        for _ in range(int(PATIENCE / 4 / 0.05)):
+            if node not in state._live_node_ids():
+                return
+            look.wait(0.05)
+        raise TimeoutError(f"Ray takes node {node} to be alive")
 
 
 def _main(path: str) -> None:

@@ -236,9 +236,10 @@ async def test_a_killed_node(ray_cluster: TestCluster) -> None:
                     assert same(await play(env, 6, ACTIONS), expected(COUNTER, 6, ACTIONS))
             finally:
                 await pool.close()
-                ray_cluster.kill_node(third)
+                ray_cluster.forget_node(third)
     finally:
-        ray_cluster.kill_node(other)
+        for one in (node, other):
+            ray_cluster.forget_node(one)
 
 
 async def test_a_killed_program_leaves_nothing(ray_cluster: TestCluster) -> None:
