@@ -141,8 +141,8 @@ class NeverReset(OldEnv):
 
 def test_a_reset_has_its_own_limit_which_is_no_shorter_than_that_of_a_step() -> None:
     with (
-        closing(ParallelEnvManager([NeverReset], reset_timeout=0.5)) as many,
-        pytest.raises(EnvTimeout, match=r"0\.5 s"),
+        closing(ParallelEnvManager([NeverReset], reset_timeout=3.0)) as many,
+        pytest.raises(EnvTimeout, match=r"longer than 3 s"),
     ):
         many.reset(0)
     for step, reset in ((60.0, 120.0), (600.0, 600.0)):
