@@ -50,14 +50,14 @@ class ConversationWriter(msgspec.Struct, frozen=True):
         """The same for ALFWorld, in lines."""
         warns = bool(history[-1].get(NO_ACTION))
         form, length = self._form(), self._length(max_tokens)
-        told = write_turn(self.templates.alfworld, history, start, warns=warns, form=form, length=length)
-        return self._single(rules, history, told)
+        turn = write_turn(self.templates.alfworld, history, start, warns=warns, form=form, length=length)
+        return self._single(rules, history, turn)
 
-    def _single(self, rules: str, history: Sequence[Turn], told: str) -> list[Message]:
+    def _single(self, rules: str, history: Sequence[Turn], turn: str) -> list[Message]:
         texts = self.templates
         messages = [
             _message("system", texts.system.format(rules=rules)),
-            _message("user", texts.opening.format(rules=rules) + told),
+            _message("user", texts.opening.format(rules=rules) + turn),
         ]
         reply = history[-1].get("llm_response")
         return messages if reply is None else [*messages, _message("assistant", reply)]
